@@ -13,8 +13,7 @@ and then a block of steps whenever the study asks for one; between blocks the lo
 
 JAX returns before the device is done. So `steps` waits at both ends of a block for all arrays of JAX that the program
 holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for
-the loss reported one step before: the device is never idle, and every step has its own time. Without `report` only the
-mean of a block is exact, which is the measured figure.
+the loss reported one step before; without `report` only the mean of a block is exact, which is the measured figure.
 
 Standard library only, so that any program can import it.
 """

@@ -25,7 +25,7 @@ from typing import Any
 from autotune.compiler.screen import open_screener
 from autotune.compiler.targets import compiler_versions
 from autotune.model.flags import FlagSet
-from autotune.settings.atlas import AtlasRow, AtlasVerdict, load_atlas
+from autotune.settings.atlas import FOLDER, AtlasRow, AtlasVerdict, read_atlas
 from harness.build_atlas import planned_cells
 
 HERE = Path(__file__).parent
@@ -100,14 +100,14 @@ def main() -> None:
     arguments = parser.parse_args()
     jaxlib = compiler_versions()["jaxlib"]
     if arguments.steady:
-        found = steadiness([r for r in load_atlas() if r.jaxlib == jaxlib], *arguments.steady)
+        found = steadiness([r for r in read_atlas(FOLDER) if r.jaxlib == jaxlib], *arguments.steady)
         path = arguments.into / f"atlas_steady_{jaxlib}.json"
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(f"{found['compilations']} compilations, {len(found['programs'])} programs: {path}")
         return
     path = arguments.into / f"atlas_spot_{jaxlib}.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    rows = drawn([r for r in load_atlas() if r.jaxlib == jaxlib], arguments.each, arguments.seed)
+    rows = drawn([r for r in read_atlas(FOLDER) if r.jaxlib == jaxlib], arguments.each, arguments.seed)
     wanted = [r.model_dump(mode="json", exclude_defaults=True) for r in rows]
     # Of an older table, or of other draws, nothing is taken over.
     told = [f for f in before.get("rows", []) if f["row"] in wanted]

@@ -66,7 +66,7 @@ def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
         if result.program is None:
             return {"failure": result.failure.message if result.failure else ""}
         try:
-            canary = dict(find_canary(screener, result.program).settings)
+            canary = dict(find_canary(screener))
         except LaunchError as e:
             return {"failure": str(e)}
     assert job.target is not None

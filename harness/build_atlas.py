@@ -24,18 +24,18 @@ from typing import Any
 
 from pydantic import ConfigDict
 
-from autotune.compiler.interaction import Chains, InteractionSearch, TimeUp
+from autotune.compiler.interaction import Chains, InteractionSearch
 from autotune.compiler.program import CompiledProgram, changes
 from autotune.compiler.screen import Screener, chains, find_canary, open_screener, spread
 from autotune.compiler.targets import Target, Topology, load_target
 from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
-from autotune.model.errors import AutotuneError, LaunchError, SettingError, close_matches
+from autotune.model.errors import AutotuneError, LaunchError, SettingError, StoppedError, close_matches
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import parse_duration
-from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, atlas_folder, read_rows
+from autotune.settings.atlas import HEADER, AtlasRow, AtlasVerdict, read_rows
 from autotune.settings.catalog import NEVER_SEARCHED, Setting, Stage, Tier, read_entries
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
@@ -89,7 +89,7 @@ class ModelKind:
 
 def load_kinds() -> dict[str, ModelKind]:
     """Loads the kinds of models by name."""
-    return read_entries(atlas_folder() / "kinds.toml", ModelKind)
+    return read_entries("atlas/kinds.toml", ModelKind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,7 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
         guessed = guess_active([*others, *rows], cell, known)
         try:
             found, space = _cell_rows(plan, cell, known, guessed, _Progress(say, clock), is_over)
-        except TimeUp:
+        except StoppedError:
             say(f"the time is up within {cell}: what was compiled is kept, and the same command continues")
             break
         except AutotuneError as error:
@@ -364,7 +364,7 @@ class CellBuilder:
 
     Raises:
         LaunchError: By any method, if the default does not compile, or flags do not act.
-        TimeUp: By any method, if `is_over` becomes true first.
+        StoppedError: By any method, if `is_over` becomes true first.
     """
 
     def __init__(
@@ -381,12 +381,12 @@ class CellBuilder:
         self._fields = dict(fields)
         self._guessed = guessed
         self._progress = progress
-        self._is_over = is_over
         self._compiled: set[FlagSet] = set()
         self._chains = _needed_chains(space)
         self.values = {p.name: _worth_compiling(p) for p in space.parameters}
         self.reference = screener.reference()
-        find_canary(screener, self.reference)
+        find_canary(screener)
+        screener.is_over = is_over
 
     def settings(self) -> list[AtlasRow]:
         """The rows of all settings."""
@@ -417,17 +417,12 @@ class CellBuilder:
 
     def _compile(self, sets: list[FlagSet]) -> None:
         """Compiles sets, several at once."""
-        self._screener.compile_all(sets, is_over=self._is_over, progress=self._progress)
+        self._screener.compile_all(sets, self._progress)
         self._compiled |= set(sets)
-        if not all(self._screener.is_known(s) for s in sets):
-            raise TimeUp
 
     def _program(self, settings: FlagSet) -> str | None:
         """Fingerprint of a set's program; compiles it if necessary."""
-        if not self._screener.is_known(settings):
-            if self._is_over():
-                raise TimeUp
-            self._compiled.add(settings)
+        self._compiled.add(settings)
         return self._screener.fingerprint(settings)
 
     def _is_no_op(self, name: str) -> bool:
@@ -446,9 +441,9 @@ class CellBuilder:
 
             if under(FlagSet()) is None:
                 continue
-            acting = _QuickSearch(under, left, {}).run((), self._chains, self._progress)
+            acting = _QuickSearch(under, left, {}).run(self._chains, self._progress)
             if acting.unsettled:
-                raise TimeUp
+                raise StoppedError("the time for compiling is up")
             for name, others in acting.found_active.items():
                 found.needs[name] = others if choice == own_choice else (*others, choice)
             left = {n: v for n, v in left.items() if n not in acting.found_active}

@@ -95,7 +95,7 @@ def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
     return {
         "settings": {n: list(v) for n, v in space.domains.items()},
         "baseline": space.baseline,
-        "choices": list(report.choices),
+        "choices": list(filter(None, screen.choices)),
         "points": len(programs),
         "points_that_fail": sum(p is None for p in programs.values()),
         "distinct_programs": len({p for p in programs.values() if p is not None}),

@@ -62,12 +62,10 @@ class KnownCompiler:
         """The settings that are called no-ops, alone and then with others; see `InteractionSearch`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
-        compiles = {n: [v for v, found in of.items() if found is not None] for n, of in alone.items()}
-        no_ops = {n: v for n, v in compiles.items() if {alone[n][w] for w in self.domains[n]} == {plain}}
-        active = {n: v for n, v in compiles.items() if n not in no_ops}
-        failing = [FlagSet({n: v}) for n, of in alone.items() for v, found in of.items() if found is None]
+        no_ops = {n: v for n, v in self.domains.items() if set(alone[n].values()) == {plain}}
+        active = {n: v for n, v in self.domains.items() if n not in no_ops}
         search = InteractionSearch(self.program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
-        found = search.run(failing, chains or {}, lambda done, of: None)
+        found = search.run(chains or {}, lambda done, of: None)
         return set(no_ops) - set(found.found_active) - set(found.unsettled), found
 
     def lost(self, no_ops: set[str]) -> set[str]:

@@ -1,12 +1,11 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
-XLA parses XLA_FLAGS once in a process, when it first compiles. So this process builds the workload and lowers it for
-described devices, but compiles nothing; a fork for each set puts the set into its environment and compiles. A compiler
-that aborts, hangs or exhausts the memory ends only its fork.
+XLA parses XLA_FLAGS once in a process, when it first compiles. So this process lowers the workload for described
+devices, but compiles nothing; a fork for each set puts the set into its environment and compiles. A compiler that
+aborts, hangs or exhausts the memory ends only its fork.
 
-A workload may start a JAX backend while it is imported or built (``jnp.ones``); then the flags of forks do nothing.
-This process then reports so in ``ready`` and cannot be used; one started without ``lowers_first`` leaves importing and
-building to each fork.
+If a workload starts a JAX backend while it is built (``jnp.ones``), the flags of forks do nothing: ``ready`` says so.
+A process without ``lowers_first`` leaves building to each fork.
 
 Messages over the channel (`autotune.child.channel`):
 
@@ -65,10 +64,7 @@ def described_devices(job: dict[str, Any]) -> Sequence[Any]:
 
 
 def let_attention_ask(device: Any) -> None:
-    """Makes JAX's fused attention use the capability of a described GPU.
-
-    Without a GPU JAX would start the backend and assume one before Hopper. A JAX with other functions is not changed.
-    """
+    """Makes JAX's fused attention use the capability of a described GPU; else it would assume one before Hopper."""
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
     def version(text: str) -> tuple[int, ...]:
@@ -134,10 +130,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
 
 
 def give_way(order: dict[str, Any]) -> None:
-    """Sets priority and processors of this process; does nothing where the system refuses.
-
-    It must run before any thread starts, because threads inherit both.
-    """
+    """Sets priority and processors of this process, if the system lets it; threads that start later inherit both."""
     if (niceness := order.get("niceness", 0)) > os.getpriority(os.PRIO_PROCESS, 0):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -146,10 +139,7 @@ def give_way(order: dict[str, Any]) -> None:
 
 
 def keep_to_limits(processor_s: float | None) -> None:
-    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory is short.
-
-    A setting may make the compiler take 26 times as long, or all memory (docs/screening.md).
-    """
+    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory is short."""
     if processor_s is not None:
         seconds = math.ceil(processor_s)
         with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,8 @@
 """Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
 
-Two parts are hashed: the optimized HLO text without source locations, and the serialized executable with buffers,
-thunks and machine code, which alone differs for ``xla_cpu_prefer_vector_width``. The executable embeds its compile
-options, lists object files in any order, and numbers modules by process. So the protobuf wire format is walked without
-a schema; options, module numbers and the order of fields are left out.
+Hashed are the optimized HLO text without source locations, and the serialized executable with buffers, thunks and
+machine code, whose protobuf wire format is walked without a schema: its compile options, the numbers of modules in
+their process and the order of fields are left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them, because the driver may run on another machine. ``python -m
-autotune.child.gpus '{"count": 1}'`` prints the same as one JSON object without starting anything on a GPU. Standard
-library only; ``nvidia-ml-py`` where it is installed.
+The process that ran the steps reports them; ``python -m autotune.child.gpus '{"count": 1}'`` prints the same as JSON
+without starting anything on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
 """
 
 from __future__ import annotations

@@ -4,16 +4,15 @@ Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] -- COMMAND ...`` by a la
 Standard library only, to start in milliseconds. It
 
 * starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
-* relays lines between its stdin/stdout and that socket, so that workers on any machine are reached without a listening
-  port;
+* relays lines between its stdin/stdout and that socket, so that no worker needs a listening port;
 * keeps the first and the last half of ``LOG_BYTES`` of the worker's output;
 * when its stdin ends (the driver stopped for any reason), or the command ends, ends every process that descends from
   the command, those that left its session included (it is their "child subreaper", see prctl(2)), by `ENDING`;
 * reports as its last line how the command ended.
 
 With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
-environment except for the variables to keep, which the node sets (such as its GPUs). So no layer between driver and
-node can change or show the environment. It answers with a line ``hello``: its node and step, and a free port.
+environment except for the variables to keep, which the node sets. It answers with a line ``hello``: its node and step,
+and a free port.
 """
 
 from __future__ import annotations
@@ -36,18 +35,14 @@ CANNOT_START = "cannot start"
 GUARD_PROGRAM = __file__
 KILL = ((signal.SIGKILL, 10.0),)
 ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
-"""Signals that end processes, each with the seconds before the next: an interrupted Python program runs its ``finally``
-and ``atexit``."""
+"""Signals that end processes, each with the seconds before the next."""
 
 LAST_LINES, LAST_BYTES = 20, 20_000
 """Limits of the output in the last message."""
 
 
 class BoundedLog:
-    """Writes the first half of its limit at once, and the last half when closed.
-
-    Errors of writing are ignored, because a full disk must not end a running trial.
-    """
+    """Writes the first half of its limit at once, and the last half when closed; a full disk ends no running trial."""
 
     def __init__(self, path: str, limit: int) -> None:
         mode = os.stat(os.path.dirname(path) or ".").st_mode & 0o666 | 0o600  # noqa: PTH116, PTH120 (as above, of time)
@@ -170,10 +165,7 @@ def start(command: list[str], channel: socket.socket, output: int) -> int:
 
 
 def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str, object]:
-    """Runs one command to its end, or to the end of stdin; returns the message ``exit``.
-
-    `received` holds bytes of stdin for the command that were already read.
-    """
+    """Runs one command to its end, or to that of stdin, of which `received` was read; returns the message ``exit``."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
     out_read, out_write = os.pipe2(os.O_CLOEXEC)

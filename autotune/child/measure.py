@@ -26,8 +26,7 @@ BATCH_RING = 4
 """Least number of batches that are made before a block, so that making them is not timed."""
 
 RING_BYTES = 64_000_000
-"""Limit of the bytes of a block's batches, ideally one for each step: a long block overfits few repeated batches (llama
-small: a loss of 0.001 after 100 steps on four)."""
+"""Limit of the bytes of a block's batches, ideally one for each step: a long block overfits few repeated batches."""
 
 SAMPLES, SAMPLE_BYTES = 8, 8_000_000
 """Arrays of the state of which copies tell how far the first steps move it, and the largest size of one."""
@@ -129,10 +128,7 @@ class Job:
         return metrics
 
     def renew_batches(self, steps: int) -> None:
-        """Makes new batches before a block of `steps`, because the loss on few repeated batches goes to 0.
-
-        Where memory allows, each step has the batch of its number, whatever blocks came before: losses are compared.
-        """
+        """Makes new batches before a block; where memory allows, each step has the batch of its number."""
         self._batches.clear()  # memory may not suffice for both
         self._renewed = self._next
         self._batches.append(self._make_batch(self._next))

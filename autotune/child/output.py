@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
@@ -32,11 +33,7 @@ CANNOT_DRAW = ("", "dumb", "unknown")
 
 
 def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its output."""
     ours, theirs = os.openpty() if terminal else os.pipe()
     environment = dict(os.environ)
     try:
@@ -124,22 +121,17 @@ def lines_of(name: str) -> Lines:
 
 
 def find(path: Path) -> Path | None:
-    """Resolves a path: a file, or the newest file of a pattern (``*`` in its last parts) or folder."""
-    return path if _is_fixed(path) else _newest(_candidates(path))
-
-
-def _is_fixed(path: Path) -> bool:
-    return not any(c in str(path) for c in "*?[") and not path.is_dir()
+    """Resolves a path: a file, or the newest file of a pattern or folder; None if there is none."""
+    return _newest(_candidates(path))
 
 
 def _candidates(path: Path) -> list[Path]:
     """Files of a path, a folder or a pattern."""
+    if path.is_file():
+        return [path]
     if path.is_dir():
         return next((found for kind in FILE_KINDS if (found := list(path.rglob(kind)))), [])
-    if _is_fixed(path):
-        return [path] if path.is_file() else []
-    fixed = next(p for p in path.parents if not any(c in str(p) for c in "*?["))
-    return [p for p in fixed.glob(str(path.relative_to(fixed))) if p.is_file()]
+    return [Path(name) for name in glob.glob(str(path)) if Path(name).is_file()]  # noqa: PTH207 (of absolute patterns)
 
 
 def _newest(paths: Iterable[Path]) -> Path | None:
@@ -154,39 +146,33 @@ class Follow:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._before = {p: _identity(p) for p in _candidates(path)}
+        self._seen = {p: _identity(p) for p in _candidates(path)}
         self._file: Path | None = None
-        self._seen: tuple[int, int, int] | None = None
-        self._lines = Lines()
+        self._lines: Lines | None = None
 
     def read(self) -> Iterator[str]:
         """Yields the lines added since the last call."""
         if self._file is None:
-            self._file = _newest(p for p in _candidates(self._path) if self._before.get(p) != _identity(p))
-            if self._file is None:
-                return
-            self._seen = self._before.get(self._file)
-            self._lines = _begun(self._file) if self._seen is not None and self._seen[1] else lines_of(self._file.name)
-        data = self._added(self._file)  # first, for it may begin another table
-        yield from self._lines.feed(data)
-
-    def _added(self, file: Path) -> bytes:
-        """Reads the bytes added since the last call."""
-        seen, now = self._seen, _identity(file)
-        if now is None:
-            self._seen = None  # its successor is another file, even with the same inode
-            return b""
+            self._file = _newest(p for p in _candidates(self._path) if self._seen.get(p) != _identity(p))
+        if self._file is None:
+            return
+        if (now := _identity(self._file)) is None:
+            self._seen.pop(self._file, None)  # its successor is another file, even with the same inode
+            return
+        seen = self._seen.get(self._file)
         start = seen[1] if seen is not None and seen[0] == now[0] and seen[1] <= now[1] else 0
-        if start == 0:
-            self._lines = lines_of(file.name)
         try:
-            with file.open("rb") as stream:
+            with self._file.open("rb") as stream:
+                header = stream.readline(LONGEST_RECORD) if start else b""
                 stream.seek(start)
                 data = stream.read(1 << 22)
         except OSError:
-            return b""
-        self._seen = (now[0], start + len(data), now[2])
-        return data
+            return
+        if self._lines is None or start == 0:
+            self._lines = lines_of(self._file.name)
+            list(self._lines.feed(header))  # of a table
+        self._seen[self._file] = (now[0], start + len(data), now[2])
+        yield from self._lines.feed(data)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
@@ -196,12 +182,3 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return (found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
-
-
-def _begun(path: Path) -> Lines:
-    """A reader that continues a file; of an existing table it has read the header."""
-    lines = lines_of(path.name)
-    if isinstance(lines, Table):
-        with path.open("rb") as stream:
-            list(lines.feed(stream.readline(LONGEST_RECORD)))
-    return lines

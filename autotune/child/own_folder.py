@@ -13,13 +13,10 @@ KEPT are paths whose content is not thrown away, where they lie in FOLDER: the f
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import os
 import re
-import shutil
-import stat
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +25,6 @@ from autotune.child.guard import die_with_parent
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
-FICLONE = 0x40049409
 OVERLAY, COPY = "overlay", "copy"
 WRITTEN, WORK = "written", "work"
 """Folders in SCRATCH, numbered: an overlay's layer that is written, and what the kernel needs beside it."""
@@ -117,29 +113,17 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- copy
 
 
-def clone_file(source: str, target: str) -> str:
-    """Copies a file; where the file system can, both share their blocks until one is written (ioctl_ficlone(2))."""
-    with open(source, "rb") as old, open(target, "wb") as new, contextlib.suppress(OSError):  # noqa: PTH123
-        fcntl.ioctl(new, FICLONE, old.fileno())
-        shutil.copystat(source, target)
-        return target
-    return str(shutil.copy2(source, target))
-
-
-def _special(folder: str, names: Sequence[str]) -> list[str]:
-    """Names that cannot be copied: sockets, pipes and devices."""
-    modes = {name: os.lstat(f"{folder}/{name}").st_mode for name in names}
-    return [n for n, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))]
-
-
 def copy(folder: str, scratch: str) -> None:
-    """Copies a folder and enters the copy.
+    """Copies a folder and enters the copy; where the file system can, files share their blocks until they are written.
 
     Raises:
         OSError: If it cannot be copied.
     """
     target = f"{scratch}/{COPY}"
-    shutil.copytree(folder, target, symlinks=True, copy_function=clone_file, ignore=_special)
+    command = ["cp", "--archive", "--reflink=auto", "--", folder, target]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip())
     os.environ["PWD"] = target
     os.chdir(target)
 

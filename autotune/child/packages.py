@@ -69,22 +69,8 @@ def versions_in(folder: str) -> dict[str, str]:
             there[re.sub(r"[-_.]+", "-", name).lower()] = version
     except OSError:
         return {}
-    return {**{name: there[name] for name in TOLD if name in there}, **_python_of(path)}
-
-
-def _python_of(folder: Path) -> dict[str, str]:
-    """Version of the Python of a folder of packages, exact if a pyvenv.cfg tells it."""
-    found = re.search(r"/python(\d+\.\d+)(?:/|$)", str(folder))
-    if found is None:
-        return {}
-    for above in folder.parents[:4]:
-        try:
-            text = (above / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        told = re.search(rf"^version(?:_info)?\s*=\s*({re.escape(found[1])}\.\d+)", text, re.MULTILINE)
-        return {"python": told[1] if told else found[1]}
-    return {"python": found[1]}
+    python = re.search(r"/python(\d+\.\d+)(?:/|$)", str(path))
+    return {**{name: there[name] for name in TOLD if name in there}, **({"python": python[1]} if python else {})}
 
 
 def folder_of(name: str) -> str | None:

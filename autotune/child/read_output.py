@@ -49,14 +49,7 @@ def _interrupt(*_: object) -> None:
 
 
 class ProgramRun:
-    """Runs a user's program, forwards its output, and handles its lines in a subclass.
-
-    Args:
-        job: ``command``, ``cwd``, ``rules`` with ``file`` and ``terminal``, and fields of the subclass.
-
-    Raises:
-        OSError: If the program cannot be started.
-    """
+    """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError if it cannot."""
 
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self.channel = channel
@@ -312,7 +305,9 @@ class ProbedRun(ProgramRun):
         guard = os.getppid()
         if now_s - self._watched >= FILES_EVERY_S:
             self._watched = now_s
-            self._tell_writes(guard)
+            if new := open_for_writing(guard) - self._writes:
+                self._writes |= new
+                self.channel.send("writes", files=sorted(new))
         if now_s - self._looked < LOOK_EVERY_S:
             return
         self._looked = now_s
@@ -320,11 +315,6 @@ class ProbedRun(ProgramRun):
         if found != self._processes:
             self._processes = found
             self.channel.send("processes", processes=found)
-
-    def _tell_writes(self, guard: int) -> None:
-        if new := open_for_writing(guard) - self._writes:
-            self._writes |= new
-            self.channel.send("writes", files=sorted(new))
 
     def ended(self) -> int:
         """Sends the last lines of the file, and the program's status."""

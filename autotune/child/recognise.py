@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import json
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -17,16 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, StepReader, factor, plain, undivided
+from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, undivided
 
-FEWEST_STEPS = 3
-"""Least number of readings for a rule to fit."""
+FEWEST_STEPS, FEWEST_LINES = 3, 5
+"""Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
 
-AGREES = (0.5, 2.0)
-"""Range of printed durations over the time between their lines in which a loop waits for its device."""
-
-ALIKE = (0.85, 1.15)
-"""Range of printed durations over the time between their lines in which both agree."""
+AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
+"""Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
 
 MEAN, IN_BRACKETS = 4, 5
 """Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
@@ -55,23 +51,14 @@ _MENTION = re.compile(
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 
-_UNITS = {
-    **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), "step_ms"),
-    **dict.fromkeys(("us", "usec", "usecs", "microseconds"), "step_us"),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "step_s"),
-}
-_MANY = frozenset(["steps", "iterations", "iters", "batches", "updates"])
-_STEPS = _MANY | {"step", "iteration", "iter", "it", "its", "batch", "update"}
-_TOTALS = frozenset(["elapsed", "total", "wall", "cumulative", "cum", "overall"])
-_TIMES = frozenset(
-    ["time", "times", "duration", "dur", "took", "takes", "dt", "t", "latency", "finished", "done", "completed"]
-)
-_OTHERS = re.compile(
-    r"(max|min|std|best|worst|fastest|slowest|data\w*|load\w*|fetch|input|forward|fwd|backwards?|bwd|optim\w*|"
-    r"eval\w*|val|valid\w*|test\w*|eta|remaining|left|compil\w*|check\w*|ckpt|sav\w*|epoch|since|start\w*|wait\w*|idle|"
-    r"comm\w*|allreduce|sync|warmup|timeout|sleep|generat\w*|host|gc|log\w*|io|read|write|transfer|copy)"
-)
-"""Words of durations that are not those of a step."""
+_KNOWN = read_table("lines.toml")
+_GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
+_UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
+_MANY, _TOTALS, _TIMES, _MEANS = (frozenset(_KNOWN["words"][name]) for name in ("many", "totals", "times", "means"))
+_STEPS = _MANY.union(_KNOWN["words"]["one"])
+_LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
+_ANY_LOSS = _TOTALS.union(_KNOWN["words"]["behind_losses"])
+_OTHERS, _PARTS = (re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts"))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
@@ -80,16 +67,6 @@ _RATES = {
 }
 _OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
-
-_LOSSES = ("loss", "nll", "xent", "ce", "entropy", "cost", "l")
-"""Last words of the names of losses, the likeliest first."""
-
-_ANY_LOSS = _TOTALS | {"train", "training", "step", "batch", "iter", "avg", "average", "mean"}
-"""Words that may come behind them."""
-
-_MEANS = frozenset(["avg", "average", "averaged", "mean", "ema", "smoothed", "median"])
-
-_PARTS = re.compile(r"(aux\w*|z|moe|balanc\w*|router|mtp|reg\w*|kl|prev|last|best)")
 
 _EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-z]))"
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
@@ -248,8 +225,8 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     lost = _loss_of(shapes)
     loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
     for name, preset in PRESETS.items():
-        is_read = bool(_read_by(preset["loss"], lines))
-        yield -(name != "absl"), _narrowed({"preset": name, **({} if is_read else loss)}, lines)
+        own = {} if _read_by(preset["loss"], lines) else loss
+        yield -(name != "absl"), _narrowed({"preset": name, **own}, lines)
     yield from _json_rules(lines)
     for mention in shapes:
         if (rank := mention.rank) is not None:
@@ -291,7 +268,7 @@ def _group_of(mention: _Mention) -> str:
 
 def mentions_of(line: str) -> Iterator[_Mention]:
     """Yields the numbers of a line of text with their names and units, from left to right."""
-    if line.lstrip().startswith("{") and _numbers_of(line):
+    if line.lstrip().startswith("{") and numbers_of(line):
         return
     end = 0
     for found in _MENTION.finditer(line):
@@ -326,11 +303,7 @@ def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
 
 
 def _condition(lines: Sequence[str], loss: str = "") -> str:
-    """Returns the condition of an expression for lines of training, by one rank; empty where none is needed.
-
-    Args:
-        loss: The expression of the loss, without which lines with the loss of an evaluation are left out.
-    """
+    """Returns the condition for lines of training, by one rank, and of no other loss than that of an expression."""
     condition = ""
     for other in (_EVALUATION, _OF_EVALUATION)[: 1 + bool(loss)]:
         left_out = _read_by(other, lines)
@@ -367,7 +340,7 @@ def _counter_of(line: str) -> int | None:
 
 def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields rules for keys of JSON lines; patterns where an evaluation or other ranks print the same keys."""
-    rows = [(line, _numbers_of(line)) for line in lines]
+    rows = [(line, numbers_of(line)) for line in lines]
     keys = collections.Counter(key for _, row in rows for key in row)
     mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
     loss = lost.label if (lost := _loss_of(mentions)) is not None else None
@@ -387,25 +360,6 @@ def _in_json(key: str, group: str) -> str:
     return rf'.*?"{re.escape(key.rpartition(".")[2])}":\s*(?P<{group}>{_NUMBER})'
 
 
-def _numbers_of(line: str) -> dict[str, float]:
-    """Returns the numbers of a JSON line by their dotted keys; none if it is not JSON."""
-    if not line.lstrip().startswith("{"):
-        return {}
-    try:
-        return dict(_flat(json.loads(line)))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def _flat(data: Any, before: str = "") -> Iterator[tuple[str, float]]:
-    """Numbers in nested tables, by their dotted keys."""
-    if isinstance(data, dict):
-        for key, value in data.items():
-            yield from _flat(value, f"{before}.{key}" if before else str(key))
-    elif before and isinstance(data, int | float) and not isinstance(data, bool):
-        yield before, data
-
-
 def _fit_of(
     rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int = 0
 ) -> Recognised | None:
@@ -413,14 +367,11 @@ def _fit_of(
     reader = StepReader({**rules, "tokens_per_step": tokens or 1})
     reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
     blind = reads_tokens and tokens is None
-    times, examples = [], []
-    came: list[tuple[float, int | None]] = []
-    for line, now in zip(lines, at if at is not None else itertools.repeat(0.0), strict=False):
-        step = reader.read(line, now)
-        if step is not None and step.step_s is not None:
-            times.append(step.step_s)
-            examples.append(line)
-            came.append((now, _counter_of(line)))
+    clock_s = at if at is not None else [0.0] * len(lines)
+    read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
+    found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
+    times = [step_s for _, _, step_s in found]
+    came = [(now_s, _counter_of(line)) for line, now_s, _ in found]
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
@@ -431,7 +382,7 @@ def _fit_of(
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, examples[len(examples) // 2], clock, agrees, reads_tokens,
+        None if blind or (clock and at is None) else typical, found[len(found) // 2][0], clock, agrees, reads_tokens,
         bursts, rank,
     )  # fmt: skip
 
@@ -476,7 +427,7 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
 _TIME = r"(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)"
 _STAMPS = [re.compile(before + _TIME) for before in ("^.{0,30}?", "^.*?", "^.*")]
 _DAY_S = 86_400.0
-_ON_A_CLOCK = _TIMES | _TOTALS | {"timestamp", "runtime", "since"}
+_ON_A_CLOCK = _TIMES.union(_TOTALS, _KNOWN["words"]["clocks"])
 
 
 def clock_of(lines: Sequence[str]) -> list[float] | None:
@@ -521,7 +472,7 @@ def _totals(lines: Sequence[str]) -> list[float | None] | None:
 def _all_mentions(line: str) -> Iterator[_Mention]:
     """Yields the numbers of a line of text or JSON."""
     yield from mentions_of(normal(line))
-    yield from (_Mention(key, "=", "", float(value)) for key, value in _numbers_of(line).items())
+    yield from (_Mention(key, "=", "", float(value)) for key, value in numbers_of(line).items())
 
 
 def _spread(told: Sequence[float | None]) -> list[float]:
@@ -537,9 +488,6 @@ def _spread(told: Sequence[float | None]) -> list[float]:
 
 # ---------------------------------------------------------------------- lines that no rule fits
 
-FEWEST_LINES = 5
-"""Least number of lines of one shape for a proposal."""
-
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
@@ -549,22 +497,13 @@ _JSON = "JSON with"
 
 def shape_of(line: str) -> str:
     """Returns what lines of one kind have in common: the text without numbers, progress bars and runs of blanks."""
-    if keys := _numbers_of(line):
+    if keys := numbers_of(line):
         return " ".join([_JSON, *sorted(keys)])
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
 
 
-def draws_bar(line: str) -> bool:
-    """Whether a line holds a progress bar."""
-    return BAR.search(plain(line)) is not None
-
-
 def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
-    """Finds rules for the commonest shape of lines; None if there are none that read its lines.
-
-    Args:
-        at: Time of each line, seconds on any clock.
-    """
+    """Finds rules for the commonest shape of lines with their times in seconds; None if none read them."""
     shapes = [shape_of(line) for line in lines]
     common = max(set(shapes), key=shapes.count, default="")
     chosen = [i for i, shape in enumerate(shapes) if shape == common]
@@ -582,14 +521,14 @@ def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
     counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
     lost = _loss_of(rows[-1])
-    if _numbers_of(lines[-1]):
+    if numbers_of(lines[-1]):
         loss = {"loss": lost.label} if lost is not None else {}
         yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)
         return
     if counters:
         loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
         yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
-    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and not draws_bar(lines[-1]):
+    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and BAR.search(lines[-1]) is None:
         yield {"pattern": "^" + _literal(text)}
 
 

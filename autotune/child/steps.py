@@ -6,26 +6,27 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
 
-PRESETS: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    (Path(__file__).parents[1] / "data" / "trainers.toml").read_text(encoding="utf-8")
-)
+
+def read_table(name: str) -> dict[str, Any]:
+    """Reads a table of facts of this package."""
+    return tomllib.loads((Path(__file__).parents[1] / "data" / name).read_text(encoding="utf-8"))
+
+
+PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
 """Patterns of known trainers. Without a printed duration, the time between lines counts."""
 
-_TIMES = {
-    "s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3, "us": 1e-6, "usec": 1e-6,
-    "µs": 1e-6, "μs": 1e-6, "microsecond": 1e-6, "ns": 1e-9, "min": 60.0, "minute": 60.0,
-}  # fmt: skip
-_WHOLES = {
-    "it": "steps", "iter": "steps", "iteration": "steps", "step": "steps", "batch": "steps", "update": "steps",
-    "tok": "tokens", "token": "tokens",
-}  # fmt: skip
+_UNITS = read_table("lines.toml")["units"]
+SECONDS: Mapping[str, float] = _UNITS["seconds"]
+"""Units of time in seconds."""
+
+_WHOLES: Mapping[str, str] = _UNITS["counted"]
 _SECONDS = ("s", "sec", "second")
 _SIZES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
@@ -63,11 +64,7 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def undivided(line: str, *, decimal: bool | None = None) -> str:
-    """Returns a line without separators of thousands, and with points for decimal commas.
-
-    Args:
-        decimal: Whether its commas are decimal; None if the line itself tells.
-    """
+    """Returns a line without separators of thousands; with points for commas that are decimal or, for None, look so."""
     if "," not in line:
         return line
     if has_decimal_commas(line) if decimal is None else decimal:
@@ -92,20 +89,14 @@ def factor(unit: str) -> tuple[str, float] | None:
     None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
-    time = _TIMES.get(above) or _TIMES.get(above.removesuffix("s"))
-    if time is not None and (not below or _counts(below) == "steps"):
+    time = SECONDS.get(above)
+    if time is not None and (not below or _WHOLES.get(below) == "steps"):
         return "time", time
     if below in _SECONDS:
         for prefix, size in {"": 1.0, **_SIZES}.items():
-            if above.startswith(prefix) and (counted := _counts(above[len(prefix) :])):
+            if above.startswith(prefix) and (counted := _WHOLES.get(above[len(prefix) :])):
                 return counted, size
     return None
-
-
-def _counts(word: str) -> str | None:
-    """What a word such as ``its``, ``step`` or ``tokens`` counts, or None."""
-    singular = word.removesuffix("es") if word == "batches" else word.removesuffix("s")
-    return _WHOLES.get(singular)
 
 
 _NAMED = {
@@ -137,10 +128,11 @@ class Step:
 
 
 class StepReader:
-    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`).
+    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one cannot work.
 
-    Raises:
-        ValueError: If a rule cannot work.
+    Attributes:
+        needs_tokens: Whether a rate of tokens is read, which needs the tokens of a step.
+        uses_clock: Whether the time between lines counts.
     """
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
@@ -153,6 +145,8 @@ class StepReader:
         self._loss: re.Pattern[str] | None = None
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
+        self.needs_tokens: bool = self._unit == "tokens_per_s"
+        self.uses_clock: bool = self._unit == "step"
         self._last: tuple[float, int] | None = None
         self._decimal: bool | None = None
 
@@ -175,60 +169,53 @@ class StepReader:
             raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
         self._unit = units[0] if units else "step"
 
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether a rate of tokens is read, which needs the tokens of a step."""
-        return bool(self._unit == "tokens_per_s")
-
-    @property
-    def uses_clock(self) -> bool:
-        """Whether the time between lines counts."""
-        return bool(self._unit == "step")
-
     def read(self, line: str, now_s: float) -> Step | None:
-        """Reads one line; None if it holds neither duration nor loss.
+        """Reads a line of some time on any clock; None if it holds neither duration nor loss."""
+        said = self._said(plain(line))
+        lost, step = number(said.get("loss")), number(said.get("step"))
+        step = step if step is not None and math.isfinite(step) else None
+        if self._unit not in said or (self._key and self.uses_clock and step is None):
+            return Step(None, lost) if lost is not None else None
+        if self.uses_clock:
+            return self._between(None if step is None else int(step), now_s, lost)
+        took_s = self._duration(said)
+        return Step(None if self._is_another_rank(step, now_s, took_s) else took_s, lost)
 
-        Args:
-            line: Without its end; terminal sequences are ignored.
-            now_s: Time of the line, on any clock.
-        """
-        line = plain(line)
+    def _said(self, line: str) -> dict[str, str | None]:
+        """What a line says, by the names of groups; without a duration or counter if it is no step's."""
         if self._pattern is None:
-            return self._read_json(line, now_s)
+            numbers = numbers_of(line)
+            keys = {self._unit: self._key, "loss": self._loss_key}
+            return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
         line = line[:LONGEST_LINE]
         self._decimal = self._decimal or has_decimal_commas(line) or None
         found = search(self._pattern, line, decimal=self._decimal)
-        of_loss = search(self._loss, line, decimal=self._decimal) if self._loss is not None else found
-        lost = _number(of_loss, "loss")
-        if not found:
-            return Step(None, lost) if lost is not None else None
-        step = _number(found, "step")
-        if not self.uses_clock:
-            took_s = self._duration(found)
-            return Step(None if self._is_another_rank(step, now_s, took_s) else took_s, lost)
-        return self._between(None if step is None else int(step), now_s, lost)
+        of_loss = search(self._loss, line, decimal=self._decimal) if self._loss is not None else None
+        said = {"step": None, **found.groupdict()} if found is not None else {}
+        return said if self._loss is None else {**said, "loss": of_loss and of_loss["loss"]}
 
     def counter(self, line: str) -> int | None:
         """Reads the number of the step that a line names, by a group ``step`` of the pattern or the word before it."""
         line = plain(line)
-        value = _number(search(self._pattern, line), "step") if self._pattern is not None else None
+        found = search(self._pattern, line) if self._pattern is not None else None
+        value = number(found.groupdict().get("step")) if found is not None else None
         if value is None and (named := _COUNTER.search(line)) is not None:
             value = number(named[1])
         return int(value) if value is not None and math.isfinite(value) else None
 
-    def _duration(self, found: re.Match[str]) -> float | None:
+    def _duration(self, said: Mapping[str, str | None]) -> float | None:
         """Seconds of a step from a printed duration, in its own unit or that of its group."""
-        value, unit = split(found[self._unit] or "")
+        value, unit = split(said[self._unit] or "")
         if self._unit == "value":
-            unit = unit + (found["unit"] or "")
+            unit = unit + (said["unit"] or "")
         elif number(unit and "1" + unit) is not None:
-            value, unit = number(found[self._unit]), ""
+            value, unit = number(said[self._unit]), ""
         known = factor(unit) if unit else _NAMED[self._unit]
         return self._seconds(value, *known) if known is not None else None
 
     def _is_another_rank(self, step: float | None, now_s: float, took_s: float | None) -> bool:
         """Whether a line has the counter of the line that came at the same time."""
-        if step is None or took_s is None or not math.isfinite(step):
+        if step is None or took_s is None:
             return False
         earlier, self._last = self._last, (now_s, int(step))
         return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
@@ -241,22 +228,6 @@ class StepReader:
             return Step(None, lost) if lost is not None else None
         count = self._last[1] - earlier[1]
         return Step((now_s - earlier[0]) / count if count > 0 else None, lost)
-
-    def _read_json(self, line: str, now_s: float) -> Step | None:
-        if not line.lstrip().startswith("{"):
-            return None
-        try:
-            data = json.loads(line)
-        except ValueError:
-            return None
-        value, loss = _dig(data, self._key), _dig(data, self._loss_key)
-        if value is None and loss is None:
-            return None
-        if not self.uses_clock:
-            return Step(self._seconds(value, *_NAMED[self._unit]), loss)
-        if value is None or not math.isfinite(value):
-            return Step(None, loss)
-        return self._between(int(value), now_s, loss)
 
     def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
         """Converts a reading to seconds a step; None if it cannot be a duration."""
@@ -276,16 +247,20 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
         raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
 
 
-def _number(found: re.Match[str] | None, group: str) -> float | None:
-    return number(found[group]) if found is not None and group in found.re.groupindex else None
+def numbers_of(line: str) -> dict[str, float]:
+    """Returns the numbers of a JSON line by their dotted keys; none if it is not JSON."""
+    if not line.lstrip().startswith("{"):
+        return {}
+    try:
+        return dict(_flat(json.loads(line)))
+    except (ValueError, RecursionError):
+        return {}
 
 
-def _dig(data: Any, key: str | None) -> float | None:
-    """The number under a dotted key, or None."""
-    if key is None:
-        return None
-    for part in [key] if isinstance(data, dict) and key in data else key.split("."):
-        if not isinstance(data, dict):
-            return None
-        data = data.get(part)
-    return float(data) if isinstance(data, int | float) and not isinstance(data, bool) else None
+def _flat(data: Any, before: str = "") -> Iterator[tuple[str, float]]:
+    """Numbers in nested tables, by their dotted keys."""
+    if isinstance(data, dict):
+        for key, value in data.items():
+            yield from _flat(value, f"{before}.{key}" if before else str(key))
+    elif before and isinstance(data, int | float) and not isinstance(data, bool):
+        yield before, data

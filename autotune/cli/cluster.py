@@ -51,12 +51,13 @@ def submit(
 
     spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
     path = run_dir or options.RUNS / spec.name
+    given = {"--trials": trials, "--time-budget": time_budget}
     program = Program(
         # Not resolved: an environment's python is a link, whose place decides the environment.
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
-        options=_run_options(trials=trials, time_budget=time_budget),
+        options=tuple(str(word) for option in given.items() if option[1] is not None for word in option),
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
@@ -75,12 +76,6 @@ def submit(
     print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")
     print(f"  tail -f {shorten_path(path)}.slurm-{job}*.log")
     print(f"  scancel {job}                # what is done is kept: submit again to continue")
-
-
-def _run_options(**given: int | str | None) -> tuple[str, ...]:
-    """Returns the options of `run` as typed; the storage goes through the environment."""
-    named = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
-    return tuple(str(x) for name, value in named.items() if value is not None for x in (name, value))
 
 
 def shorten_path(path: Path) -> str:

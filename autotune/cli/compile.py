@@ -46,7 +46,7 @@ def screen(
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
         space = build_space(spec, known, opened.reference())
         found = opened.run(
-            domains(space), named_sets(spec, known, every=recipes), chains=chains(space), is_over=stopped.is_set,
+            domains(space), named_sets(spec, known, every=recipes), chains=chains(space),
             progress=lambda done, of: note(f"{done} of {of} sets compiled"),
         )  # fmt: skip
     from autotune.results.screen_words import screen_lines
@@ -95,8 +95,7 @@ def list_targets(as_json: options.Json = False) -> None:
 
     found, lines = [load_target(name) for name in target_names()], []
     if as_json:
-        rows = [plain(t) for t in found]
-        print_json([{name: value for name, value in row.items() if name != "config_text"} for row in rows])
+        print_json([plain(t) for t in found])
         return
     for t in found:
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
@@ -132,17 +131,14 @@ def _stoppable(opened: Screener, limit_s: float | None) -> Iterator[threading.Ev
     """Stops compiling at Ctrl-C, and after so many seconds; yields whether that was."""
     stopped = threading.Event()
 
-    def stop() -> None:
+    def stop(*_: object) -> None:
         stopped.set()
-        opened.abort()
-
-    def interrupt(*_: object) -> None:  # in a thread: the main one may hold a lock
-        threading.Thread(target=stop, daemon=True).start()
+        threading.Thread(target=opened.abort, daemon=True).start()  # the main thread may hold a lock
 
     timer = threading.Timer(limit_s if limit_s is not None else threading.TIMEOUT_MAX, stop)
     timer.daemon = True
-    before = signal.signal(signal.SIGINT, interrupt)
     timer.start()
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield stopped
     finally:

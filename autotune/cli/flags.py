@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autotune.cli import options
 from autotune.cli.printing import note, plain, print_exact, print_json, print_table
-
-if TYPE_CHECKING:
-    from autotune.settings.check import SettingCheck
-    from autotune.settings.probe import ProbeReport
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -51,9 +45,10 @@ def show_flag(
     """Shows all that is known of one setting, and what the installed build says of it."""
     from autotune.settings.catalog import load_catalog, load_recipes
     from autotune.settings.known import KnownSettings, format_setting
+    from autotune.settings.probe import probe_named
 
     setting = load_catalog().find(name)
-    report = _report(plugin, python)
+    report = probe_named(plugin, python)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     if as_json:
         in_build = report.flags.get(setting.name) or report.jax_options.get(setting.name)
@@ -71,10 +66,6 @@ def check_flags(
     recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
     env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
-    study: Annotated[
-        Path | None,
-        typer.Option("--for", metavar="STUDY.toml", help="A study: check for the build that it runs on.", exists=True),
-    ] = None,
     target: options.Target = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
@@ -82,16 +73,21 @@ def check_flags(
 ) -> None:
     """Checks settings against the installed build; exits with 1 if one would stop a process."""
     from autotune.compiler.targets import load_target
-    from autotune.model.spec import load_study
-    from autotune.settings.check import check_given, would_start
+    from autotune.settings.check import check_given, format_check
     from autotune.settings.known import KnownSettings
+    from autotune.settings.probe import probe_named
 
-    report = _report_for(study, plugin, python) if study is not None else _report(plugin, python)
-    gpu = load_target(target).name if target is not None else load_study(study).screen.target if study else None
-    known = KnownSettings(report, gpu)
+    build = probe_named(plugin, python)
+    known = KnownSettings(build, load_target(target).name if target is not None else None)
     checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
-    _print_checks(checks, report, as_json=as_json)
-    if not would_start(checks):
+    refused = sum(not c.starts for c in checks)
+    if as_json:
+        print_json({"build": build.build, "starts": not refused, "settings": checks})
+    else:
+        print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
+        outcome = f"{refused} would stop a process" if refused else "all would start"
+        print(f"{build.build}: " + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found"))
+    if refused:
         raise typer.Exit(1)
 
 
@@ -108,20 +104,22 @@ def migrate_flags(
     from autotune.settings.assignments import read_assignments
     from autotune.settings.check import migrate_text, read_script
     from autotune.settings.known import KnownSettings
+    from autotune.settings.probe import probe_named
 
     if (file is None) == (not text):
         raise SettingError("give either flags or --file")
     before = read_script(file) if file is not None else " ".join(text or ())
-    migration = migrate_text(before, KnownSettings(_report(plugin, python)))
+    notes = list[str]()
+    settings = migrate_text(before, KnownSettings(probe_named(plugin, python)), note=notes.append)
     if as_json:
-        print_json(migration._asdict())
+        print_json({"settings": settings, "notes": notes})
         return
-    environment = migration.settings.to_environment()
+    environment = settings.to_environment()
     block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in environment.items())
     if dict(read_assignments(block)) != environment:
-        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {migration.settings}")
+        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {settings}")
     print_exact(block)
-    for text_ in migration.notes:
+    for text_ in notes:
         print(text_, file=sys.stderr)
 
 
@@ -150,9 +148,8 @@ def show_recipe(
     if as_json:
         print_json(recipe)
         return
-    for line in (recipe.source, recipe.date, recipe.for_hardware, recipe.note):
-        if line:
-            print(f"# {line}")
+    for line in filter(None, (recipe.source, recipe.date, recipe.for_hardware, recipe.note)):
+        print(f"# {line}")
     for name_, value in recipe.settings.items():
         print(f"{name_}={value}")
 
@@ -163,9 +160,9 @@ def show_in_atlas(
     as_json: options.Json = False,
 ) -> None:
     """Shows where a setting is active, and what it does there."""
-    from autotune.settings.atlas import atlas_findings, load_atlas
+    from autotune.settings.atlas import FOLDER, atlas_findings, read_atlas
 
-    found = atlas_findings(load_atlas(), name.strip().lstrip("-").partition("=")[0])
+    found = atlas_findings(read_atlas(FOLDER), name.strip().lstrip("-").partition("=")[0])
     if as_json:
         print_json(found)
         return
@@ -207,8 +204,7 @@ def space(
     preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
     found = preview.space
     if as_json:
-        facts = {"source": preview.source, "device_count": preview.device_count, "layer_bytes": preview.layer_bytes}
-        print_json(plain(found, size=found.size(), build=preview.build, facts=facts))
+        print_json(plain(found, size=found.size(), build=preview.build, source=preview.source))
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
@@ -226,9 +222,10 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis
     from autotune.settings.known import KnownSettings
+    from autotune.settings.probe import probe_named
 
     try:
-        known: KnownSettings | None = KnownSettings(_report(plugin, python))
+        known: KnownSettings | None = KnownSettings(probe_named(plugin, python))
     except LaunchError as error:
         note(str(error))
         known = None
@@ -238,37 +235,3 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
         return
     for line in format_diagnosis(found):
         print(line)
-
-
-# ---------------------------------------------------------------------- helpers
-
-
-def _report(plugin: options.PluginChoice, python: str | None) -> ProbeReport:
-    from autotune.settings.probe import probe_named
-
-    return probe_named(plugin, python, note=note)
-
-
-def _report_for(study: Path, plugin: options.PluginChoice, python: str | None) -> ProbeReport:
-    """Probes the build on which the program of a study runs."""
-    from autotune.model.errors import SettingError
-    from autotune.model.spec import load_study
-    from autotune.programs.look import program_python
-
-    if python is not None or plugin != "auto":
-        raise SettingError("--for takes interpreter and platform from the study: leave out --python and --plugin")
-    spec = load_study(study)
-    found = program_python(spec, study.resolve().parent, note=note)
-    return _report("cpu" if spec.device.platform == "cpu" else "cuda", found)
-
-
-def _print_checks(checks: Sequence[SettingCheck], report: ProbeReport, *, as_json: bool) -> None:
-    from autotune.settings.check import format_check, would_start
-
-    if as_json:
-        print_json({"build": report.build, "starts": would_start(checks), "settings": checks})
-        return
-    print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
-    refused = sum(not c.starts for c in checks)
-    outcome = f"{refused} would stop a process" if refused else "all would start"
-    print(f"{report.build}: " + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found"))

@@ -41,11 +41,6 @@ def read(
     file: Annotated[Path | None, typer.Option(help="Of a command: the file that it writes its metrics to.")] = None,
     study: Annotated[Path | None, typer.Option(help="Take how steps are read from this study file.")] = None,
     limit: Annotated[str, typer.Option(help="Longest time for a command, such as 30s or 2m.")] = "60s",
-    terminal: Annotated[
-        bool | None,
-        typer.Option("--terminal/--pipe", help="Where output goes; default: a pipe, unless it stays silent."),
-    ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every line.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read, of a command that is run now or of a saved log.
@@ -57,7 +52,7 @@ def read(
     from autotune.model.flags import FlagSet
     from autotune.model.sections import ReadSpec
     from autotune.model.spec import load_study
-    from autotune.programs.look import ProbeRequest, default_platform, read_log, reading_of, run_request
+    from autotune.programs.look import read_log, reading_of
 
     given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
     rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
@@ -86,19 +81,13 @@ def read(
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         probe = read_log(path)
     else:
-        request = ProbeRequest(
-            command=tuple(what), cwd=Path.cwd(), platform=default_platform(), rules=rules or None,
-            limit_s=options.seconds_of(limit, "--limit"), terminal=True if rules.get("terminal") else terminal,
-            file=str(file) if file is not None else None,
-        )  # fmt: skip
-        probe, _ = run_request(request, tell=lambda text: None)
-        probe = _with_notes(probe, reads_file=file is not None)
+        probe = _run(what, rules, file, options.seconds_of(limit, "--limit"))
     fits = [] if rules else recognise(probe.lines, at=probe.at_s or None, tokens_per_step=tokens_per_step)
     found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
     if as_json:
         print_json(found)
     else:
-        print_lines([*_rows(found, most=None if show_all else SHOWN_LINES), "", *_summary(found, fits, probe)])
+        print_lines([*_rows(found), "", *_summary(found, fits, probe)])
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
@@ -106,26 +95,33 @@ def read(
         raise typer.Exit(1)
 
 
-def _with_notes(probe: Probe, *, reads_file: bool) -> Probe:
-    """Adds notes on a run, and reads the file that it wrote in place of its output."""
+def _run(command: Sequence[str], rules: Mapping[str, Any], file: Path | None, limit_s: float) -> Probe:
+    """Runs a command once, with the lines of the file that it writes in place of its output."""
     from autotune.machine.child_process import format_end
+    from autotune.programs.look import ProbeRequest, default_platform, run_request
 
-    if not probe.lines and not reads_file:
+    request = ProbeRequest(
+        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=limit_s,
+        terminal=rules.get("terminal") or None, file=str(file) if file is not None else None,
+    )  # fmt: skip
+    probe, _ = run_request(request, tell=lambda text: None)
+    if not probe.lines and file is None:
         probe.notes.append(_SILENT)
     if probe.status:
         probe.notes.append(f"it {format_end(probe.status)}")
-    if reads_file:
+    if file is not None:
         probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
     return probe
 
 
-def _rows(found: Mapping[str, Any], *, most: int | None) -> list[str]:
-    """Formats all lines, or the first and last `most`."""
+def _rows(found: Mapping[str, Any]) -> list[str]:
+    """Formats the first and last lines."""
     rows = [_row(row) for row in found["lines"]]
-    if most is None or len(rows) <= most:
+    if len(rows) <= SHOWN_LINES:
         return rows
-    left_out = f"{'':21} ... {len(rows) - most} lines more (--all shows them) ..."
-    return [*rows[: most // 2], left_out, *rows[-(most - most // 2) :]]
+    half = SHOWN_LINES // 2
+    left_out = f"{'':21} ... {len(rows) - SHOWN_LINES} lines more (--json has them) ..."
+    return [*rows[:half], left_out, *rows[-half:]]
 
 
 def _row(row: Mapping[str, Any]) -> str:
@@ -140,7 +136,7 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     """Formats the figures, remarks, and the table for a study file."""
     from autotune.child.recognise import propose
     from autotune.model.units import format_seconds
-    from autotune.programs.draft import toml_lines
+    from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
@@ -153,16 +149,13 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
     by = fits[0] if fits else None
-    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
     if by is not None and by.by_clock and by.step_s is None:
         said.append("the time between lines counts, which this log does not have; a command shows it")
-    if by is not None and by.by_clock and printed is not None:
-        said.append(f"its lines themselves say {format_seconds(printed)} a step, perhaps a mean")
     if doubt := doubt_of(by):
         said.append(doubt)
     if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:
         said.append("tokens each second are read: say --tokens-per-step to have steps of them")
     rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
     tokens = rules.pop("tokens_per_step", None)
-    said += ["", "[workload.read]", *toml_lines(rules)]
+    said += ["", "[workload.read]", *(f"{key} = {to_toml(value)}" for key, value in rules.items())]
     return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, print_lines
+from autotune.cli.printing import print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
@@ -150,11 +150,8 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
     base = name or name_of(list(asked.command))
-    for number in range(1, 1000):
-        stem = base if number == 1 else f"{base}-{number}"
-        file = Path(f"{stem}.toml")
-        if not file.exists():
-            return file, None
+    file, number = Path(f"{base}.toml"), 1
+    while file.exists():
         try:
             known = load_study(file)
         except StudyFileError:
@@ -166,7 +163,9 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
                 f"{file} must be a study of this very command but is of something else; give another --name, or run "
                 f"that: autotune run {file}"
             )
-    raise StudyFileError(f"a name must be free but {base}.toml and a thousand more are taken; give --name")
+        number += 1
+        file = Path(f"{base}-{number}.toml")
+    return file, None
 
 
 def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
@@ -191,15 +190,10 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
     from autotune.programs.draft import plan_of
     from autotune.programs.look import probe_program
 
-    console = make_console(stderr=True)
-    what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
+    command = shlex.join(redact_command(asked.command))
+    print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
     try:
-        if console.is_terminal:
-            with console.status(what) as status:
-                found = probe_program(asked, tell=lambda text: status.update(f"{what} ({text})"))
-        else:
-            print_lines([what], stderr=True)
-            found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+        found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -210,7 +204,6 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
     from autotune.model.units import format_about, format_seconds
-    from autotune.programs.draft import WHY
     from autotune.study.preflight import preview_space
 
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
@@ -235,7 +228,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *_rows_of_files(probe, plan.starts),
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
         ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
-        ("because", WHY[plan.kind]),
+        ("because", plan.why),
         ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),

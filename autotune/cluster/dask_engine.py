@@ -1,9 +1,8 @@
 """Engine whose lanes are the workers of a user's Dask cluster; workers may come and go at any time.
 
-Dask carries messages and finds dead workers. A lane is one long task, pinned to its worker and never retried: it takes
-units from a queue of Dask, has a lane process do them, and sends what that says as events. It ends when the driver
-releases it, when Dask releases it because the driver is gone, and when its worker leaves. The lane process runs behind
-a guard, so it ends with the worker, however that ends.
+A lane is one long task, pinned to its worker and never retried: it takes units from a queue of Dask, has a lane process
+do them, and sends what that says as events. It ends when it is released, by the driver or because the driver is gone,
+and when its worker leaves. The lane process runs behind a guard, so it ends with the worker, however that ends.
 
 References:
     https://distributed.dask.org/en/stable/worker-state.html

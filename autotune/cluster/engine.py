@@ -1,7 +1,6 @@
 """The protocol of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
 
-An engine carries messages between `autotune.study` and its lane program, reports lanes that come and go, and ends what
-runs on them. It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
+It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
 
 Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one ``unit`` after the other.
 It sends any number of messages for each unit, the last of them one of `ANSWERS`. The engine itself adds two:
@@ -21,11 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from autotune.machine.environment import caller_environment, driver_python, with_packages
-from autotune.machine.slurm import end_slurm_step, slurm_client_environment, slurm_step_command
+from autotune.machine.slurm import slurm_client_environment, slurm_step_command
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import NodeLostError
-from autotune.workers.base import GuardedProcess, WorkerFailed
-from autotune.workers.srun import NODES_VARIABLE, SET_BY_NODE
+from autotune.workers.base import SET_BY_NODE, GuardedProcess, WorkerFailed
+from autotune.workers.srun import NODES_VARIABLE
 
 JOINED, LEFT = "joined", "left"
 ANSWERS = frozenset({"result", "error"})
@@ -37,8 +36,7 @@ LANE_COMMAND = ("-m", "autotune.measure.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
 START_LIMIT_S = 300.0
-"""Time limit of a lane program's first message: a busy controller delays it, and so does a shared disk when a hundred
-nodes read their packages at once."""
+"""Time limit of a lane program's first message: a busy controller or shared disk delays it."""
 
 MOST_STARTS = 5
 PAUSE_S = 2.0
@@ -102,7 +100,6 @@ class Place:
 class _Lane:
     place: Place
     process: GuardedProcess | None = None
-    step: str | None = None
     ending: threading.Thread | None = None
     began_s: float = 0.0
     starts: int = 0
@@ -115,8 +112,7 @@ class _Lane:
 class Processes:
     """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
 
-    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. SLURM
-    places steps, kills them and finds lost nodes; this class only notices that a step has ended.
+    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was.
     """
 
     def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
@@ -178,33 +174,30 @@ class Processes:
         if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
             return
         lane.starts += 1
-        lane.began_s, lane.has_joined, lane.step, lane.ending = now_s, False, None, None
+        lane.began_s, lane.has_joined, lane.ending = now_s, False, None
         place = lane.place
         log = self._logs / f"{name}.log"
         try:
             lane.process = GuardedProcess(
-                [driver_python(), *LANE_COMMAND], place.env, log, LOG_BYTES, through=place.through
-            )
+                [driver_python(), *LANE_COMMAND], place.env, log, LOG_BYTES, through=place.through,
+                remote_env=place.remote_env,
+            )  # fmt: skip
         except WorkerFailed as error:
             self._end(name, lane, str(error))
             return
-        if place.through:
-            lane.process.send({"environment": place.remote_env, "keep": SET_BY_NODE})
         lane.process.send({**self._study, "devices": [*place.ids]})
 
     def _hear(self, name: str, lane: _Lane) -> None:
         if lane.process is None:
             return
         for message in lane.process.receive():
-            if message["type"] == "hello":
-                lane.step = str(message["step"]) or None
-            elif message["type"] == "exit":
+            if message["type"] == "exit":
                 carrier = lane.process.said_by_carrier()
                 errors = [line for line in carrier if "error" in line]  # srun ends with advice
                 why = "".join(message["last_lines"][-1:] or errors[:1] or carrier[-1:])
                 self._end(name, lane, f"its process ended ({message['exit_status']}){': ' if why else ''}{why}")
                 return
-            else:
+            if message["type"] != "hello":
                 self._take(name, lane, message)
 
     def _take(self, name: str, lane: _Lane, message: Message) -> None:
@@ -228,16 +221,9 @@ class Processes:
 def _begin_ending(lane: _Lane) -> None:
     """Ends a lane's process in a thread: on a lost node that takes long."""
     if lane.process is not None:
-        lane.ending = threading.Thread(target=_end_all, args=(lane.process, lane.step, lane.place.env), name="ending")
+        lane.ending = threading.Thread(target=lane.process.close, args=(PATIENCE_S,), name="ending")
         lane.ending.start()
         lane.process = None
-
-
-def _end_all(process: GuardedProcess, step: str | None, env: Mapping[str, str]) -> None:
-    """Ends a process and all below it; cancels its SLURM step if the guard did not confirm the end."""
-    process.close(PATIENCE_S)
-    if step is not None and (process.end is None or "stopped" not in process.end):
-        end_slurm_step(step, env)
 
 
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:

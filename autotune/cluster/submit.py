@@ -1,7 +1,7 @@
 """Submits a study as a SLURM job: checks the request, writes the batch script, and submits it.
 
-The script is plain bash that a person can read, change and submit by hand. It starts one driver, which places its lanes
-on the job's nodes, passes on the warning of the time limit, and requeues the job if that was requested.
+The script is plain bash. It starts one driver, which places its lanes on the job's nodes, passes on the warning of the
+time limit, and requeues the job if that was requested.
 """
 
 from __future__ import annotations

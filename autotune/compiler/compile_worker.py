@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,20 +79,10 @@ class CompileJob:
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:
     """Digest of the source of the user's entry and of the packaged workloads."""
-    module = entry.partition(":")[0]
-    digest = hashlib.sha256()
-    roots = [Path(p) for p in paths] if ":" in entry else []
-    packaged = workloads_root() / "workloads"
-    files = [r / (module.replace(".", "/") + ".py") for r in roots] + sorted(packaged.glob("*.py"))
-    for path in files:
-        if path.is_file():
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def is_too_slow(result: CompileResult) -> bool:
-    """Whether a compilation exceeded its limit of processor time."""
-    return result.failure is not None and result.failure.signal == TOO_SLOW
+    module, colon, _ = entry.partition(":")
+    own = [Path(path) / f"{module.replace('.', '/')}.py" for path in paths if colon]
+    files = [*own, *sorted((workloads_root() / "workloads").glob("*.py"))]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.is_file())).hexdigest()[:16]
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
@@ -114,13 +104,10 @@ class CompileWorker:
         self._job = job
         self.kept_to = kept_to
         self.shared = shared
-        self._limits = CompileLimits(0.0)
-        self._count = 0
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
         devices = job.topology.device_count if job.target is None else None
-        env = child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
-        env = with_packages(env)
+        env = with_packages(child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices))
         env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
         env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
         env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
@@ -147,64 +134,33 @@ class CompileWorker:
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        self._count += 1
-        self._limits = limits
-        folder = self._folder / str(self._count)
-        folder.mkdir()
-        env = settings.of_kind("env").to_environment()
         asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
-        own = [f"--xla_dump_to={folder / 'dump'}", *([ESTIMATES] if has_estimates and self._job.target else [])]
-        env["XLA_FLAGS"] = " ".join([asked.render_xla_flags(), *own]).strip()
-        self._send(
-            "compile",
-            folder=str(folder),
-            environment=env,
-            jax_options=list(jax_settings(settings)),
-            limit_s=limits.wall_s,
-            processor_s=limits.processor_s,
-        )
-        answer = self._process.first(("compiled",), limits.wall_s + 60.0)
-        if answer is None:
-            return None
-        try:
-            return self._read(settings, asked, folder, answer)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _read(self, settings: FlagSet, asked: FlagSet, folder: Path, answer: Mapping[str, Any]) -> CompileResult:
-        found: dict[str, Any] = {}
-        if (folder / RESULT).is_file():
-            found = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        cost = {n: answer[n] for n in ("duration_s", "cpu_s", "host_bytes")}
-        if answer["exit_status"] != 0 or answer["timed_out"]:
-            failure = self._failure(folder, answer, found)
-            return CompileResult(settings=settings, failure=failure, **cost)
-        require_applied(
-            settings, asked, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
-            jax_options=found["jax_options"],
-        )  # fmt: skip
-        program = read_program(
-            folder,
-            found,
-            is_gpu=self._job.target is not None,
-            device_count=self._job.topology.device_count,
-            gpus_per_node=self._job.topology.gpus_per_node,
-        )
-        return CompileResult(settings=settings, program=program, **cost)
-
-    def _failure(self, folder: Path, answer: Mapping[str, Any], found: Mapping[str, Any]) -> Failure:
-        lines, said = last_lines(folder / LOG), "the compiler did not finish within"
-        ended = functools.partial(Failure, phase="compile", last_lines=lines)
-        if answer["timed_out"]:
-            return ended(kind=FailureKind.HANG, message=f"{said} {self._limits.wall_s:.0f} s")
-        if answer["exit_status"] == -signal.SIGXCPU and self._limits.processor_s is not None:
-            least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
-            message = f"{said} {self._limits.processor_s:.0f} s of processor time, {least}"
-            return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
-        return classify_failure(
-            exit_status=answer["exit_status"], phase="compile", error_type=found.get("error_type"),
-            message=found.get("message"), last_lines=lines, log=None,
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as made:
+            folder = Path(made)
+            flags = [asked.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
+            flags += [ESTIMATES] if has_estimates and self._job.target else []
+            self._send(
+                "compile",
+                folder=str(folder),
+                environment={**settings.of_kind("env").to_environment(), "XLA_FLAGS": " ".join(flags).strip()},
+                jax_options=list(jax_settings(settings)),
+                limit_s=limits.wall_s,
+                processor_s=limits.processor_s,
+            )
+            answer = self._process.first(("compiled",), limits.wall_s + 60.0)
+            if answer is None:
+                return None
+            found = json.loads(read_log(folder / RESULT) or "{}")
+            cost = {n: answer[n] for n in ("duration_s", "cpu_s", "host_bytes")}
+            if answer["exit_status"] != 0 or answer["timed_out"]:
+                failure = _failure(last_lines(folder / LOG), limits, answer, found)
+                return CompileResult(settings=settings, failure=failure, **cost)
+            require_applied(
+                asked, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
+                jax_options=found["jax_options"],
+            )  # fmt: skip
+            program = read_program(folder, found, self._job.topology, is_gpu=self._job.target is not None)
+            return CompileResult(settings=settings, program=program, **cost)
 
     def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
         """The failure of a worker that cannot compile any set."""
@@ -228,13 +184,25 @@ class CompileWorker:
         self._process.abort()
 
 
-class FlagsLostError(LaunchError):
-    """Flags of a compilation were not applied, or nothing proves that they were."""
+def _failure(
+    lines: tuple[str, ...], limits: CompileLimits, answer: Mapping[str, Any], found: Mapping[str, Any]
+) -> Failure:
+    """The failure of a compilation, by the last lines of its log and what the worker says of its end."""
+    ended = functools.partial(Failure, phase="compile", last_lines=lines)
+    said = "the compiler did not finish within"
+    if answer["timed_out"]:
+        return ended(kind=FailureKind.HANG, message=f"{said} {limits.wall_s:.0f} s")
+    if answer["exit_status"] == -signal.SIGXCPU and limits.processor_s is not None:
+        least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
+        message = f"{said} {limits.processor_s:.0f} s of processor time, {least}"
+        return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
+    return classify_failure(
+        exit_status=answer["exit_status"], phase="compile", error_type=found.get("error_type"),
+        message=found.get("message"), last_lines=lines, log=None,
+    )  # fmt: skip
 
 
-def require_applied(
-    settings: FlagSet, asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
-) -> None:
+def require_applied(asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]) -> None:
     """Checks that one compilation ran under its flags.
 
     Args:
@@ -242,7 +210,7 @@ def require_applied(
         written: XLA's text of the options of the step's module; may be empty.
 
     Raises:
-        FlagsLostError: If it did not, or nothing proves it.
+        LaunchError: If it did not, or nothing proves it.
     """
     options = parse_text_proto(written)
     lost = [*check_options(asked, jax_options), *check_debug_options(asked, options)]
@@ -251,7 +219,7 @@ def require_applied(
     missing = [n for n in asked.of_kind("jax") if n not in jax_options]
     if lost or missing:
         why = "; ".join([*lost, *(f"{n}: this JAX has no such option" for n in missing)])
-        raise FlagsLostError(
-            f"the flags of a compilation must be applied by XLA but those of [{settings}] were not: {why}; a workload "
+        raise LaunchError(
+            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: {why}; a workload "
             "must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
         )

@@ -7,13 +7,14 @@ so the first one runs alone.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.compiler.compile_worker import CompileJob, CompileWorker, Progress, is_too_slow, worker_settings
+from autotune.compiler.compile_worker import TOO_SLOW, CompileJob, CompileWorker, Progress, worker_settings
 from autotune.compiler.program import SCHEMA_VERSION, CompileResult
 from autotune.compiler.targets import compiler_problem
 from autotune.machine.files import replace_file
@@ -28,38 +29,33 @@ _LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, Failu
 
 
 class Cache:
-    """Cached results of one job, by flag set."""
+    """Cached results of one job, by flag set; without a folder nothing is kept."""
 
     def __init__(self, root: Path | None, job: str) -> None:
-        self._folder = root / f"v{SCHEMA_VERSION}-{job}" if root else None
+        self._folder = (root or Path(os.devnull)) / f"v{SCHEMA_VERSION}-{job}"
+
+    def _path(self, settings: FlagSet) -> Path:
+        return self._folder / f"{settings.digest}.json"
 
     def load(self, settings: FlagSet) -> CompileResult | None:
         """The cached result of a set; None if there is no readable one."""
-        path = self._path(settings)
-        if path is None:
-            return None
         try:
-            found = CompileResult.model_validate_json(path.read_bytes())
+            found = CompileResult.model_validate_json(self._path(settings).read_bytes())
         except (OSError, ValidationError):
             return None
         return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
 
     def store(self, result: CompileResult) -> None:
         """Caches a result unless it is a failure of the machine; disk errors are ignored."""
-        path = self._path(result.settings)
-        if path is None or (result.failure is not None and result.failure.kind not in _LASTING):
-            return
-        with contextlib.suppress(OSError):
-            replace_file(path, result.model_dump_json())
-
-    def drop(self, settings: FlagSet) -> None:
-        """Removes the result of a set."""
-        if (path := self._path(settings)) is not None:
+        if result.failure is None or result.failure.kind in _LASTING:
             with contextlib.suppress(OSError):
-                path.unlink()
+                replace_file(self._path(result.settings), result.model_dump_json())
 
-    def _path(self, settings: FlagSet) -> Path | None:
-        return self._folder / f"{settings.digest}.json" if self._folder else None
+    def forget(self, sets: Iterable[FlagSet]) -> None:
+        """Removes the results of sets."""
+        for settings in sets:
+            with contextlib.suppress(OSError):
+                self._path(settings).unlink()
 
 
 WORKER_RESTARTS = 2
@@ -79,6 +75,7 @@ class Compiler:
 
     Attributes:
         kept_to: Processors that later compilations may use; empty for all.
+        workers: The running workers, by seat.
 
     Raises:
         LaunchError: If no fitting CUDA plugin is installed.
@@ -101,16 +98,11 @@ class Compiler:
         self._host_bytes = 0
         self._progress = progress
         self._processors = processors
-        self._workers: dict[int, CompileWorker] = {}
+        self.workers: dict[int, CompileWorker] = {}
         # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
-
-    @property
-    def workers(self) -> list[CompileWorker]:
-        """The running workers."""
-        return list(self._workers.values())
 
     def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
         """Compiles each distinct set, and yields cached results first; failures are results too.
@@ -129,11 +121,7 @@ class Compiler:
                 self._learn(kept)
                 yield kept
         missing.sort(key=lambda s: str(worker_settings(s)))  # group by worker
-        if self._most_at_once(missing) > 1:
-            yield from self._side_by_side(missing)
-            return
-        for settings in missing:
-            yield self._one(0, settings)
+        yield from self._side_by_side(missing)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
         """Number of compilations at once; one until the memory of a compilation is known."""
@@ -151,7 +139,7 @@ class Compiler:
             while waiting or running:
                 while waiting and free:
                     seat = free.pop(0)
-                    shared = self._workers[seat].shared if seat in self._workers else None
+                    shared = self.workers[seat].shared if seat in self.workers else None
                     settings = next((s for s in waiting if worker_settings(s) == shared), waiting[0])
                     waiting.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
@@ -175,7 +163,7 @@ class Compiler:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
             self._refuse_if_stopped()
-            worker = self._workers.get(seat)
+            worker = self.workers.get(seat)
             if worker is None or worker.shared != shared:
                 worker = self._start(seat, shared)
             self._refuse_if_stopped()
@@ -187,7 +175,7 @@ class Compiler:
             self._progress(f"compile {settings}")
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
-            if self._has_estimates and result is not None and _may_be_of_estimates(result):
+            if self._has_estimates and result is not None and _may_be_due_to_estimates(result.failure):
                 # XLA's cost models know only some GPUs, and another build may lack the flag: retry without it.
                 result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
@@ -203,38 +191,32 @@ class Compiler:
 
     def _start(self, seat: int, shared: FlagSet) -> CompileWorker:
         """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
-        worker = self._new_worker(seat, shared)
+        self._end(seat)
+        worker = CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
+        self.workers[seat] = worker
         if worker.is_touched:
             self._progress("the workload starts a backend as it is built: each set is built in a process of its own")
             self._lowers_first = False
-            worker = self._new_worker(seat, shared)
+            return self._start(seat, shared)
         return worker
 
-    def _new_worker(self, seat: int, shared: FlagSet) -> CompileWorker:
-        self._end(seat)
-        self._workers[seat] = CompileWorker(
-            self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to
-        )
-        return self._workers[seat]
-
     def _end(self, seat: int) -> None:
-        if (worker := self._workers.pop(seat, None)) is not None:
+        if (worker := self.workers.pop(seat, None)) is not None:
             worker.close()
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
         """Removes results from the cache."""
-        for settings in sets:
-            self._cache.drop(settings)
+        self._cache.forget(sets)
 
     def abort(self) -> None:
         """Stops all compilations, from any thread; they and later ones raise `StoppedError`."""
         self._is_stopped = True
-        for worker in self.workers:
+        for worker in list(self.workers.values()):
             worker.abort()
 
     def close(self) -> None:
         """Ends the workers; a later compilation starts new ones."""
-        for seat in list(self._workers):
+        for seat in list(self.workers):
             self._end(seat)
 
     def __enter__(self) -> Compiler:
@@ -244,6 +226,6 @@ class Compiler:
         self.close()
 
 
-def _may_be_of_estimates(result: CompileResult) -> bool:
-    """Whether a compilation may have failed because of `ESTIMATES`; a hang costs too much to retry."""
-    return result.failure is not None and result.failure.kind is not FailureKind.HANG and not is_too_slow(result)
+def _may_be_due_to_estimates(failure: Failure | None) -> bool:
+    """Whether a compilation may have failed because of `ESTIMATES`; one that took too long is not tried again."""
+    return failure is not None and failure.kind is not FailureKind.HANG and failure.signal != TOO_SLOW

@@ -1,36 +1,34 @@
 """Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-Trip counts: passes that peel a loop, such as pipelining, lose its trip count. The loop's counter, a scalar integer, is
-then run until the condition ends the loop. All else counts as unknown, because a wrong count gives a wrong step time.
-XLA's own counting before that is in xla/service/while_loop_analysis.cc.
-
-Work of kernels: the rules follow XLA's own cost analysis (xla/service/hlo_cost_analysis.cc and
-gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied pair, an elementwise operation 1 for each element, and
-an operand of which a fusion reads a slice counts as that slice. Convolutions and custom calls other than cuBLAS's and
-cuDNN's attention count as bytes only.
+A pass that peels a loop loses its trip count. The loop's counter, a scalar integer, is then run until the condition
+ends the loop (before that xla/service/while_loop_analysis.cc counts). All else is unknown: a wrong count gives a wrong
+step time. Work follows XLA's cost analysis (xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2
+FLOPs for each multiplied pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a
+slice counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN's attention count as bytes only.
 """
 
 from __future__ import annotations
 
-import functools
+import importlib.resources
 import itertools
-import json
 import math
 import operator
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Devices = NDArray[np.int64]
 
-_BITS: Mapping[str, float] = {
-    "pred": 8, "token": 0, "opaque": 0, "s1": 1, "u1": 1, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "f4e2m1fn": 4,
-    "s8": 8, "u8": 8, "s16": 16, "u16": 16, "f16": 16, "bf16": 16, "s32": 32, "u32": 32, "f32": 32,
-    "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128,
-}  # fmt: skip
+NAMES: dict[str, Any] = tomllib.loads((importlib.resources.files("autotune") / "data" / "hlo.toml").read_text("utf-8"))
+"""Names of opcodes and thunks; the file says what each table is."""
+
+_BITS = {"pred": 8, "token": 0, "opaque": 0}
+"""Of the types whose name does not say it, as ``bf16`` and ``f8e4m3fn`` do."""
 
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
@@ -55,7 +53,8 @@ class Array:
     @property
     def bytes(self) -> int:
         """Bytes in device memory."""
-        bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 32)
+        told = re.search(r"\d+", self.dtype)
+        bits = _BITS.get(self.dtype, int(told[0]) if told else 32)
         return math.ceil(self.elements * bits / 8)
 
 
@@ -248,8 +247,6 @@ def _mesh_groups(text: str) -> list[list[int]]:
     return _as_groups(devices.transpose(order).reshape(-1, size))
 
 
-_SEEN_THROUGH = frozenset({"bitcast", "copy", "opt-barrier"})
-_CALLS = frozenset({"call", "fusion"})
 _DOES: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add, "subtract": operator.sub, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
     "GE": operator.ge, "NE": operator.ne,
@@ -258,11 +255,8 @@ _DOES: Mapping[str, Callable[[int, int], int]] = {
 MOST_TRIPS = 10_000
 """Longest loop whose turns are counted."""
 
-MOST_STEPS = 100
-"""Limit of evaluated instructions for one turn; real loops take about ten."""
-
-_Given = Callable[[int, int | None], int | None]
-"""Argument of a computation by parameter number, or that member of it; None if it is no known integer."""
+Value = int | list[Any] | None
+"""A scalar integer, the values of a tuple's members, or nothing that is known."""
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
@@ -273,94 +267,53 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     condition, body = (module.computations.get(loop.called.get(name, "")) for name in ("condition", "body"))
     if condition is None or body is None or len(loop.operands) != 1:
         return None
-    counters: dict[int | None, int | None] = {}
-
-    def at_first(number: int, member: int | None) -> int | None:
-        counters[member] = _Turn(module).operand(computation, loop, 0, _nothing, member)
-        return counters[member]
-
-    given: _Given = at_first
+    (state,) = _operands(loop, _values(module, computation, []))
     for count in range(MOST_TRIPS):
-        if not (goes_on := _Turn(module).value(condition, condition.root, given)):
+        goes_on = _values(module, condition, [state]).get(condition.root.name)
+        if not goes_on:
             return count if goes_on is not None else None
-        before = functools.partial(_member_of, counters)
-        counters = {member: _Turn(module).value(body, body.root, before, member) for member in counters}
-        given = functools.partial(_member_of, counters)
+        state = _values(module, body, [state]).get(body.root.name)
     return None
 
 
-def _nothing(number: int, member: int | None) -> int | None:
-    return None
+def _values(module: Module, computation: Computation, arguments: list[Value]) -> dict[str, Value]:
+    """Runs a computation as far as it is about scalars; values by name of the instruction."""
+    found: dict[str, Value] = {}
+    for instruction in computation.instructions.values():
+        if any(not array.dims for array in instruction.shape):
+            found[instruction.name] = _value(module, instruction, _operands(instruction, found), arguments)
+    return found
 
 
-def _member_of(counters: Mapping[int | None, int | None], number: int, member: int | None) -> int | None:
-    return counters.get(member)
+def _operands(instruction: Instruction, known: Mapping[str, Value]) -> list[Value]:
+    named = zip(instruction.operands, instruction.members, strict=True)
+    return [known.get(name) if member is None else _member(known.get(name), member) for name, member in named]
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Evaluates scalar integers of one turn of a loop, in at most `MOST_STEPS` steps."""
-
-    module: Module
-    steps: int = 0
-
-    def value(
-        self, computation: Computation, instruction: Instruction | None, given: _Given, member: int | None = None
-    ) -> int | None:
-        """Evaluates an instruction, or a member of its tuple; None for all but scalar integers."""
-        self.steps += 1
-        if instruction is None or self.steps > MOST_STEPS:
-            return None
-        opcode = instruction.opcode
-        if opcode == "parameter":
-            return None if instruction.index is None else given(instruction.index, member)
-        if opcode in _CALLS:
-            return self._call(computation, instruction, given, member)
-        if opcode in _SEEN_THROUGH:
-            return self.operand(computation, instruction, 0, given, member)
-        if opcode == "tuple" and member is not None:
-            return self.operand(computation, instruction, member, given)
-        return self._scalar(computation, instruction, given) if member is None else None
-
-    def _call(self, computation: Computation, caller: Instruction, given: _Given, member: int | None) -> int | None:
-        def inside(number: int, member: int | None) -> int | None:
-            return self.operand(computation, caller, number, given, member)
-
-        called = self.module.computations.get(caller.called.get("calls", caller.called.get("to_apply", "")))
-        return None if called is None else self.value(called, called.root, inside, member)
-
-    def _scalar(self, computation: Computation, instruction: Instruction, given: _Given) -> int | None:
-        if instruction.opcode == "constant":
-            return instruction.literal
-        if instruction.opcode == "get-tuple-element":
-            at = instruction.attribute(r"index=(\d+)")
-            return self.operand(computation, instruction, 0, given, int(at)) if at else None
-        is_compare = instruction.opcode == "compare"
-        does = _DOES.get((instruction.attribute(r"direction=(\w+)") or "") if is_compare else instruction.opcode)
-        if does is None:
-            return None
-        one, other = (self.operand(computation, instruction, number, given) for number in range(2))
-        return None if one is None or other is None else int(does(one, other))
-
-    def operand(
-        self, computation: Computation, instruction: Instruction, number: int, given: _Given, member: int | None = None
-    ) -> int | None:
-        """Evaluates an operand, or a member of its tuple; an operand such as ``%while#4`` is a member itself."""
-        if number >= len(instruction.operands):
-            return None
-        operand, own = computation.instructions.get(instruction.operands[number]), instruction.members[number]
-        if own is not None and member is not None:
-            return None
-        return self.value(computation, operand, given, own if member is None else member)
+def _member(value: Value, number: int) -> Value:
+    return value[number] if isinstance(value, list) and number < len(value) else None
 
 
-_FREE = frozenset({
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "reshape", "broadcast", "iota", "copy",
-    "transpose", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "gather", "reverse",
-    "partition-id", "replica-id", "after-all", "optimization-barrier",
-})  # fmt: skip
-_VIEWS = frozenset({"bitcast", "reshape", "copy", "convert", "transpose"})
-_SLICERS = frozenset({"dynamic-slice", "slice", "gather"})
+def _value(module: Module, instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
+    """Evaluates one instruction."""
+    opcode, first = instruction.opcode, _member(operands, 0)
+    if opcode == "parameter":
+        return _member(arguments, instruction.index or 0)
+    if opcode == "constant":
+        return instruction.literal
+    if opcode == "tuple":
+        return operands
+    if opcode == "get-tuple-element":
+        return _member(first, int(instruction.attribute(r"index=(\d+)") or 0))
+    if opcode in ("bitcast", "copy", "opt-barrier"):
+        return first
+    if opcode in ("call", "fusion"):
+        called = module.computations.get(instruction.called.get("calls", instruction.called.get("to_apply", "")))
+        return _values(module, called, operands).get(called.root.name) if called is not None else None
+    does = _DOES.get(instruction.attribute(r"direction=(\w+)") or opcode)
+    numbers = [value for value in operands if isinstance(value, int)]
+    return int(does(*numbers)) if does is not None and len(numbers) == len(operands) == 2 else None
+
 
 Product = tuple[int, int, int, int]
 """Batch, rows, columns and depth of a matrix product: b x m x n x k."""
@@ -416,7 +369,7 @@ def _of_one(module: Module, computation: Computation, instruction: Instruction) 
         return Work(float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
     if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
         return _of_computation(module, module.computations[instruction.called["calls"]])
-    if instruction.opcode in _FREE or not instruction.shape:
+    if instruction.opcode in NAMES["free"] or not instruction.shape:
         return Work()
     return Work(float(instruction.shape[0].elements))
 
@@ -425,11 +378,14 @@ def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
     left = next(iter(module.operand_arrays(computation, dot)), ())
     if not left or not dot.shape:
         return Work()
-    depth, batch = (
-        math.prod(left[0].dims[int(d)] for d in (dot.attribute(rf"{name}=\{{([\d,]*)\}}") or "").split(",") if d)
-        for name in ("lhs_contracting_dims", "lhs_batch_dims")
-    )
+    depth, batch = (_size_along(dot, name, left[0]) or 1 for name in ("lhs_contracting", "lhs_batch"))
     return _product(left[0], dot.shape[0], depth, batch)
+
+
+def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
+    """Size of the left operand along the dimensions that a dot or a library call names; None if it names none."""
+    found = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
+    return None if found is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", found))
 
 
 def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
@@ -453,30 +409,28 @@ def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> floa
     """Bytes read of one operand of a fusion."""
     total = 0.0
     for user in users.get(value.name, ()):
-        if user.opcode in _SLICERS and user.operands[0] == value.name:
+        if user.opcode in NAMES["slicers"] and user.operands[0] == value.name:
             total += user.bytes
+        elif user.opcode in NAMES["views"]:
+            total += _read_bytes(user, users)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
             continue  # overwritten in place
-        elif user.opcode in _VIEWS:
-            total += _read_bytes(user, users)
-        elif user.opcode == "tuple":
-            continue
-        else:
+        elif user.opcode != "tuple":
             return float(value.bytes)
     return min(total, float(value.bytes))
 
 
 def _roots(fused: Computation) -> Iterable[Instruction]:
     root = fused.root
-    return (
-        [fused.instructions[o] for o in root.operands if o in fused.instructions] if root.opcode == "tuple" else [root]
-    )
+    if root.opcode != "tuple":
+        return [root]
+    return [fused.instructions[o] for o in root.operands if o in fused.instructions]
 
 
 def _written_bytes(fused: Computation, root: Instruction) -> float:
     """Bytes written for one result of a fusion."""
     seen = root
-    while seen.opcode in _VIEWS and seen.operands and seen.operands[0] in fused.instructions:
+    while seen.opcode in NAMES["views"] and seen.operands and seen.operands[0] in fused.instructions:
         seen = fused.instructions[seen.operands[0]]
     if seen.opcode == "dynamic-update-slice" and len(seen.operands) > 1 and seen.operands[1] in fused.instructions:
         return float(fused.instructions[seen.operands[1]].bytes)
@@ -488,18 +442,12 @@ def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
     if target.startswith("__cublas") and operands:
         left = operands[0]
-        depth, batch = (_dims(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
+        depth, batch = (_size_along(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
         return _product(left, call.shape[0], depth or left.dims[-1], batch or 1)
     if target.startswith("__cudnn$fmha") and len(operands) >= 2:
         flops = _attention_flops(call, target, operands[0], operands[1])
         return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
     return Work()
-
-
-def _dims(call: Instruction, name: str, left: Array) -> int | None:
-    """Size of the left operand along named dimensions; None if the call does not give them."""
-    found = re.search(rf'"{name}_dimensions":\s*(\[[^\]]*\])', call.attributes)
-    return math.prod(left.dims[int(d)] for d in json.loads(found[1])) if found else None
 
 
 def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:

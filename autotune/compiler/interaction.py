@@ -7,15 +7,11 @@ a minimal set that changes it, whose settings are active. The test ends when equ
 * every value of a no-op with every value of every other setting, and
 * every two settings, one of them a no-op, while any third one is left alone: it might switch them off,
 
-and when every no-op was tried with its conditions fulfilled. So a difference that depends on two values, or on two
-settings (of one other value each) and the absence of a third, or on a chain of conditions, is found for certain. In
-small spaces every two values are also tried alone, so that a pair is found whatever switches it off. Larger
-combinations are found by chance: `benchmarks.soundness` measures how often.
+and when every no-op was tried with its conditions fulfilled. In small spaces every two values are also tried alone.
+Larger combinations are found by chance: `benchmarks.soundness` measures how often.
 
-A screen repeats the test under each kernel choice, because other settings depend on the kernels, and without a device
-XLA takes Triton's for matrix products where a device's autotuner times them against cuBLAS: two sets count as equal
-only if they are under each. A third choice, cuDNN's fusions, cannot be forced without a device. Levels and fallbacks of
-the autotuner change nothing without a device; the catalogue gives them the stage ``autotuner``: always measured.
+A screen repeats the test under each kernel choice, because without a device XLA takes Triton's kernels for matrix
+products where a device's autotuner times them against cuBLAS. A third choice, cuDNN's fusions, cannot be forced.
 """
 
 from __future__ import annotations
@@ -25,10 +21,11 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet, shrink
 
 Program = Callable[[FlagSet], str | None]
-"""Fingerprint of a set's program; None if it does not compile. Raises `TimeUp` when the time is up."""
+"""Fingerprint of a set's program; None if it does not compile. Raises `StoppedError` when the time is up."""
 
 Domains = Mapping[str, Sequence[str]]
 Chains = Mapping[str, Sequence[FlagSet]]
@@ -47,10 +44,6 @@ TRITON, CUBLAS = "with Triton GEMMs", "with cuBLAS GEMMs"
 
 CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
 """Flags that force each kernel choice; the first is the compiler's own."""
-
-
-class TimeUp(Exception):
-    """Nothing more may be compiled."""
 
 
 @dataclass(slots=True)
@@ -74,55 +67,15 @@ def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
     return dict(CHOICES)
 
 
-def find_interactions_by_choice(
-    choices: Mapping[str, FlagSet],
-    program: Program,
-    no_ops: Domains,
-    active: Domains,
-    chains: Chains,
-    progress: Callable[[int, int], None],
-) -> dict[str, Interactions]:
-    """Runs the interaction test under each kernel choice on the no-ops that the previous one left."""
-    found: dict[str, Interactions] = {}
-    no_ops, active, done = dict(no_ops), dict(active), 0
-    for choice, forced in choices.items():
-        if not no_ops:
-            break
-
-        def report(row: int, of: int, before: int = done) -> None:
-            progress(before + row, before + of)
-
-        def compiled(settings: FlagSet, forced: FlagSet = forced) -> str | None:
-            return program(settings.merge(forced))
-
-        one = found[choice] = _under_choice(compiled, no_ops, active, chains, report)
-        done += one.rows
-        active |= {n: no_ops[n] for n in one.found_active}
-        no_ops = {n: v for n, v in no_ops.items() if n not in one.found_active and n not in one.unsettled}
-    return found
-
-
-def _under_choice(
-    program: Program, no_ops: Domains, active: Domains, chains: Chains, progress: Callable[[int, int], None]
-) -> Interactions:
-    """Tests under one choice; if the reference does not compile under it, nothing is settled."""
-    try:
-        if program(FlagSet()) is None:
-            return Interactions(unsettled=tuple(no_ops))
-        works = {n: {v: program(FlagSet({n: v})) is not None for v in values} for n, values in active.items()}
-    except TimeUp:
-        return Interactions(unsettled=tuple(no_ops))
-    working = {n: [v for v, does in values.items() if does] for n, values in works.items()}
-    failing = [FlagSet({n: v}) for n, values in works.items() for v, does in values.items() if not does]
-    return InteractionSearch(program, no_ops, working).run(failing, chains, progress)
-
-
 class InteractionSearch:
     """Finds combinations in which settings without an effect alone change the program; see the module's docstring.
 
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
-        active: The other settings, likewise.
+        active: The other settings with their values.
+
+    Attributes:
+        no_ops: Those that are left.
     """
 
     def __init__(
@@ -131,31 +84,41 @@ class InteractionSearch:
         self.no_ops = {n: list(v) for n, v in no_ops.items() if v}
         self.found = Interactions()
         self._program = program
-        self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()]) if v}
+        self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()])}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
 
-    def run(self, failing: Sequence[FlagSet], chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
+    def run(self, chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
         """Compiles rows until all combinations are covered, or the time is up.
 
-        Args:
-            failing: Single settings that do not compile alone; a no-op that repairs one is active.
+        Nothing is settled if the default does not compile.
         """
-        self._queue = self._chained(chains)
-        for alone in failing:
-            for i in range(max(map(len, self.no_ops.values()), default=0)):
-                self._queue.append(FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}).merge(alone))
+        if not self.no_ops:
+            return self.found
         try:
+            if self._program(FlagSet()) is None:
+                raise StoppedError("the default does not compile")
+            self._queue = [*self._chained(chains), *self._mending()]
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
                 self.found.rows += 1
                 self._try(self._queue.pop(0))
                 progress(self.found.rows, self.found.rows + len(self._queue))
-        except TimeUp:
+        except StoppedError:
             self.found.unsettled = tuple(self.no_ops)
         return self.found
+
+    def _mending(self) -> list[FlagSet]:
+        """Rows of values that do not compile alone, which leave the domains: a no-op that repairs one is active."""
+        alone = [(n, v) for n in self._domains if n not in self.no_ops for v in self._domains[n]]
+        failing = [(n, v) for n, v in alone if self._program(FlagSet({n: v})) is None]
+        self._domains = {n: [v for v in values if (n, v) not in failing] for n, values in self._domains.items()}
+        self._domains = {n: values for n, values in self._domains.items() if values}
+        longest = max(map(len, self.no_ops.values()), default=0)
+        rows = [FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}) for i in range(longest)]
+        return [row.merge({n: v}) for n, v in failing for row in rows]
 
     def _chained(self, chains: Chains) -> list[FlagSet]:
         """Rows in which the conditions of a no-op are true, for each of its values."""

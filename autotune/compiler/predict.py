@@ -1,24 +1,8 @@
 """Predicts the step time of a compiled program without its GPUs: roofline, collectives, simulated streams.
 
 A prediction ignores kernel quality, clocks and temperature, and other traffic on the network. Use it to rank programs
-and to see where time goes.
-
-Sources:
-    Roofline: Williams, Waterman, Patterson, doi:10.1145/1498765.1498785.
-    Kernels: xla/service/gpu/model/gpu_performance_model.cc, as XLA writes it into `reification_cost`.
-    Matrix products: XLA's measured ``kDefaultMatmulPTable`` (xla/service/gpu/model/matmul_interpolator_data.h).
-        `_TILES` and `WAVE_S` were fitted to its bf16 products of 256 to 4096 on a side on H100 and B200; above 10 GFLOP
-        the error is 3.5 and 3.7 % (root mean square of the log ratio). Its float8 figures exceed peaks.
-    Launches: developer.nvidia.com/blog/cuda-graphs: gaps of 0.9 us between kernels of a stream, 0.5 us inside a graph.
-    Streams: xla/backends/gpu/runtime: a start waits for earlier work of its stream; the stream waits for a done.
-    Overlap: each of NCCL's channels holds a multiprocessor (github.com/NVIDIA/nccl issues 689 and 1656): 16 with
-        NVLink (kMaxNumChannelsRing in xla/service/gpu/model), 2 over PCIe (NCCL's log of such machines).
-    Collectives: NCCL's own tuning model, src/graph/tuning.cc (v2.10): latencies and bandwidth factors of ring and tree,
-        LL, LL128 and Simple; the fastest algorithm and protocol counts.
-    NVLS: XLA's measured table, see `NCCL_LAUNCH_S`: all-reduces of 1 and 2 GB on 8 GPUs. NCCL assumes more
-        (src/graph/tuning.cc v2.19 on: 85 % of the links with NVLink SHARP on Hopper).
-    Networks: xla/service/gpu/model/sol_gpu_cost_model.cc (header overhead, one-shot kernels, barrier).
-    Interval: ``autotune/data/published.json``, written by ``python -m benchmarks.published`` (`docs/predictions.md`).
+and to see where time goes. Sources: `autotune/data/step_time.toml`. The interval is of `autotune/data/published.json`,
+written by ``python -m benchmarks.published`` (`docs/predictions.md`).
 """
 
 from __future__ import annotations
@@ -27,9 +11,11 @@ import functools
 import importlib.resources
 import json
 import math
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
 from autotune.compiler.screen import Screener
@@ -37,30 +23,14 @@ from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 
+_DATA = importlib.resources.files("autotune") / "data"
+
+FIGURES: dict[str, Any] = tomllib.loads((_DATA / "step_time.toml").read_text("utf-8"))
+"""Figures of the model; the file says what each one is."""
+
 MAIN = "compute"
 _EXACT_TRIPS = 3
 """Simulated iterations of a loop; each further one takes as long as the last of them."""
-
-NVLINK_CORES, PCIE_CORES = 16, 2
-"""Multiprocessors that a collective occupies: one for each of NCCL's channels."""
-
-ATTENTION_SHARE, ATTENTION_BACKWARD_SHARE = 0.57, 0.45
-"""Share of the matrix units' peak that cuDNN's attention reaches. FlashAttention-3 (arXiv:2407.08608, figures 5 and
-6) has 0.5 to 0.6 forward and 0.4 to 0.5 backward, for heads of 128 under a causal mask on H100."""
-
-MEMORY_SHARE = 0.90
-"""Share of the memory bandwidth: BabelStream reaches 0.9 to 0.93 on A100 and H100 (github.com/UoB-HPC/BabelStream)."""
-
-KERNEL_GAP_S, GRAPH_GAP_S = 0.9e-6, 0.5e-6
-"""Gaps between kernels of a stream, and of a command buffer."""
-
-HOST_LAUNCH_S = 2.5e-6
-"""Host time of one launch; a graph is one launch."""
-
-SANE = 4.0
-"""Largest factor between the roofline and XLA's estimate of a kernel at which XLA's is used."""
-
-_RATES = {"f32": "tf32", "bf16": "bf16", "f16": "f16", "f64": "f64", "s8": "f8", "u8": "f8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +61,7 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     """
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
-    done = simulation.totals
+    done = simulation.sums
     compute_s, exposed_s = done["compute"], done["exposed"]
     idle_s = max(0.0, simulation.end_s - compute_s - exposed_s)
     step_s = compute_s + exposed_s + idle_s
@@ -121,20 +91,20 @@ def kernel_time(op: Op, target: Target) -> float:
     and thread counts of a fusion, but is absurd for some, and of a product it takes a tiling that nobody chose.
     """
     rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
-    other_s = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * MEMORY_SHARE))
+    other_s: float = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * FIGURES["memory_share"]))
     if matrix_s:
         return max(matrix_s, other_s)
-    is_sane = op.xla_s is not None and other_s / SANE <= op.xla_s <= other_s * SANE
-    return op.xla_s if is_sane and op.xla_s is not None else other_s
+    sane = FIGURES["sane"]
+    return op.xla_s if op.xla_s is not None and other_s / sane <= op.xla_s <= other_s * sane else other_s
 
 
 def _matrix_time(op: Op, target: Target) -> float:
     """Seconds of a kernel's matrix products; 0 without any."""
     kind, rates = op.matrix_dtype or "", target.flops_per_s
-    name = "f8" if kind.startswith("f8") else _RATES.get(kind, "bf16")
+    name = "f8" if kind.startswith("f8") else FIGURES["rates"].get(kind, "bf16")
     peak = rates.get(name, rates["scalar"])
     if op.detail.startswith("__cudnn$fmha"):
-        share = ATTENTION_BACKWARD_SHARE if "Backward" in op.detail else ATTENTION_SHARE
+        share: float = FIGURES["attention_backward_share" if "Backward" in op.detail else "attention_share"]
         return op.matrix_flops / (peak * share)
     reached = peak * target.matrix_share
     if op.product is None:
@@ -149,66 +119,64 @@ class _Simulation:
     def __init__(self, target: Target, topology: Topology) -> None:
         self._target = target
         self._gpus_per_node = topology.gpus_per_node
-        self._host = 0.0
-        self._clock: dict[str, float] = {MAIN: 0.0}
-        self._moving_until = 0.0
-        self._finished: dict[int, float] = {}
+        self._clock = defaultdict[str, float](float)
+        """When each stream, and the last collective (``moving``), ends."""
+        self._finished = defaultdict[int | None, float](float)
         self._in_graph = False
-        self.totals = {"compute": 0.0, "communication": 0.0, "exposed": 0.0}
+        self.sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "exposed": 0.0}
         self.unknown_loops: set[str] = set()
+        self._special = {
+            OpKind.LOOP: self._loop,
+            OpKind.GRAPH: self._graph,
+            OpKind.START: self._start,
+            OpKind.DONE: self._done,
+            OpKind.BRANCH: self._branch,
+        }
 
     @property
     def end_s(self) -> float:
         """End of the last stream."""
-        return max(self._clock.values())
+        return max(self._clock.values(), default=0.0)
 
     def run(self, ops: Sequence[Op], stream: str) -> None:
         """Issues entries on a stream."""
         for op in ops:
-            if op.kind is OpKind.LOOP:
-                self._loop(op, stream)
-            elif op.kind is OpKind.GRAPH:
-                self._graph(op, stream)
-            elif op.kind is OpKind.START:
-                self._start(op, stream)
-            elif op.kind is OpKind.DONE:
-                self._done(op, stream)
-            elif op.kind is OpKind.BRANCH:
-                self._branch(op, stream)
+            if op.kind in self._special:
+                self._special[op.kind](op, stream)
             elif op.collective is not None:
                 seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
-                self._launch(op, stream, seconds, "communication")
+                self._launch(stream, seconds, "communication")
             elif op.kind in (OpKind.KERNEL, OpKind.COPY):
-                self._launch(op, stream, kernel_time(op, self._target), "compute")
+                self._launch(stream, kernel_time(op, self._target), "compute")
             else:
                 self.run(op.content, stream)
 
-    def _launch(self, op: Op, stream: str, seconds: float, kind: str) -> None:
-        gap = GRAPH_GAP_S if self._in_graph else KERNEL_GAP_S
+    def _launch(self, stream: str, seconds: float, kind: str) -> None:
         if not self._in_graph:
-            self._host += HOST_LAUNCH_S
-        begin = max(self._clock.get(stream, 0.0) + gap, self._host)
+            self.sums["host"] += FIGURES["host_launch_s"]
+        gap = FIGURES["graph_gap_s" if self._in_graph else "kernel_gap_s"]
+        begin = max(self._clock[stream] + gap, self.sums["host"])
         if kind == "compute":
             seconds = self._beside(begin, seconds)
         else:
-            self._moving_until = max(self._moving_until, begin + seconds)
-            self.totals["communication"] += seconds
+            self._clock["moving"] = max(self._clock["moving"], begin + seconds)
+            self.sums["communication"] += seconds
         self._clock[stream] = begin + seconds
         if stream == MAIN:  # nothing else runs there meanwhile
-            self.totals["compute" if kind == "compute" else "exposed"] += seconds
+            self.sums["compute" if kind == "compute" else "exposed"] += seconds
 
     def _beside(self, begin: float, seconds: float) -> float:
         """Seconds of a kernel that shares multiprocessors with running collectives."""
-        held = NVLINK_CORES if self._target.network.nvlink_links else PCIE_CORES
+        held: float = FIGURES["nvlink_cores" if self._target.network.nvlink_links else "pcie_cores"]
         left = 1.0 - min(held / self._target.core_count, 0.5)
-        moving = max(0.0, self._moving_until - begin)
+        moving = max(0.0, self._clock["moving"] - begin)
         return min(seconds / left, seconds + (1.0 - left) * moving)
 
     def _graph(self, op: Op, stream: str) -> None:
         """Runs a command buffer with one launch of the host."""
         if not self._in_graph:
-            self._host += HOST_LAUNCH_S
-            self._clock[stream] = max(self._clock.get(stream, 0.0), self._host)
+            self.sums["host"] += FIGURES["host_launch_s"]
+            self._clock[stream] = max(self._clock[stream], self.sums["host"])
         outer, self._in_graph = self._in_graph, True
         self.run(op.content, stream)
         self._in_graph = outer
@@ -216,18 +184,15 @@ class _Simulation:
     def _start(self, op: Op, stream: str) -> None:
         """Runs the content on another stream, after all work issued on this one."""
         other = op.stream or "stream"
-        self._clock[other] = max(self._clock.get(other, 0.0), self._clock.get(stream, 0.0))
+        self._clock[other] = max(self._clock[other], self._clock[stream])
         self.run(op.content, other)
-        if op.async_id is not None:
-            self._finished[op.async_id] = self._clock[other]
+        self._finished[op.async_id] = self._clock[other]
 
     def _done(self, op: Op, stream: str) -> None:
-        ready = self._finished.get(op.async_id, 0.0) if op.async_id is not None else 0.0
-        now = self._clock.get(stream, 0.0)
-        if ready > now:
-            self._clock[stream] = ready
-            if stream == MAIN:
-                self.totals["exposed"] += ready - now
+        waits = self._finished[op.async_id] - self._clock[stream]
+        if op.async_id is not None and waits > 0:
+            self._clock[stream] = self._finished[op.async_id]
+            self.sums["exposed"] += waits if stream == MAIN else 0.0
 
     def _branch(self, op: Op, stream: str) -> None:
         """Runs the longest branch, because the taken one is unknown."""
@@ -240,26 +205,18 @@ class _Simulation:
         if op.trip_count is None:
             self.unknown_loops.add(op.name)
         trips = 1 if op.trip_count is None else op.trip_count
-        before, sums = self._state(), dict(self.totals)
+        clock, sums = dict(self._clock), dict(self.sums)
         for _ in range(min(trips, _EXACT_TRIPS)):
-            before, sums = self._state(), dict(self.totals)
+            clock, sums = dict(self._clock), dict(self.sums)
             self.run(op.condition, stream)
             self.run(op.content, stream)
-        left = trips - _EXACT_TRIPS
-        if left <= 0:
-            return
-        one = self._clock.get(stream, 0.0) - before["stream:" + stream]
-        self._host += (self._host - before["host"]) * left
-        for name, clock in list(self._clock.items()):
-            if clock > before.get("stream:" + name, 0.0):  # a stream that the loop uses
-                self._clock[name] = clock + one * left
-        if self._moving_until > before["moving"]:
-            self._moving_until += one * left
-        for name, value in self.totals.items():
-            self.totals[name] = value + (value - sums[name]) * left
-
-    def _state(self) -> Mapping[str, float]:
-        return {"host": self._host, "moving": self._moving_until, **{"stream:" + n: c for n, c in self._clock.items()}}
+        left = max(0, trips - _EXACT_TRIPS)
+        one = self._clock[stream] - clock.get(stream, 0.0)
+        for name, end_s in self._clock.items():
+            if end_s > clock.get(name, 0.0):  # the loop uses it
+                self._clock[name] = end_s + one * left
+        for name, value in self.sums.items():
+            self.sums[name] = value + (value - sums[name]) * left
 
 
 def _rough(op: Op, target: Target) -> float:
@@ -268,43 +225,18 @@ def _rough(op: Op, target: Target) -> float:
     return own + sum(_rough(inner, target) * (op.trip_count or 1) for inner in (*op.content, *op.condition))
 
 
-NCCL_LAUNCH_S = 23e-6
-"""Launch of NCCL's kernel and synchronization of all ranks. XLA's own measured table (``kDefaultCollectivePTable`` in
-its plugin: 8 H100 or B200) has 27 to 50 us for gathers, reductions and exchanges of 1 kB to 1 MB, of which NCCL's model
-explains 7 to 12; gpu_performance_model_base.h counts 5 us."""
-
-HEADER_OVERHEAD = 0.025
-PCIE_SHARE = 0.76  # NCCL assumes 12 of 15.75 GB/s of a PCIe 3 slot (src/graph/topo.h)
-ONE_SHOT_LAUNCH_S = 1e-6
-BARRIER_S = 1.5e-6
-
-
-class _Protocol(NamedTuple):
-    """Latencies of a protocol in seconds: base, and of a hop over NVLink, PCIe and the network."""
-
-    ring: tuple[float, float, float, float]
-    tree: tuple[float, float, float, float]
-
-
-_PROTOCOLS = {
-    "LL": _Protocol((3.6e-6, 0.47e-6, 1.0e-6, 2.7e-6), (4.4e-6, 0.52e-6, 1.0e-6, 5.0e-6)),
-    "LL128": _Protocol((10.0e-6, 1.9e-6, 2.5e-6, 4.0e-6), (4.4e-6, 1.2e-6, 1.9e-6, 8.5e-6)),
-    "Simple": _Protocol((8.4e-6, 3.4e-6, 5.7e-6, 9.6e-6), (0.0, 28e-6, 28e-6, 50e-6)),
-}
-_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "collective-broadcast": 1}
-
-
 def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
     """Seconds of one collective with its launch, by the fastest algorithm and protocol."""
+    launch_s: float = FIGURES["nccl_launch_s"]
     if collective.group_size < 2 or collective.bytes == 0:
-        return NCCL_LAUNCH_S
+        return launch_s
     link = _Links(collective, network, gpus_per_node)
     if collective.implementation == "kernel" and not link.crosses and link.has_nvlink:
-        moved = (collective.group_size - 1) * collective.bytes / link.local_bytes_per_s
-        return ONE_SHOT_LAUNCH_S + moved + BARRIER_S
-    if collective.kind in _ROUNDS:
-        return NCCL_LAUNCH_S + min(_candidates(collective, network, link))
-    return NCCL_LAUNCH_S + _direct(collective, link)
+        moved_s = (collective.group_size - 1) * collective.bytes / link.local_bytes_per_s
+        return float(FIGURES["one_shot_launch_s"] + moved_s + FIGURES["barrier_s"])
+    if collective.kind in FIGURES["rounds"]:
+        return launch_s + min(_candidates(collective, network, link))
+    return launch_s + _direct(collective, link)
 
 
 class _Links:
@@ -312,15 +244,15 @@ class _Links:
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
         self.local_count = max(1, collective.group_size // collective.node_count)
-        reach = max(network.nvlink_domain, 1)
-        nodes_of_domain = max(1, reach // gpus_per_node)
-        self.has_nvlink = network.nvlink_links > 0 and reach > 1
+        self.has_nvlink = network.nvlink_links > 0 and network.nvlink_domain > 1
         # A group within one NVLink domain never uses the network, whatever machines it spreads over.
-        self.crosses = collective.node_count > (nodes_of_domain if self.has_nvlink else 1)
-        self.node_count = math.ceil(collective.node_count / (nodes_of_domain if self.has_nvlink else 1))
+        joined = max(1, network.nvlink_domain // gpus_per_node) if self.has_nvlink else 1
+        self.crosses = collective.node_count > joined
+        self.node_count = math.ceil(collective.node_count / joined)
         nvlink = network.nvlink_links * network.nvlink_bytes_per_s
-        self.local_bytes_per_s = nvlink if self.has_nvlink else PCIE_SHARE * network.pcie_bytes_per_s
-        self.nic_bytes_per_s = network.nic_bytes_per_s / (1 + HEADER_OVERHEAD)
+        pcie: float = FIGURES["pcie_share"] * network.pcie_bytes_per_s
+        self.local_bytes_per_s = nvlink if self.has_nvlink else pcie
+        self.nic_bytes_per_s: float = network.nic_bytes_per_s / (1 + FIGURES["header_overhead"])
 
     @property
     def ring_bytes_per_s(self) -> float:
@@ -333,20 +265,20 @@ class _Links:
 
 def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
     """Seconds of a reduction or gather by each algorithm and protocol of NCCL, without the launch."""
-    size, rounds = collective.group_size, _ROUNDS[collective.kind]
+    size, rounds = collective.group_size, FIGURES["rounds"][collective.kind]
     steps = rounds * (size - 1)
     outside = rounds * (link.node_count - 1) if link.crosses else 0
     local = 1 if link.has_nvlink else 2
-    for name, protocol in _PROTOCOLS.items():
+    for name, protocol in FIGURES["protocols"].items():
         rate = link.ring_bytes_per_s * _ring_share(name, collective.kind, link)
-        wait = protocol.ring[0] + (steps - outside) * protocol.ring[local] + outside * protocol.ring[3]
-        yield wait + collective.bytes * steps / size / rate
+        ring = protocol["ring"]
+        yield ring[0] + (steps - outside) * ring[local] + outside * ring[3] + collective.bytes * steps / size / rate
         if collective.kind == "all-reduce":
-            yield _tree(collective, link, name, protocol, local)
+            yield _tree(collective, link, name, protocol["tree"], local)
     if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
         # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
         moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
-        yield _PROTOCOLS["Simple"].ring[0] + moved
+        yield FIGURES["protocols"]["Simple"]["ring"][0] + moved
 
 
 def _ring_share(protocol: str, kind: str, link: _Links) -> float:
@@ -356,48 +288,41 @@ def _ring_share(protocol: str, kind: str, link: _Links) -> float:
     return 0.92 if protocol == "LL128" else 1.0
 
 
-def _tree(collective: Collective, link: _Links, name: str, protocol: _Protocol, local: int) -> float:
+def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[float], local: int) -> float:
     """Seconds of an all-reduce by a tree over machines with chains inside each."""
     share = {"LL": 1 / 3.8, "LL128": 0.915 if link.crosses else 7 / 9, "Simple": 1.0}[name]
     rate = 0.9 * link.ring_bytes_per_s * share
     depth = math.log2(link.node_count) if link.crosses else 0
     inside = collective.group_size / max(link.node_count, 1) - 1
-    wait = protocol.tree[0] + 2 * (inside * protocol.tree[local] + depth * protocol.tree[3])
+    wait = hops_s[0] + 2 * (inside * hops_s[local] + depth * hops_s[3])
     return wait + 2 * collective.bytes / rate
 
 
 def _direct(collective: Collective, link: _Links) -> float:
     """Seconds of an all-to-all or permute, where each GPU sends directly to the others."""
     size = collective.group_size
-    is_permute = collective.kind in ("collective-permute", "send", "recv")
-    share_out = (1.0 if is_permute else (size - link.local_count) / size) if link.crosses else 0.0
-    share_in = (0.0 if link.crosses else 1.0) if is_permute else (link.local_count - 1) / size
-    if not link.crosses and not is_permute:
-        share_in = (size - 1) / size
+    near = link.local_count if link.crosses else size
+    share_out, share_in = (size - near) / size, (near - 1) / size
+    if collective.kind in ("collective-permute", "send", "recv"):
+        share_out, share_in = float(link.crosses), float(not link.crosses)
     moved = max(
         share_out * collective.bytes / link.nic_bytes_per_s,
         share_in * collective.bytes / link.local_bytes_per_s,
     )
-    simple = _PROTOCOLS["Simple"].ring
+    simple = FIGURES["protocols"]["Simple"]["ring"]
     hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]
-    return simple[0] + hop + moved
-
-
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (64, 128, 0.5), (128, 64, 0.5), (64, 64, 0.25))
-"""Rows and columns of a core's tile, and its share of the rate of large tiles."""
-
-WAVE_S = 1.35e-6
-"""Fill and drain of a core's pipeline, once a tile."""
+    return float(simple[0] + hop + moved)
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
     """Seconds of a matrix product on an idle GPU that has `flops_per_s` inside a large tile, without the launch."""
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
+    tiles: list[tuple[int, int, float]] = FIGURES["tiles"]
     return min(
         math.ceil(batch * math.ceil(rows / high) * math.ceil(columns / wide) / core_count)
-        * (2.0 * high * wide * depth / (of_core * share) + WAVE_S)
-        for high, wide, share in _TILES
+        * (2.0 * high * wide * depth / (of_core * share) + float(FIGURES["wave_s"]))
+        for high, wide, share in tiles
     )
 
 
@@ -410,8 +335,7 @@ def published() -> dict[str, Any]:
         ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences (by the option
         ``attention``, empty for the default) that were compared.
     """
-    resource = importlib.resources.files("autotune") / "data" / "published.json"
-    found: dict[str, Any] = json.loads(resource.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((_DATA / "published.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -447,6 +371,6 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     why = why_no_interval(screener.job.entry, screener.job.options)
     interval = None if why is not None else [found.step_s * end for end in published()["interval"]]
     reference = screener.result(FlagSet()).program
-    changed = list(changes(reference, result.program)) if reference is not None else []
+    changed = changes(reference, result.program) if reference is not None else []
     known = {"interval_s": interval, "no_interval": why, "published": published()["words"], "changes": changed}
     return {**row, "predicted": True, **asdict(found), **known}

@@ -156,8 +156,18 @@ def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, i
 
 def figures(program: CompiledProgram) -> dict[str, Any]:
     """Countable figures of a program, by name."""
-    if not program.schedule:  # XLA:CPU shows no thunks
-        return {f"instructions: {name}": n for name, n in program.opcodes.items()} | _memory_figures(program)
+    if program.schedule:
+        found = _of_schedule(program)
+    else:  # XLA:CPU shows no thunks
+        found = {f"instructions: {name}": n for name, n in program.opcodes.items()}
+    if program.memory is not None:
+        found["argument bytes"] = program.memory.argument_bytes
+        found["temporary bytes"] = program.memory.temp_bytes
+        found["peak bytes"] = program.memory.peak_bytes
+    return found
+
+
+def _of_schedule(program: CompiledProgram) -> dict[str, Any]:
     table, ops = collectives(program), list(walk(program.schedule))
     held = [op for op, _ in ops if op.kind is OpKind.GRAPH]
     trips = [op.trip_count for op, _ in ops if op.kind is OpKind.LOOP]
@@ -171,38 +181,22 @@ def figures(program: CompiledProgram) -> dict[str, Any]:
     found["command buffers"] = len(held)
     found["kernels in command buffers"] = sum(inner.kind in _LAUNCHED for op in held for inner, _ in walk(op.content))
     found["loops"] = len(trips)
-    if unknown := trips.count(None):
-        found["loops of unknown length, counted once"] = unknown
+    found["loops of unknown length, counted once"] = trips.count(None)
     found["loop iterations a step"] = sum(n or 1 for n in trips)
     found |= {f"kernels: {name}": n for name, n in sorted(kernels.items())}
     found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}
     found["kernel launches a step"] = sum(t for op, t in ops if op.kind is OpKind.KERNEL)
-    return found | _memory_figures(program)
+    return found
 
 
-def _memory_figures(program: CompiledProgram) -> dict[str, int]:
-    if program.memory is None:
-        return {}
-    return {
-        "argument bytes": program.memory.argument_bytes,
-        "temporary bytes": program.memory.temp_bytes,
-        "peak bytes": program.memory.peak_bytes,
-    }
-
-
-def changes(reference: CompiledProgram, candidate: CompiledProgram) -> Iterator[str]:
-    """Yields the differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
+def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:
+    """The differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
     if reference.fingerprint == candidate.fingerprint:
-        return
+        return []
     before, after = figures(reference), figures(candidate)
-    found = False
-    for name in [*before, *(n for n in after if n not in before)]:
-        old, new = before.get(name, 0), after.get(name, 0)
-        if old != new:
-            found = True
-            yield _clause(name, old, new)
-    if not found:
-        yield "same figures, but other machine code, buffers or order"
+    names = [n for n in before | after if before.get(n, 0) != after.get(n, 0)]
+    found = [_clause(n, before.get(n, 0), after.get(n, 0)) for n in names]
+    return found or ["same figures, but other machine code, buffers or order"]
 
 
 def _clause(name: str, old: Any, new: Any) -> str:

@@ -7,12 +7,22 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.hlo import Computation, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
+from autotune.compiler.hlo import (
+    NAMES,
+    Computation,
+    Instruction,
+    Module,
+    device_groups,
+    kernel_work,
+    parse_module,
+    trip_count,
+)
 from autotune.compiler.program import Collective, CompiledProgram, Memory, Op, OpKind
+from autotune.compiler.targets import Topology
 from autotune.model.errors import LaunchError
 from autotune.workers.failures import read_log
 
@@ -20,31 +30,6 @@ _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
 _NAME = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _LINKS = re.compile(r"\[(?:source|prev=)[^\]]*\]")
-
-_KINDS = {
-    "CommandBuffer": OpKind.GRAPH,
-    "AsyncStart": OpKind.START,
-    "AsyncDone": OpKind.DONE,
-    "While": OpKind.LOOP,
-    "Conditional": OpKind.BRANCH,
-    "Copy": OpKind.COPY,
-    "Memcpy": OpKind.COPY,
-    "DeviceToDeviceCopy": OpKind.COPY,
-    "CustomKernel": OpKind.KERNEL,
-    "Kernel": OpKind.KERNEL,
-    "Gemm": OpKind.KERNEL,
-    "CublasLtMatmul": OpKind.KERNEL,
-    "CuDnn": OpKind.KERNEL,
-    "CustomCall": OpKind.KERNEL,
-    "Memset32BitValue": OpKind.KERNEL,
-    "MemzeroThunk": OpKind.KERNEL,
-    "PartitionId": OpKind.OTHER,
-    "ReplicaId": OpKind.OTHER,
-}
-_COLLECTIVE_OPCODES = (
-    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
-    "collective-broadcast", "send", "recv",
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -100,11 +85,6 @@ def _open_section(stack: list[Thunk], name: str) -> None:
             return
 
 
-def parse_names(text: str) -> dict[int, str]:
-    """Maps thunk numbers to HLO instructions."""
-    return {int(number): name for name, number in _NAME.findall(text)}
-
-
 def fingerprint(hlo_digest: str, thunks: str) -> str:
     """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours."""
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
@@ -113,11 +93,10 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
 class Reader:
     """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO instructions."""
 
-    def __init__(self, module: Module, names: dict[int, str], *, device_count: int, gpus_per_node: int) -> None:
+    def __init__(self, module: Module, names: dict[int, str], topology: Topology) -> None:
         self._module = module
         self._names = names
-        self._device_count = device_count
-        self._gpus_per_node = gpus_per_node
+        self._topology = topology
         self._index: dict[str, tuple[Computation, Instruction]] = module.index()
 
     def schedule(self, thunks: Iterable[Thunk]) -> tuple[Op, ...]:
@@ -128,46 +107,37 @@ class Reader:
         name = self._names.get(thunk.number, "")
         found = self._index.get(name)
         content = self.schedule(thunk.nested)
-        kind = _KINDS.get(thunk.kind) or _unnamed(thunk, found[1] if found else None)
+        kind = OpKind(NAMES["thunks"].get(thunk.kind) or _unnamed(thunk, found[1] if found else None))
         number = re.search(r"async_id=(\d+)", thunk.text)
         fields: dict[str, object] = {"name": name or thunk.kind, "detail": thunk.kind, "content": content}
         fields["async_id"] = int(number[1]) if number else None
+        collective = self._collective(found, thunk)
         if kind is OpKind.START:
             stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
-            return Op(kind=kind, stream=stream[1] if stream else "stream", **fields)
-        if kind is OpKind.BRANCH:
+            fields["stream"] = stream[1] if stream else "stream"
+        elif kind is OpKind.BRANCH:
             fields["content"] = tuple(
                 Op(kind=OpKind.OTHER, name=branch, content=self.schedule(inside))
                 for branch, inside in thunk.sections.items()
             )
-            return Op(kind=kind, **fields)
-        if kind is OpKind.LOOP:
-            trips = trip_count(self._module, *found) if found else None
-            condition = self.schedule(thunk.sections.get("condition", ()))
-            return Op(kind=kind, condition=condition, trip_count=trips, **fields)
-        collective = self._collective(found, thunk)
-        if collective is not None:
-            return Op(kind=OpKind.COLLECTIVE, collective=collective, **fields)
-        if kind in (OpKind.GRAPH, OpKind.DONE) or found is None:
-            return Op(kind=kind, **fields)
-        if thunk.kind == "DynamicSliceFusion":  # it runs its content at computed addresses; the fusion says how much
-            kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
-            fields["content"] = ()
-        return self._kernel(kind, fields, *found)
+        elif kind is OpKind.LOOP:
+            fields["trip_count"] = trip_count(self._module, *found) if found else None
+            fields["condition"] = self.schedule(thunk.sections.get("condition", ()))
+        elif collective is not None:
+            kind, fields["collective"] = OpKind.COLLECTIVE, collective
+        elif kind not in (OpKind.GRAPH, OpKind.DONE) and found is not None:
+            if thunk.kind == "DynamicSliceFusion":  # runs its content at computed addresses; the fusion says how much
+                kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
+                fields["content"] = ()
+            if kind is not OpKind.OTHER:
+                fields |= self._work(*found)
+        return Op(kind=kind, **fields)
 
-    def _kernel(
-        self, kind: OpKind, fields: dict[str, object], computation: Computation, instruction: Instruction
-    ) -> Op:
-        """An entry for a kernel or copy with its work, or for another thunk."""
-        if kind is OpKind.OTHER:
-            return Op(kind=kind, **fields)
+    def _work(self, computation: Computation, instruction: Instruction) -> dict[str, object]:
+        """Fields of an entry for a kernel or copy: its name and its work."""
         done = kernel_work(self._module, computation, instruction)
-        fields["detail"] = _what(self._module, instruction)
-        return Op(
-            kind=kind, flops=done.flops, matrix_flops=done.matrix_flops, matrix_dtype=done.matrix_dtype,
-            product=done.product, bytes=done.bytes,
-            xla_s=_estimate(instruction, is_matrix=done.matrix_flops > 0), **fields,
-        )  # fmt: skip
+        estimate = _estimate(instruction, is_matrix=done.matrix_flops > 0)
+        return {**asdict(done), "detail": _what(self._module, instruction), "xla_s": estimate}
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
         """The collective of a thunk; None for starts, dones and other thunks."""
@@ -185,7 +155,7 @@ class Reader:
         if kind is None or "Done" in thunk.kind:
             return None
         operands = [a for arrays in self._module.operand_arrays(computation, instruction) for a in arrays]
-        groups = device_groups(instruction, self._device_count)
+        groups = device_groups(instruction, self._topology.device_count)
         size = len(groups[0]) if kind != "collective-permute" else 2
         moved = [g for g in groups if len(set(g)) > 1] or groups
         per_gpu = sum(a.bytes for a in operands)
@@ -194,7 +164,7 @@ class Reader:
             bytes=per_gpu * size if kind == "all-gather" else per_gpu,
             dtype=operands[0].dtype if operands else "",
             group_size=size,
-            node_count=max(len({d // self._gpus_per_node for d in g}) for g in moved),
+            node_count=max(len({d // self._topology.gpus_per_node for d in g}) for g in moved),
             implementation="kernel" if own_kernel else "nccl",
         )
 
@@ -215,7 +185,7 @@ def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
 
 def _collective_kind(instruction: Instruction) -> str | None:
     opcode = instruction.opcode.removesuffix("-start")
-    return opcode if opcode in _COLLECTIVE_OPCODES else None
+    return opcode if opcode in NAMES["collectives"] else None
 
 
 def _what(module: Module, instruction: Instruction) -> str:
@@ -240,19 +210,17 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
 
 
 # Names of the worker's files; it is never imported here.
-HLO, THUNKS, NAMES = "optimized.hlo", "thunks.txt", "thunk_names.txt"
+HLO, THUNKS, THUNK_NAMES = "optimized.hlo", "thunks.txt", "thunk_names.txt"
 OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
 
 
-def read_program(
-    folder: Path, found: Mapping[str, Any], *, is_gpu: bool, device_count: int, gpus_per_node: int
-) -> CompiledProgram:
+def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, is_gpu: bool) -> CompiledProgram:
     """Reads the program that a fork of the worker wrote to its folder.
 
     Raises:
         LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
     """
-    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, NAMES))
+    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, THUNK_NAMES))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
@@ -261,12 +229,12 @@ def read_program(
             f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {what}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
-    reader = Reader(module, parse_names(names), device_count=device_count, gpus_per_node=gpus_per_node)
+    reader = Reader(module, {int(number): name for name, number in _NAME.findall(names)}, topology)
     opcodes, custom_calls = counts(module)
     return CompiledProgram(
         fingerprint=found.get("fingerprint") or fingerprint(found["hlo_digest"], thunks),
         versions=found["versions"],
-        device_count=device_count,
+        device_count=topology.device_count,
         compile_s=found["compile_s"],
         memory=Memory(**found["memory"]) if found["memory"] else None,
         schedule=reader.schedule(parsed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -12,10 +13,9 @@ from typing import Any
 
 from autotune.compiler.compile_worker import CompileJob, Progress
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import Chains, Domains, TimeUp, find_interactions_by_choice, kernel_choices
+from autotune.compiler.interaction import Chains, Domains, InteractionSearch, kernel_choices
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
-from autotune.machine.environment import caller_environment
 from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
@@ -100,13 +100,6 @@ class SetReport(CompiledReport):
     """Settings that compiling cannot judge."""
 
 
-class Canary(Record):
-    """A set (without the baseline) that changed the program, which shows that flags act."""
-
-    settings: Settings
-    changes: tuple[str, ...]
-
-
 class ScreenReport(Record):
     """Result of screening a study on one cluster."""
 
@@ -124,18 +117,17 @@ class ScreenReport(Record):
     duration_s: float
     skipped: tuple[str, ...] = ()
     """Settings and sets without a verdict, because the time was up."""
-    canary: Canary | None = None
+    canary: Settings
+    """A set (without the baseline) that changed the program, which shows that flags act."""
     target_digest: str = ""
     """`Target.digest`; empty for the CPU."""
-    choices: tuple[str, ...] = ()
-    """Kernel choices under which programs were compared."""
 
     def of_effect(self, effect: Effect) -> list[SettingReport]:
         """Selects settings by effect."""
         return [s for s in self.settings if s.effect is effect]
 
 
-def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
+def find_canary(screener: Screener) -> FlagSet:
     """Finds the first canary, a set known to change programs, that changes the reference's program.
 
     Raises:
@@ -150,10 +142,10 @@ def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
         result = screener.result(settings)
         if result.program is None:
             said.append(f"[{settings}] does not compile" + (f": {result.failure.message}" if result.failure else ""))
-        elif result.program.fingerprint == reference.fingerprint:
+        elif result.program.fingerprint == screener.reference().fingerprint:
             said.append(f"[{settings}] gives the reference's program")
         else:
-            return Canary(settings=settings, changes=tuple(changes(reference, result.program))[:3])
+            return settings
     screener.forget((FlagSet(), *canaries))
     raise LaunchError(
         "a screen must be able to see that a setting changes the program but no canary does: "
@@ -162,7 +154,11 @@ def find_canary(screener: Screener, reference: CompiledProgram) -> Canary:
 
 
 class Screener:
-    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's."""
+    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's.
+
+    Attributes:
+        is_over: Called before each compilation; once it is true, `StoppedError` is raised instead.
+    """
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
         self.job = compiler.job
@@ -170,6 +166,7 @@ class Screener:
         self._compiler = compiler
         self._catalog = catalog
         self._results: dict[FlagSet, CompileResult] = {}
+        self.is_over: Callable[[], bool] = lambda: False
         self.choices = kernel_choices(baseline, is_gpu=self.job.target is not None)
 
     def run(
@@ -185,42 +182,41 @@ class Screener:
 
         Args:
             progress: Called with the numbers of compiled and of planned sets.
-            is_over: Called before each compilation; once it is true, the rest is skipped.
+            is_over: Called before each compilation but those of the reference; once it is true, the rest is skipped.
 
         Raises:
             LaunchError: If the reference does not compile, or flags do not act.
         """
-        reference = self.reference()
-        canary = find_canary(self, reference)
+        reference, canary = self.reference(), find_canary(self)
+        self.is_over = is_over
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         # Settings of the autotuner are always measured, and may interact with others.
         others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         wanted = self.wanted(domains, named)
         with contextlib.suppress(StoppedError):  # what is known by then is told
-            self.compile_all(wanted, is_over=is_over, progress=progress)
+            self.compile_all(wanted, progress)
         skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
-        found = [self._setting(n, tuple(v), reference) for n, v in domains.items() if n not in skipped]
-
-        def row_done(done: int, of: int) -> None:
-            progress(len(wanted) + done, len(wanted) + of)
-
-        found, unsettled = self._interaction_test(found, others, chains or {}, is_over, row_done)
+        found = [self._setting(n, v) for n, v in domains.items() if n not in skipped]
+        before = len(wanted)
+        found, unsettled = self._interaction_test(
+            found, others, chains or {}, lambda done, of: progress(before + done, before + of)
+        )
         skipped |= unsettled
+        self.is_over = lambda: False
         seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
-            reference=self._set_report("reference", FlagSet(), reference, {}),
+            reference=self._set_report("reference", FlagSet(), {}),
             settings=tuple(found),
-            sets=tuple(self._set_report(n, s, reference, seen) for n, s in named.items() if self.is_known(s)),
+            sets=tuple(self._set_report(n, s, seen) for n, s in named.items() if self.is_known(s)),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=sum(not r.from_cache for r in self._results.values()),
             cached_count=sum(r.from_cache for r in self._results.values()),
             duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
             canary=canary,
-            choices=tuple(filter(None, self.choices)),
             target_digest=self.job.target.digest if self.job.target else "",
         )
 
@@ -232,22 +228,22 @@ class Screener:
         return [*named.values(), *(FlagSet({n: v}) for n in compiled for v in domains[n])]
 
     def compile_all(
-        self,
-        wanted: Sequence[FlagSet],
-        *,
-        is_over: Callable[[], bool] = lambda: False,
-        progress: Callable[[int, int], None] = lambda done, of: None,
+        self, wanted: Sequence[FlagSet], progress: Callable[[int, int], None] = lambda done, of: None
     ) -> None:
-        """Compiles the sets without a result, several at once, until `is_over`."""
+        """Compiles the sets without a result, several at once.
+
+        Raises:
+            StoppedError: If compiling was stopped, or `is_over` before the last one.
+        """
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
-        if not missing or is_over():
-            return
-        with contextlib.closing(self._compiler.compile(missing)) as results:
-            for done, result in enumerate(results, len(wanted) - len(missing) + 1):
+        compiled = self._compiler.compile(missing)
+        with contextlib.closing(compiled) as results:
+            for done in range(len(wanted) - len(missing), len(wanted)):
+                if self.is_over():
+                    raise StoppedError("the time for compiling is up")
+                result = next(results)
                 self._results[result.settings] = result
-                progress(done, len(wanted))
-                if is_over():
-                    return
+                progress(done + 1, len(wanted))
 
     @property
     def target_name(self) -> str:
@@ -282,15 +278,15 @@ class Screener:
         rest = self._to_measure(self.baseline.merge(settings))
         if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
             return None
-        programs = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
+        programs = self._programs(settings)
         return None if None in programs else "-".join([*map(str, programs), rest.digest])
 
-    def _is_same(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets have one program under every kernel choice; False where compiling was stopped."""
-        forced = self.choices.values()
-        with contextlib.suppress(StoppedError):
-            return all(self.fingerprint(one.merge(f)) == self.fingerprint(other.merge(f)) for f in forced)
-        return False
+    def _programs(self, settings: FlagSet) -> list[str | None]:
+        """Fingerprints of a set's programs, one for each kernel choice."""
+        return [self._program_under(forced, settings) for forced in self.choices.values()]
+
+    def _program_under(self, forced: FlagSet, settings: FlagSet) -> str | None:
+        return self.fingerprint(settings.merge(forced))
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Fingerprint of a set's program; None if it does not compile."""
@@ -311,8 +307,10 @@ class Screener:
 
     def fits(self, settings: FlagSet) -> bool | None:
         """Whether a set's step fits in device memory; None if unknown or it does not compile."""
-        program = self.result(settings).program
-        return self._fits(program, settings) if program is not None else None
+        program, limit = self.result(settings).program, self.limit_bytes(self.baseline.merge(settings))
+        if program is None or program.memory is None or limit is None:
+            return None
+        return program.memory.peak_bytes <= limit
 
     def is_known(self, settings: FlagSet) -> bool:
         """Whether a set has a result."""
@@ -336,21 +334,21 @@ class Screener:
             raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}")
         return result.program
 
-    def _setting(self, name: str, values: tuple[str, ...], reference: CompiledProgram) -> SettingReport:
+    def _setting(self, name: str, values: Sequence[str]) -> SettingReport:
         stage = self.stage(name)
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
-        reports = tuple(self._value(name, value, reference) for value in values)
+        reports = tuple(self._value(name, value) for value in values)
         effect = Effect.FAILS if any(r.message for r in reports) else Effect.NO_OP
         effect = Effect.ACTIVE if any(r.is_active for r in reports) else effect
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
-    def _value(self, name: str, value: str, reference: CompiledProgram) -> ValueReport:
-        found = self._compiled(FlagSet({name: value}), reference)
-        is_active = found["fingerprint"] not in (None, reference.fingerprint)
+    def _value(self, name: str, value: str) -> ValueReport:
+        found = self._compiled(FlagSet({name: value}))
+        is_active = found["fingerprint"] not in (None, self.reference().fingerprint)
         return ValueReport(value=value, is_active=is_active, **found)
 
-    def _compiled(self, settings: FlagSet, reference: CompiledProgram) -> dict[str, Any]:
+    def _compiled(self, settings: FlagSet) -> dict[str, Any]:
         """Fields of a `CompiledReport`."""
         result = self.result(settings)
         if result.program is None:
@@ -360,44 +358,34 @@ class Screener:
         program = result.program
         return {
             "fingerprint": program.fingerprint,
-            "changes": tuple(changes(reference, program)),
+            "changes": tuple(changes(self.reference(), program)),
             "peak_bytes": program.memory.peak_bytes if program.memory else None,
-            "fits": self._fits(program, settings),
+            "fits": self.fits(settings),
             "compile_s": program.compile_s,
         }
-
-    def _fits(self, program: CompiledProgram, settings: FlagSet) -> bool | None:
-        limit = self.limit_bytes(self.baseline.merge(settings))
-        return program.memory.peak_bytes <= limit if limit is not None and program.memory else None
 
     def _interaction_test(
         self,
         settings: Sequence[SettingReport],
         others: Domains,
         chains: Chains,
-        is_over: Callable[[], bool],
         progress: Callable[[int, int], None],
     ) -> tuple[list[SettingReport], set[str]]:
-        """Runs the interaction test on the settings that are no-ops alone; also returns the unsettled ones."""
-
-        def program(candidate: FlagSet) -> str | None:
-            if not self.is_known(candidate) and is_over():
-                raise TimeUp
-            try:
-                return self.fingerprint(candidate)
-            except StoppedError:
-                raise TimeUp from None
-
+        """Tests the settings that are no-ops alone under each kernel choice; also returns the unsettled ones."""
         no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}
         active = {s.name: [v.value for v in s.values] for s in settings if s.name not in no_ops} | dict(others)
-        found = find_interactions_by_choice(self.choices, program, no_ops, active, chains, progress)
-        own_choice = next(iter(self.choices))
-        found_active = {
-            name: {"effect": Effect.ACTIVE, "interacts_with": with_, "under": choice if choice != own_choice else ""}
-            for choice, one in found.items()
-            for name, with_ in one.found_active.items()
-        }
-        unsettled = {n for one in found.values() for n in one.unsettled}
+        own_choice, done = next(iter(self.choices)), 0
+        found_active, unsettled = dict[str, dict[str, Any]](), set[str]()
+        for choice, forced in self.choices.items():
+            search = InteractionSearch(functools.partial(self._program_under, forced), no_ops, active)
+            found = search.run(chains, lambda row, of, done=done: progress(done + row, done + of))  # type: ignore[misc]
+            done += found.rows
+            under = choice if choice != own_choice else ""
+            for name, others_of_it in found.found_active.items():
+                found_active[name] = {"effect": Effect.ACTIVE, "interacts_with": others_of_it, "under": under}
+                active[name] = no_ops[name]
+            unsettled |= set(found.unsettled)
+            no_ops = {} if unsettled else search.no_ops
         left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
         return left, unsettled
 
@@ -406,17 +394,14 @@ class Screener:
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
 
     def _set_report(
-        self,
-        name: str,
-        settings: FlagSet,
-        reference: CompiledProgram,
-        seen: dict[tuple[str, FlagSet], tuple[str, FlagSet]],
+        self, name: str, settings: FlagSet, seen: dict[tuple[str, FlagSet], tuple[str, FlagSet]]
     ) -> SetReport:
-        found, rest = self._compiled(settings, reference), self._to_measure(self.baseline.merge(settings))
+        found, rest = self._compiled(settings), self._to_measure(self.baseline.merge(settings))
         same_as = None
         if found["fingerprint"] is not None:
             first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
-            same_as = first if first != name and self._is_same(settings, other) else None
+            with contextlib.suppress(StoppedError):
+                same_as = first if first != name and self._programs(settings) == self._programs(other) else None
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
 
 
@@ -481,14 +466,14 @@ def open_screener(
         )
     moved, cluster = on_cluster(spec, target, topology)
     if target is not None:  # as in the reference: XLA's scheduler overlaps less where memory is short
-        target = target.with_memory(memory_fraction(spec.baseline)).on_network(spec.device.nic_bytes_per_s)
+        share = memory_fraction(spec.baseline) or target.memory_share
+        target = dataclasses.replace(target, memory_share=share).on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,
         target=target,
         topology=cluster,
         paths=(str(study_dir),),
-        base=caller_environment(),
     )
     with Compiler(job, cache_dir=cache_dir, progress=progress, processors=processors) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())

@@ -7,7 +7,7 @@ import importlib.resources
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +19,8 @@ from autotune.machine.gpus import GpuFacts, gpu_facts
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.settings.catalog import read_data
 
-SHARED_FIELDS: dict[str, Any] = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "shared_memory_per_block": 49152,
-    "block_dim_limit_x": 2147483647,
-    "block_dim_limit_y": 65535,
-    "block_dim_limit_z": 65535,
-    "registers_per_core_limit": 65536,
-    "registers_per_block_limit": 65536,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-}
-"""Limits shared by all described GPUs (CUDA programming guide, table of compute capabilities)."""
-
 _COUNTED_ON = 0.80
 
-MATRIX_SHARE = 0.65
-"""Default of `Target.matrix_share`: that of an H100, see `docs/predictions.md`."""
-
-_GENERATIONS = {"jax-cuda13-plugin": ("13.0.0", "-cu13"), "jax-cuda12-plugin": ("12.8.0", "-cu12")}
-"""Plugin to the CUDA that it is built for, and the suffix of NVIDIA's wheels of that generation."""
-
-_NEWEST_DRIVER = "13.0.0"  # of a described GPU: it can run whatever is compiled
-_DNN = "9.10.0"  # of XLA's own descriptions
-
-EXTRA = ".[screen]"
 _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
 
 
@@ -70,59 +45,63 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TargetFile:
-    """A file of ``autotune/data/targets``.
-
-    `device` has the fields of XLA's ``GpuDeviceInfoProto``, `kinds` further names of the GPU in JAX.
-    """
+class Target:
+    """One kind of GPU: a file of ``autotune/data/targets``, completed by `load_target`."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+    name: str = ""
     title: str
     sources: tuple[str, ...]
     device: Mapping[str, Any]
-    flops_per_s: Mapping[str, float]
-    network: Network
-    matrix_share: float = MATRIX_SHARE
-    kinds: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """One kind of GPU."""
-
-    name: str
-    title: str
-    config_text: str
-    """A ``stream_executor.GpuTargetConfigProto`` for XLA, as text."""
-    memory_bytes: int
-    memory_bytes_per_s: float
-    core_count: int
-    """Streaming multiprocessors."""
+    """Fields of XLA's ``GpuDeviceInfoProto``."""
     flops_per_s: Mapping[str, float]
     """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``."""
     network: Network
-    matrix_share: float = MATRIX_SHARE
+    matrix_share: float = 0.65  # that of an H100, see docs/predictions.md
     """Share of the matrix units' peak that large products reach during training."""
-    sources: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     """Names of the GPU in JAX."""
+    dnn: Mapping[str, int] = field(default_factory=dict)
+    """XLA's version fields of the cuDNN to compile against."""
+    memory_share: float | None = None
+    """Share of the memory that a process takes; None if unknown."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Device memory."""
+        return int(self.device["device_memory_size"])
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        """Bandwidth of the device memory."""
+        return float(self.device["memory_bandwidth"])
+
+    @property
+    def core_count(self) -> int:
+        """Streaming multiprocessors."""
+        return int(self.device["core_count"])
+
+    @property
+    def config_text(self) -> str:
+        """A ``stream_executor.GpuTargetConfigProto`` for XLA, as text.
+
+        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where memory is short;
+        without one XLA assumes 80 % of the described memory (xla/service/gpu/gpu_hlo_schedule.cc).
+        """
+        share = 1.0 if self.memory_share is None else self.memory_share / _COUNTED_ON
+        config = {
+            "gpu_device_info": {**self.device, "device_memory_size": round(self.memory_bytes * share)},
+            "platform_name": "CUDA",
+            "dnn_version_info": self.dnn,
+            "device_description_str": self.device["name"],
+        }
+        return proto_text(config)
 
     @property
     def digest(self) -> str:
         """Digest of the description for the compiler."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
-
-    def with_memory(self, fraction: float | None) -> Target:
-        """This GPU for a process that takes this fraction of its memory; None changes nothing.
-
-        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where memory is short;
-        without one XLA assumes 80 % of the described memory (xla/service/gpu/gpu_hlo_schedule.cc).
-        """
-        if fraction is None:
-            return self
-        described = f"device_memory_size: {round(self.memory_bytes * fraction / _COUNTED_ON)}"
-        return replace(self, config_text=re.sub(r"device_memory_size: \d+", described, self.config_text))
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """This GPU with this line rate of the network for each GPU; None changes nothing."""
@@ -197,55 +176,40 @@ def target_names() -> list[str]:
     return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
 
 
-def load_target(name: str, *, facts: GpuFacts | None = None, toolkit: Toolkit | None = None) -> Target:
+def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[str, str] | None = None) -> Target:
     """Loads a target.
 
     Args:
         name: One of `target_names`, or the path of a ``.toml`` file of the same form.
         facts: Properties reported by such a GPU; they override the file.
+        versions: Versions of the distributions that decide CUDA and cuDNN; None for the installed ones.
 
     Raises:
         StudyFileError: If there is no such target, or the file is unreadable or incomplete.
     """
     found = _read_target(name)
-    device = {**found.device, **_told(found, facts)}
-    tools = toolkit or toolkit_of(installed_versions(toolkit_names()))
-    links = found.network.nvlink_links
-    if facts is not None:
-        tools = replace(tools, driver=facts.cuda or tools.driver)
-        links = links if facts.nvlinks is None else facts.nvlinks
-    info = SHARED_FIELDS | {
-        "driver_version": tools.driver,
-        "runtime_version": tools.runtime,
-        "compile_time_toolkit_version": tools.toolkit,
-    } | device  # fmt: skip
+    cuda = tomllib.loads((_folder().parent / "cuda.toml").read_text("utf-8"))
+    if versions is None:
+        versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
+    plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
+    device = {**cuda["limits"], **_versions(plugin, versions), **found.device, **_told(found.device, facts)}
+    links = found.network.nvlink_links if facts is None or facts.nvlinks is None else facts.nvlinks
     if links:
-        info["device_interconnect_info"] = {"active_links": links}
-    config = {
-        "gpu_device_info": info,
-        "platform_name": "CUDA",
-        "dnn_version_info": dict(zip(("major", "minor", "patch"), map(int, tools.dnn.split(".")), strict=True)),
-        "device_description_str": device["name"],
-    }
-    return Target(
+        device["device_interconnect_info"] = {"active_links": links}
+    dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
+    return replace(
+        found,
         name=name.removesuffix(".toml").rpartition("/")[2],
-        title=found.title,
-        config_text=proto_text(config),
-        memory_bytes=device["device_memory_size"],
-        memory_bytes_per_s=float(device["memory_bandwidth"]),
-        core_count=device["core_count"],
-        flops_per_s=found.flops_per_s,
-        matrix_share=found.matrix_share,
-        network=found.network,
-        sources=found.sources,
+        device=device,
+        dnn=dict(zip(("major", "minor", "patch"), dnn, strict=True)),
         kinds=(found.device["name"], *found.kinds),
     )
 
 
-def _read_target(name: str) -> _TargetFile:
+def _read_target(name: str) -> Target:
     if name.endswith(".toml"):
         try:
-            return read_data(Path(name), _TargetFile)
+            return read_data(Path(name), Target)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise StudyFileError(f"the target file must be readable TOML but {name}: {error}") from error
     if name not in target_names():
@@ -253,23 +217,41 @@ def _read_target(name: str) -> _TargetFile:
             f"a target must be one of {', '.join(target_names())}, or a .toml file of the same form, but got {name!r}"
             f"{close_matches(name, target_names())}"
         )
-    return read_data(_folder() / f"{name}.toml", _TargetFile)
+    return read_data(_folder() / f"{name}.toml", Target)
 
 
-def _told(found: _TargetFile, facts: GpuFacts | None) -> dict[str, Any]:
+def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
+    """XLA's version fields of CUDA: the runtime of the installed wheel, else the one that the plugin is built for."""
+    wheels = [versions[name] for name in plugin["runtime_wheels"] if name in versions]
+    of_same_major = [w for w in wheels if _numbers(w)[0] == _numbers(plugin["cuda"])[0]]
+    runtime = [*_numbers(of_same_major[0])[:2], 0] if of_same_major else _numbers(plugin["cuda"])
+    return {
+        "driver_version": plugin["driver"],
+        "runtime_version": ".".join(map(str, runtime)),  # the runtime itself reports only two numbers
+        "compile_time_toolkit_version": plugin["cuda"],
+    }
+
+
+def _numbers(version: str) -> list[int]:
+    """The first three numbers of a version."""
+    return [*map(int, re.findall(r"\d+", version)), 0, 0][:3]
+
+
+def _told(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, Any]:
     """Fields of the description from a GPU's own report."""
     if facts is None:
         return {}
     told: dict[str, Any] = {
+        "driver_version": facts.cuda,
         "name": facts.name or None,
-        "core_count": facts.lanes and facts.lanes // found.device["fpus_per_core"],
+        "core_count": facts.lanes and facts.lanes // device["fpus_per_core"],
         "clock_rate_ghz": facts.clock_ghz,
         "device_memory_size": facts.memory_bytes,
         "memory_bandwidth": facts.memory_bytes_per_s and int(facts.memory_bytes_per_s),
     }
     if facts.compute_capability is not None:
         numbers = dict(zip(("major", "minor"), facts.compute_capability, strict=True))
-        told["cuda_compute_capability"] = found.device["cuda_compute_capability"] | numbers
+        told["cuda_compute_capability"] = device["cuda_compute_capability"] | numbers
     return {name: value for name, value in told.items() if value is not None}
 
 
@@ -311,45 +293,6 @@ def _folder() -> Any:
     return importlib.resources.files("autotune") / "data" / "targets"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Toolkit:
-    """The CUDA and cuDNN that a program is compiled against, as ``major.minor.patch``."""
-
-    runtime: str
-    """CUDA runtime of the installed wheel, else the one that the plugin is built for."""
-    toolkit: str
-    dnn: str
-    driver: str = _NEWEST_DRIVER
-    """The newest CUDA that the driver can run."""
-
-
-def toolkit_of(versions: Mapping[str, str]) -> Toolkit:
-    """The toolkit of installed distributions (name to version); of several plugins the one JAX chooses."""
-    plugin = next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])
-    built_for, suffix = _GENERATIONS[plugin]
-    unsuffixed = versions.get("nvidia-cuda-runtime", "")  # the runtime's wheel of CUDA 13 and later
-    is_same_major = unsuffixed.split(".")[0] == built_for.split(".")[0]
-    wheel = versions.get(f"nvidia-cuda-runtime{suffix}") or (unsuffixed if is_same_major else None)
-    return Toolkit(
-        runtime=_numbers(wheel, 2) or built_for,  # the runtime reports only two
-        toolkit=built_for,
-        dnn=_numbers(versions.get(f"nvidia-cudnn{suffix}"), 3) or _DNN,
-    )
-
-
-def toolkit_names() -> tuple[str, ...]:
-    """Distributions that decide the toolkit: plugins, and NVIDIA's wheels of runtime and cuDNN."""
-    suffixes = ("", *(suffix for _, suffix in _GENERATIONS.values()))
-    wheels = (f"{wheel}{suffix}" for wheel in ("nvidia-cuda-runtime", "nvidia-cudnn") for suffix in suffixes)
-    return (*CUDA_PLUGINS, *wheels)
-
-
-def _numbers(version: str | None, count: int) -> str | None:
-    """The first numbers of a version, padded to three with zeros; None without a version."""
-    numbers = re.findall(r"\d+", version or "")[:count]
-    return ".".join([*numbers, "0", "0"][:3]) if numbers else None
-
-
 def compiler_versions() -> dict[str, str]:
     """Versions of the installed ones of jax, jaxlib and the plugin's parts."""
     return installed_versions(("jax", "jaxlib", *(part for parts in _WHOLE_PLUGINS for part in parts)))
@@ -361,9 +304,8 @@ def compiler_problem(versions: Mapping[str, str]) -> str | None:
     parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):
         got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
-        return (
-            f"compiling for a GPU needs XLA's CUDA plugin but {got}; in autotune's folder run: pip install -e '{EXTRA}'"
-        )
+        advice = "in autotune's folder run: pip install -e '.[screen]'"
+        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; {advice}"
     wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in parts)

@@ -1,7 +1,7 @@
 """Environments of child processes; the only reader of `os.environ`.
 
 A worker gets the caller's environment without everything that steers performance, plus exactly the settings under
-trial: what a user sources from an exported file is what was measured. Only allow-listed variables are ever stored.
+trial. Only allow-listed variables are ever stored.
 """
 
 from __future__ import annotations
@@ -9,40 +9,25 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
 
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
-STEERING = re.compile(
-    r"XLA_FLAGS|XLA_(PYTHON_)?CLIENT_.*|TF_GPU_ALLOCATOR|TF_FORCE_.*|TF_CUDNN_.*|PJRT_NPROC|NPROC"
-    r"|JAX_(OPTIMIZATION_LEVEL|MEMORY_FITTING_LEVEL|ENABLE_PGLE|PGLE_.*|COMPILATION_CACHE_EXPECT_PGLE"
-    r"|DEFAULT_MATMUL_PRECISION|COMPILER_ENABLE_REMAT_PASS|CPU_ENABLE_ASYNC_DISPATCH|DISABLE_JIT"
-    r"|DISABLE_MOST_OPTIMIZATIONS|DEBUG_NANS|ENABLE_X64|NUM_CPU_DEVICES|PLATFORMS|PLATFORM_NAME)"
-    r"|NCCL_(PROTO|ALGO|NVLS_(ENABLE|NCHANNELS|CHUNKSIZE)|(LL_|LL128_)?BUFFSIZE|(MAX|MIN)_((P2P_)?NCHANNELS|CTAS)"
-    r"|NTHREADS|CTA_POLICY|NCHANNELS_PER_NET_PEER|IB_(QPS_PER_CONNECTION|SPLIT_DATA_ON_QPS)|LAUNCH_MODE"
-    r"|P2P_.*CHUNKSIZE|CUMEM_ENABLE)|CUDA_(DEVICE_MAX_CONNECTIONS|SCALE_LAUNCH_QUEUES)|NVIDIA_TF32_OVERRIDE"
-    r"|(OMP|MKL|OPENBLAS)_NUM_THREADS|OMP_PROC_BIND|OMP_PLACES|MALLOC_[A-Z_]+|GLIBC_TUNABLES|LD_PRELOAD"
-)
-"""Variables that change speed or results, removed from the caller's environment before settings go in.
+_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "environment.toml").read_text("utf-8"))
 
-Variables that describe a site (`NCCL_SOCKET_IFNAME`, `CUDA_VISIBLE_DEVICES`, coordinator addresses ...) stay."""
+STEERING = re.compile("|".join(_KNOWN["steering"]))
+"""Variables that change speed or results."""
+
+STORED = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["storable"]]))
+"""Variables that may be kept in a run directory."""
+
+_NOT_FOR_TRIALS = re.compile("|".join(_KNOWN["not_for_trials"]))
 
 PLATFORMS = {"cuda": "cuda,cpu"}
 """JAX_PLATFORMS of a platform, where it is more than its name: host callbacks of GPU programs need the CPU, too."""
-
-_NOT_FOR_TRIALS = re.compile(
-    r"AUTOTUNE_STORAGE|SLURM_(PROCID|LOCALID|NODEID|GTIDS|NTASKS.*|NPROCS|STEP.*|TASK.*|SRUN_.*|LAUNCH_NODE.*|CPU_BIND.*|MPI_TYPE)"
-    r"|PMI_.*|PMIX_.*"
-)
-"""Variables that trials do not get: those of the caller's own SLURM or MPI task, which JAX would read as the trial's,
-and the URL of the Optuna storage, which may hold a password."""
-
-STORED = re.compile(
-    STEERING.pattern
-    + r"|NCCL_[A-Z0-9_]+|CUDA_VISIBLE_DEVICES|SLURM_(JOB_ID|JOB_NUM_NODES|NTASKS|STEP_ID|NODELIST|JOB_PARTITION)"
-)
-"""Variables that may be kept in a run directory."""
 
 
 def caller_environment() -> dict[str, str]:

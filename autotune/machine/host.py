@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, TOLD, installed_versions
 from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
@@ -30,7 +30,6 @@ _CGROUP_FILES = (
 )
 """Limit and use of a container, in control groups of version 2 and 1."""
 
-_MEASURED = ("jax", "jaxlib", "flax", "optax", "optuna", "numpy", *CUDA_PLUGINS)
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
@@ -73,8 +72,7 @@ def processor_name() -> str:
 def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")) -> set[int]:
     """Returns processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
 
-    The measured processes are not bound to the other cores: while these are busy the kernel moves them there. At least
-    one core for each device, whose host thread needs it, and one more are left.
+    At least one core for each device, whose host thread needs it, and one more are left.
 
     Args:
         usable: Processors to choose from; default: those that this process may use.
@@ -148,7 +146,7 @@ def packages_of(
 
 def measured_versions() -> dict[str, str]:
     """Returns the installed versions of packages that decide or measure how fast a step is."""
-    return installed_versions(_MEASURED)
+    return installed_versions((*TOLD, "optuna"))
 
 
 def cuda_plugin(versions: Mapping[str, str]) -> str | None:

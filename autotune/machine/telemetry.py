@@ -1,7 +1,6 @@
 """NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, and other processes.
 
-The process that waits for the measured one takes the samples: it needs neither that one's interpreter lock nor its
-processor, and samples both arms of any program in the same way. Without nvidia-ml-py or a driver nothing is recorded.
+The process that waits for the measured one takes the samples. Without nvidia-ml-py or a driver nothing is recorded.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ TOO_FAST = 1.2
 
 NVML_SHORTEST_S = 2.0
 """Shortest block whose energy NVML can measure, seconds: GPUs update their counter every 20 to 100 ms (PETSc's manual,
-PetscLogGpuEnergyMeter), so at most a twentieth of such a block is counted in the other arm's block."""
+PetscLogGpuEnergyMeter)."""
 
 # nvml.h, nvmlClocksEventReasons (until driver 535: nvmlClocksThrottleReasons); clocks set by a user are no throttling.
 _REASONS = {0x04: "sw_power_cap", 0x08: "hw_slowdown", 0x20: "sw_thermal", 0x40: "hw_thermal", 0x80: "power_brake"}

@@ -123,8 +123,6 @@ class TaskRunner:
     def _measure_aa(self, folder: Path) -> AaRecord:
         """The reference against other processes of itself."""
         found = self._aa_run(folder)
-        if found.comparison.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
         last = len(found.reference.losses) - 1
@@ -164,7 +162,7 @@ class TaskRunner:
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), isolated=self.comparer.mode == ABA)
+                return context.where_it_fits(functools.partial(look, settings), isolated=found.comparison.mode == ABA)
             except WorkerFailed as error:
                 context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()

@@ -1,8 +1,8 @@
 """Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed goes through here
-first, so a secret's value is no part of a study's identity. A secret is known by its name, or by its shape: the rules
-of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
+first, so a secret's value is no part of a study's identity. A secret is known by its name (`data/secret_names.toml`)
+or by its shape: the rules of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
 """
 
 from __future__ import annotations
@@ -15,24 +15,12 @@ from importlib import resources
 from typing import Any
 
 from autotune.model.errors import StudyFileError
+from autotune.model.files import packaged_table
 
 REDACTED = "***"
 
-_STRONG = re.compile(
-    "password|passwd|passphrase|secret|credential|authorization|bearer|cookie|apikey|accesskey|privatekey|signingkey"
-    "|authtoken|amzsignature|googsignature"
-)
-"""In a name with its words run together: a secret, whatever else the name says."""
-
-_WEAK = frozenset({"key", "token", "auth", "pwd", "pass", "pw", "login", "sig"})
-"""As the last word of a name: a secret, unless the word before it says that it is an everyday thing of training."""
-
-_EVERYDAY = re.compile(
-    "batch|bos|cache|cls|column|data|dict|end|eos|feature|group|head|image|index|input|json|label|lookup|mask|output|pad"
-    "|partition|path|primary|prng|prompt|public|query|random|rng|row|sep|sort|special|start|stop|text|unk|value"
-)
-_ABOUT = re.compile("count|dim|file|folder|length|mode|name|path|size|type|variable")
-"""As the last word: the value says where the secret is, or what kind, and is none itself."""
+_NAMES = packaged_table("secret_names.toml")
+_STRONG, _EVERYDAY, _ABOUT = (re.compile("|".join(_NAMES[key])) for key in ("strong", "everyday", "about"))
 
 _URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://)[^:/@\s]+@")
 """Of a web address, the user alone may be a token."""
@@ -65,7 +53,7 @@ def is_secret_name(name: str) -> bool:
         return False
     if _STRONG.search("".join(words)):
         return True
-    return words[-1] in _WEAK and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
+    return words[-1] in _NAMES["weak"] and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
 
 
 def redact_text(text: str) -> str:

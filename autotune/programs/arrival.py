@@ -126,10 +126,8 @@ LIMIT_S = 3600.0
 def watch_arrival(settings: FlagSet, command: Sequence[str], folder: Path) -> Callable[[], None]:
     """Starts a process that tells on standard error whether settings arrived, once this one has become a program.
 
-    It is no child of the program, which may wait for its children, and ends with it.
-
-    Returns:
-        A function that calls the watching off, for a program that cannot be started.
+    It is no child of the program, which may wait for its children, and ends with it. The returned function calls it
+    off, for a program that cannot be started.
 
     Raises:
         OSError: If no process can be started, or the kernel is older than Linux 5.3.

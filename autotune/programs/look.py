@@ -18,18 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import (
-    ALIKE,
-    BAR,
-    FEWEST_LINES,
-    MEAN,
-    Recognised,
-    clock_of,
-    draws_bar,
-    propose,
-    recognise,
-    shape_of,
-)
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, clock_of, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -45,7 +34,7 @@ from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import Probe, run_probe, written_lines
+from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
 from autotune.workers.failures import classify_failure
 from autotune.workers.settings_check import texts_named
 
@@ -71,12 +60,6 @@ MOST_FILES = 2000
 """Limit of a search for changed files in each folder."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
-_TEXTS = (".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".gin", ".cfg")
-
-_OPTIONS = {
-    "preset": "--step-preset", "pattern": "--step-pattern", "json_key": "--step-json", "unit": "--step-unit",
-    "file": "--step-file", "loss": "--loss",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,23 +306,20 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
         )
     own = own_settings(probe, request.command, request.cwd)
-    here = {**caller, **own.environment}
+    count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     probe.outside |= changed_outside(request, since_s=began_s)
     return ProbeResult(
         request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
-        how=_in_words(rules, is_given=request.rules is not None), device=device_words(request.platform, here),
-        device_count=device_count(request.platform, here), own=own,
+        how=_in_words(rules, is_given=request.rules is not None), device=device, device_count=count_of_devices,
+        own=own,
     )  # fmt: skip
 
 
 def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
-    """Returns files outside the folder that changed after some time, in places that the command or its scripts name.
-
-    They may have been open for a moment only. At most `MOST_FILES` files of each place are looked at.
-    """
+    """Returns files outside the folder that changed after some time, in places that the command or its scripts name."""
     folder = request.cwd.resolve()
-    texts = [*request.command, *texts_named(request.command, folder, _TEXTS).values()]
+    texts = [*request.command, *texts_named(request.command, folder, FIRST_LOOK["texts"]).values()]
     named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
     places = {(path if path.exists() else path.parent).resolve() for path in named}
     found = set[str]()
@@ -373,11 +353,12 @@ def refuse_one_word(command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- devices
 
 
-def device_count(platform: str, environment: Mapping[str, str]) -> int:
-    """Counts the devices of a program with this environment: visible GPUs, or the CPU devices that it asks for."""
-    if platform == "cuda":
-        return max(1, len(visible_gpus(environment)))
-    return asked_cpu_devices(environment) or 1
+def devices_of(platform: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Returns how many devices a program with this environment has, and the name of one."""
+    if platform == "cpu":
+        return asked_cpu_devices(environment) or 1, processor_name()
+    gpus = visible_gpus(environment)
+    return max(1, len(gpus)), gpus[0].name if gpus else "GPU"
 
 
 def asked_cpu_devices(environment: Mapping[str, str]) -> int | None:
@@ -385,12 +366,6 @@ def asked_cpu_devices(environment: Mapping[str, str]) -> int | None:
     flags = [t.value or "" for t in parse_tokens(environment.get("XLA_FLAGS", "")) if t.name == DEVICE_COUNT]
     asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
     return next((int(text) for text in asked if text.isdigit() and int(text) > 0), None)
-
-
-def device_words(platform: str, environment: Mapping[str, str]) -> str:
-    """Returns the name of the device of a program, as its driver or the kernel gives it."""
-    gpus = visible_gpus(environment) if platform == "cuda" else ()
-    return gpus[0].name if gpus else "GPU" if platform == "cuda" else processor_name()
 
 
 def default_platform() -> str:
@@ -476,7 +451,7 @@ def read_log(path: Path) -> Probe:
     """
     found = find(path)
     if found is None:
-        raise AutotuneError(f"a folder must hold a log but there is no .jsonl or .csv in {path}")
+        raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
     try:
         content, kind = _text_of(plain_content(found))
         lines = list(lines_of(found.name.removesuffix(".gz")).feed(content + b"\n"))
@@ -595,7 +570,7 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
-    if any(map(draws_bar, probe.lines[-SHOWN_LINES:])):
+    if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
     if len(probe.lines) == 1:
         wanted = "it printed one line only"
@@ -607,7 +582,9 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
 
 def options_of(rules: Mapping[str, Any]) -> str:
     """Returns the options of `autotune tune` that say how steps are read."""
-    return " ".join(f"{option} {shlex.quote(str(rules[key]))}" for key, option in _OPTIONS.items() if key in rules)
+    return " ".join(
+        f"{option} {shlex.quote(str(rules[key]))}" for key, option in FIRST_LOOK["options"].items() if key in rules
+    )
 
 
 def _how_to_read(fit: Recognised | None) -> str:
@@ -619,11 +596,4 @@ def _how_to_read(fit: Recognised | None) -> str:
             f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
             "  (if its steps come later, with the --step-pattern of those)"
         )
-    return (
-        'Let it print a line at each step, such as `print(f"step {i} {seconds:.4f} s loss {loss}", flush=True)`; or '
-        "say how its steps are printed, by one of\n"
-        "    --step-pattern 'step (?P<step>\\d+)'            a line a step: the time between lines counts\n"
-        "    --step-pattern '(?P<step_s>[\\d.]+) s/step'     or a duration: step_s, step_ms, steps_per_s\n"
-        "    --step-json perf.step_time                     JSON lines: the key of the seconds\n"
-        "  with --step-file FILE for a file that it writes; or put one line into its loop (docs/tune.md, hook)"
-    )
+    return str(FIRST_LOOK["advice"])

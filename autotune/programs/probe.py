@@ -6,8 +6,10 @@ import contextlib
 import os
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from autotune.workers.own_folder import OwnFolder
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
 
-_STEP_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".log", ".txt")
+FIRST_LOOK = tomllib.loads((resources.files("autotune") / "data" / "first_look.toml").read_text("utf-8"))
 _MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 
@@ -164,7 +166,7 @@ def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
     found = {}
     for path in _files_in(folder):
         with contextlib.suppress(OSError):
-            if path.suffix in _STEP_FILES and (status := path.stat()).st_mtime >= since and status.st_size:
+            if path.suffix in FIRST_LOOK["step_files"] and (status := path.stat()).st_mtime >= since and status.st_size:
                 found[path.relative_to(folder).as_posix()] = status.st_mtime
     return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
 

@@ -93,7 +93,7 @@ class Study:
         """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (aa_run, trial, confirm, final, full, minimise, recheck), trial, measurement (folder), pair,
+            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial, measurement (folder), pair,
             arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the pair,
             since the study began), is_counted (False while the device settles).
         """

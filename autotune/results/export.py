@@ -83,69 +83,25 @@ def is_unchanged(text: str, winner: Winner) -> bool:
     return False
 
 
-def _devices_of(winner: Winner) -> list[str]:
-    """Formats the devices of a proof, one fact a line."""
-    c, lines = winner.conditions, list[str]()
-    if c.driver is not None:
-        lines.append(f"NVIDIA driver: {c.driver}")
-    firmware = [f"{name} {value}" for name, value in (("VBIOS", c.vbios), ("GSP", c.gsp)) if value is not None]
-    if limits := [*firmware, *(w for w in (c.clocks, c.power_limit, c.modes) if w is not None)]:
-        lines.append("GPU: " + ", ".join(limits))
-    if c.device_kind is not None:
-        nodes = f" on each of {winner.node_count} nodes" if winner.node_count > 1 else ""
-        lines.append(
-            f"device: {c.device_count} x {c.device_kind} ({c.platform}){nodes}, {winner.process_count} process(es)"
-        )
-    return lines
-
-
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    c, estimate = winner.conditions, winner.estimate
-    lines = [f"autotune study {winner.study}, {winner.ended}"]
-    if estimate is not None:
-        lines.append(
-            f"{time_of(winner.work)} over the default's: {format_estimate(estimate)} "
-            f"({format_change(estimate.ratio)}, "
-            f"{estimate.level:.0%} interval over {estimate.pair_count} fresh process pairs)"
-        )
-    if winner.work is not None:
-        lines.append(f"work: {winner.work.candidate} tokens a step, the default's {winner.work.reference}")
-    if winner.step_s is not None:
-        lines.append(f"step: {format_seconds(winner.step_s)}, the median in that proof")
-    soaked = f"{winner.soaked_s:.0f} s" if winner.soaked_s is not None else "not run"
-    lines.append(f"soak: {winner.soak or soaked}")
-    if winner.loss is not None:
-        doubt = "" if winner.loss.is_ok or winner.loss.is_silent else "NOT PROVEN: "
-        lines.append(f"loss, as told by the program: {doubt}{winner.loss.words}")
-    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in sorted(winner.versions.items())))
-    lines += _devices_of(winner)
-    lines.append(f"machine: {winner.machine}")
-    options = " ".join(f"{k}={v}" for k, v in winner.workload_options.items())
-    lines.append(f"workload: {winner.workload_entry} {options} (hash {c.workload})")
-    if winner.options:
-        changed = ", ".join(f"{name}={plain(value)}" for name, value in winner.options.items())
-        lines.append(f"options, part of this winner, that no variable carries: {changed}")
-        lines.append("give them to the program: exec with {NAME} in its arguments, or --format arguments, maxtext")
-    lines.append(
-        "expires with any change of GPU, count, jax, jaxlib, plugin, driver, firmware, clocks or workload "
-        "(autotune recheck)"
-    )
-    return list(map(visible_line, lines))
+    return _templates().get_template("evidence.j2").render(winner=winner).splitlines()
 
 
 @functools.cache
 def _templates() -> jinja2.Environment:
-    """Returns the templates of `data/export`, one for each format but JSON."""
+    """Returns the templates of `data/export`, one for each format but JSON; no value ends a line."""
     env = jinja2.Environment(
         loader=jinja2.PackageLoader("autotune", "data/export"),
-        autoescape=False,
+        autoescape=False,  # no HTML
+        finalize=lambda value: visible_line(str(value)),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
     env.filters["quote"] = shlex.quote
-    env.globals |= {"dotted": dotted, "plain": plain}
+    said = (format_change, format_estimate, format_seconds, time_of, dotted, plain)
+    env.globals |= {function.__name__: function for function in said}
     return env
 
 

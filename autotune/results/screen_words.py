@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.compiler.screen import Effect, ScreenReport, SettingReport
+from autotune.compiler.screen import CompiledReport, Effect, ScreenReport, SettingReport
 from autotune.model.records import ScreenRecord
 from autotune.model.units import format_bytes, format_seconds, format_share
 
@@ -27,7 +27,7 @@ def describe_screen(report: ScreenReport) -> list[str]:
     """Summarises a screen in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
     counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
-    canary = f"; flags are applied: the canary [{report.canary.settings}] changes the program" if report.canary else ""
+    canary = f"; flags are applied: the canary [{report.canary}] changes the program"
     lines = [f"screen for {place}: {counts}{canary}"]
     if no_ops := report.of_effect(Effect.NO_OP):
         lines.append(f"no-ops here, left out of the search: {', '.join(s.name for s in no_ops)}")
@@ -75,32 +75,25 @@ def screen_lines(report: ScreenReport) -> list[str]:
 
 def _setting_lines(setting: SettingReport) -> list[str]:
     note = setting.stage if setting.effect is Effect.MEASURE else format_interaction(setting)
-    lines = [f"  {setting.name}" + (f" ({note})" if note else "")]
-    for value in setting.values:
-        if value.message:
-            lines.append(f"    {value.value}: {value.message}")
-        elif not value.is_active:
-            lines.append(f"    {value.value}: same program")
-        else:
-            fit = " DOES NOT FIT;" if value.fits is False else ""
-            lines.append(f"    {value.value}:{fit} {'; '.join(value.changes[:MOST_CHANGES])}")
-    return lines
+    values = [f"    {value.value}: {_format_program(value, 'same program')}" for value in setting.values]
+    return [f"  {setting.name}" + (f" ({note})" if note else ""), *values]
 
 
 def _set_lines(report: ScreenReport) -> list[str]:
     lines = []
     for found in report.sets:
-        if found.message:
-            said = f"does not compile: {found.message}"
-        elif found.same_as is not None:
-            said = f"same program as {found.same_as}"
-        else:
-            said = "; ".join(found.changes[:MOST_CHANGES]) or "same program as reference"
-        if found.fits is False:
-            said = f"DOES NOT FIT; {said}"
+        same = f"same program as {found.same_as or 'reference'}"
+        shown = found.model_copy(update={"changes": ()}) if found.same_as else found
         rest = f" (to be measured: {', '.join(found.to_measure)})" if found.to_measure else ""
-        lines.append(f"  {found.name}: {said}{rest}")
+        lines.append(f"  {found.name}: {_format_program(shown, same)}{rest}")
     return lines
+
+
+def _format_program(found: CompiledReport, same: str) -> str:
+    if found.message:
+        return f"does not compile: {found.message}"
+    fit = "DOES NOT FIT; " if found.fits is False else ""
+    return fit + ("; ".join(found.changes[:MOST_CHANGES]) or same)
 
 
 def predicted_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

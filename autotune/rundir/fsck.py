@@ -18,10 +18,7 @@ from autotune.model.records import (
     SCHEMA_VERSION,
     AaRecord,
     AnyRecord,
-    ConclusionRecord,
     ConfirmRun,
-    FailingSetRecord,
-    FinalistResult,
     SessionRecord,
     TrialResult,
     TrialStatus,
@@ -214,13 +211,8 @@ class _Check:
 
 
 def _named_trials(record: AnyRecord) -> set[int]:
-    """Returns the numbers of the other trials that a record names."""
-    named: set[int | None] = set()
-    if isinstance(record, TrialResult):
-        named = {record.same_as}
-    elif isinstance(record, ConfirmRun | FinalistResult | FailingSetRecord | ConclusionRecord):
-        named = {record.trial}
-    return {n for n in named if n}  # 0 is the reference
+    """Returns the numbers of the other trials that a record names; 0 is the reference."""
+    return {n for n in (getattr(record, "same_as", None), getattr(record, "trial", None)) if n}
 
 
 def _expected_pairs(record: AnyRecord) -> tuple[str, int | None]:

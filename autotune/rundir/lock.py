@@ -23,21 +23,12 @@ import psutil
 from autotune.machine.files import like_folder
 from autotune.machine.host import utc_now
 from autotune.model.errors import RunDirectoryError
-from autotune.model.files import plain_content
+from autotune.model.files import packaged_table, plain_content
 
 LOCK = "lock"
 _LONGEST = 4096
-"""Limit of bytes that are read of a lock file."""
 
-_EVERYWHERE = {
-    "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "tmpfs", "ramfs", "overlay", "aufs",
-    "nfs", "nfs4", "lustre", "ceph", "gpfs", "gfs2", "ocfs2",
-}  # fmt: skip
-"""File systems whose locks are visible wherever the file is, unless a mount option says otherwise."""
-
-_ONLY_HERE = frozenset({"nolock", "local_lock=flock", "local_lock=all", "localflock", "localflocks"})
-"""Mount options of NFS, Lustre and GFS2 that keep a lock to one machine."""
-
+_TOLD = packaged_table("file_systems.toml")
 _CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -52,7 +43,7 @@ class Mount:
     @property
     def locks_everywhere(self) -> bool:
         """Whether a lock here is known to be visible on every machine that sees the file."""
-        return self.kind in _EVERYWHERE and not self.options & _ONLY_HERE
+        return self.kind in _TOLD["locks_everywhere"] and self.options.isdisjoint(_TOLD["locks_only_here"])
 
 
 def mount_of(path: Path) -> Mount:

@@ -7,25 +7,24 @@ jaxlib, a kind of model, a GPU and their number), or without a kind of model for
 
 from __future__ import annotations
 
-import functools
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from autotune.model.errors import SettingError, close_matches
+from autotune.model.errors import SettingError, close_matches, first_problem
 from autotune.model.numbers import Record
-from autotune.settings.catalog import release_of
+from autotune.settings.catalog import DATA, release_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+FOLDER = DATA / "atlas"
 SCHEMA_VERSION = 1
 HEADER = f'{{"atlas": {SCHEMA_VERSION}}}'
 
@@ -90,83 +89,33 @@ class AtlasRow(Record):
         """Release, kind of model, GPU and their number."""
         return self.jaxlib, self.workload, self.target, self.gpus
 
-
-class Atlas:
-    """The rows of the table, with an index by setting."""
-
-    def __init__(self, rows: Iterable[AtlasRow]) -> None:
-        self.rows = tuple(rows)
-        self._by_name: dict[str, list[AtlasRow]] = defaultdict(list)
-        for row in self.rows:
-            self._by_name[row.name].append(row)
-
-    def __iter__(self) -> Iterator[AtlasRow]:
-        return iter(self.rows)
-
     @property
-    def jaxlibs(self) -> tuple[str, ...]:
-        """Releases in the table, oldest first."""
-        found = {r.jaxlib for r in self.rows}
-        return tuple(sorted(found, key=release_of))
-
-    @property
-    def cells(self) -> tuple[AtlasRow, ...]:
-        """The rows of kind ``cell``."""
-        return tuple(r for r in self.rows if r.kind == "cell")
-
-    def of(self, name: str) -> tuple[AtlasRow, ...]:
-        """All rows of a setting."""
-        return tuple(self._by_name.get(name, ()))
+    def place(self) -> str:
+        """The cell in its release: ``dense-fsdp@8xh100-sxm``; ``all cells`` for a row of a whole release."""
+        return f"{self.workload}@{self.gpus}x{self.target}" if self.workload else "all cells"
 
 
-@functools.cache
-def load_atlas() -> Atlas:
-    """Loads the table of this package."""
-    return read_atlas(atlas_folder())
-
-
-def read_atlas(folder: Traversable) -> Atlas:
-    """Reads the table in a folder.
-
-    Raises:
-        SettingError: If the folder is missing, or a file has another schema.
-    """
+def read_atlas(folder: Traversable) -> list[AtlasRow]:
+    """Reads the table in a folder; SettingError if it is missing, or has another schema."""
     if not folder.is_dir():
         raise SettingError(f"a table of the atlas must lie in a folder but {folder} is none")
     files = sorted((p for p in folder.iterdir() if p.name.endswith(".jsonl")), key=lambda p: p.name)
-    return Atlas(row for path in files for row in read_rows(path))
+    return [row for path in files for row in read_rows(path)]
 
 
 def read_rows(path: Traversable) -> list[AtlasRow]:
-    """Reads one file of the table.
-
-    Raises:
-        SettingError: If a line has another schema.
-    """
-    adapter = TypeAdapter(AtlasRow)
+    """Reads one file of the table; SettingError if a line has another schema."""
     head, *lines = path.read_text("utf-8").splitlines() or [""]
     if head != HEADER:
         raise SettingError(f"{path.name}: the first line of a table of the atlas must be {HEADER} but got {head!r}")
     rows = []
     for number, line in enumerate(lines, 2):
         try:
-            rows.append(adapter.validate_json(line))
+            rows.append(AtlasRow.model_validate_json(line))
         except ValidationError as error:
-            wrong = error.errors()[0]
-            raise SettingError(
-                f"{path.name}: line {number} must be a row of the atlas (schema {SCHEMA_VERSION}) but {wrong['msg']}"
-            ) from error
+            wanted = f"line {number} must be a row of the atlas (schema {SCHEMA_VERSION})"
+            raise SettingError(f"{path.name}: {wanted} but {first_problem(error)}") from error
     return rows
-
-
-def atlas_folder() -> Traversable:
-    """The table's folder in this package."""
-    return resources.files("autotune") / "data" / "atlas"
-
-
-def place_of(row: AtlasRow) -> str:
-    """The cell of a row: ``dense-fsdp@8xh100-sxm``; ``all cells`` for a row of a whole release."""
-    return f"{row.workload}@{row.gpus}x{row.target}" if row.workload else "all cells"
 
 
 # ---------------------------------------------------------------------- views
@@ -188,10 +137,9 @@ def atlas(folder: str | Path | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    found = load_atlas() if folder is None else read_atlas(Path(folder))
     rows = [
         {**row.model_dump(mode="json"), "changes": "; ".join(row.changes), "needs": "; ".join(row.needs)}
-        for row in found
+        for row in read_atlas(FOLDER if folder is None else Path(folder))
     ]
     frame = pd.DataFrame(rows, columns=list(AtlasRow.model_fields))
     return frame.astype({**dict.fromkeys(("gpus", "peak_bytes", "compiled"), "Int64"), "seconds": "float64"})
@@ -209,42 +157,39 @@ class AtlasFinding:
     of: int
     """Number of cells of the release."""
     places: tuple[str, ...]
-    """The cells, formatted by `place_of`."""
+    """The cells, as `AtlasRow.place`."""
     words: str
 
 
-def atlas_findings(table: Atlas, name: str) -> list[AtlasFinding]:
+def atlas_findings(table: Sequence[AtlasRow], name: str) -> list[AtlasFinding]:
     """Returns the findings on a setting, newest release first, most cells first.
 
     Raises:
-        SettingError: If the atlas is empty or lacks the setting.
+        SettingError: If the atlas lacks the setting.
     """
-    if not table.cells:
-        raise SettingError("the atlas must have rows but has none")
-    rows = table.of(name)
-    if not rows:
-        known = {r.name for r in table if r.kind == "setting"}
+    groups: dict[tuple[str, str, str, str], list[AtlasRow]] = defaultdict(list)
+    for row in table:
+        if row.name == name:
+            groups[row.jaxlib, row.value, row.verdict, row.tried].append(row)
+    if not groups:
+        known = {row.name for row in table if row.name}
         raise SettingError(f"the atlas must have the setting but has no {name!r}{close_matches(name, known)}")
-    found = []
-    for jaxlib in reversed(table.jaxlibs):
-        of = sum(c.jaxlib == jaxlib for c in table.cells)
-        groups: dict[tuple[str, str, str], list[AtlasRow]] = defaultdict(list)
-        for row in rows:
-            if row.jaxlib == jaxlib:
-                groups[row.value, row.verdict, row.tried].append(row)
-        order = list(dict.fromkeys(value for value, _, _ in groups))
-        for (value, verdict, _), there in sorted(groups.items(), key=lambda g: (order.index(g[0][0]), -len(g[1]))):
-            finding = AtlasFinding(
-                value=value,
-                jaxlib=jaxlib,
-                verdict=str(verdict),
-                cells=len(there) if there[0].workload else of,
-                of=of,
-                places=tuple(dict.fromkeys(map(place_of, there))),
-                words=_format_rows(there),
-            )
-            found.append(finding)
-    return found
+    cells = Counter(row.jaxlib for row in table if row.kind == "cell")
+    values = list(dict.fromkeys(value for _, value, _, _ in groups))
+    found = [
+        AtlasFinding(
+            value=value,
+            jaxlib=jaxlib,
+            verdict=verdict,
+            cells=len(rows) if rows[0].workload else cells[jaxlib],
+            of=cells[jaxlib],
+            places=tuple(dict.fromkeys(row.place for row in rows)),
+            words=_format_rows(rows),
+        )
+        for (jaxlib, value, verdict, _), rows in groups.items()
+    ]
+    found.sort(key=lambda f: (values.index(f.value), -f.cells))
+    return sorted(found, key=lambda f: release_of(f.jaxlib), reverse=True)  # stable
 
 
 def _format_rows(rows: list[AtlasRow]) -> str:
@@ -254,7 +199,5 @@ def _format_rows(rows: list[AtlasRow]) -> str:
     if first.needs:
         words.append(f"{'needs' if first.changes else 'only together with'} {', '.join(first.needs)}")
     if first.verdict is AtlasVerdict.SAME and first.tried:
-        words.append(
-            "compiled alone" if first.tried == "alone" else "compiled together with others that change nothing"
-        )
+        words.append("compiled alone" if first.tried == "alone" else "compiled with others that change nothing")
     return "; ".join(w for w in (*words, first.message) if w)

@@ -23,6 +23,8 @@ from autotune.model.flags import FlagSet
 
 T = TypeVar("T")
 
+DATA = resources.files("autotune") / "data"
+
 
 def _by_version(default: Any) -> Any:
     """Converts a single default to a table of defaults by version."""
@@ -107,7 +109,6 @@ class Setting:
     type: str
     """One of bool, int, int32, int64, float, string, enum, message."""
     also_in: tuple[str, ...] = ()
-    """Further groups."""
     tri_state: bool = False
     """Whether being unset differs from every value."""
     repeated: bool = False
@@ -119,9 +120,8 @@ class Setting:
     step: int = 1
     power_of_two: bool = False
     minimum: float | None = None
-    """Smallest sensible value; the parser may accept others."""
+    """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
-    """Largest sensible value."""
     scopes: tuple[Scope, ...] = ()
     """The program must have all of them."""
     makes: tuple[Scope, ...] = ()
@@ -156,7 +156,6 @@ class Setting:
     condition_since: str = ""
     """First jaxlib for which `when` and `unless` hold; empty if for all."""
     renamed_to: str = ""
-    """The newer name."""
     renamed_values: Mapping[str, str] = field(default_factory=dict)
     """Its values to those of the newer name; other values need no replacement."""
     stood_for: tuple[str, ...] = ()
@@ -213,11 +212,7 @@ class Catalog(dict[str, Setting]):
         return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
 
     def find(self, name: str) -> Setting:
-        """Finds a setting by name, with or without dashes and value.
-
-        Raises:
-            SettingError: If the catalogue lacks it.
-        """
+        """Finds a setting by name, with or without dashes and value; SettingError if the catalogue lacks it."""
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
             if candidate in self:
@@ -239,35 +234,19 @@ def release_of(version: str) -> tuple[int, ...]:
 @functools.cache
 def load_catalog() -> Catalog:
     """Loads the catalogue of this package."""
-    data = resources.files("autotune") / "data"
-    return Catalog(_read_folder(data / "flags", Setting).values(), read_entries(data / "sources.toml", Source))
+    return Catalog(read_entries("flags", Setting).values(), read_entries("sources.toml", Source))
 
 
-def _read_folder(folder: Traversable, kind: type[T]) -> dict[str, T]:
-    """Reads the entries of all files of a folder, in the order of their names."""
-    files = sorted(folder.iterdir(), key=lambda path: path.name)
-    return {name: entry for path in files for name, entry in read_entries(path, kind).items()}
-
-
-def read_entries(path: Traversable, kind: type[T]) -> dict[str, T]:
-    """Reads the entries of a data file, by name.
-
-    Raises:
-        SettingError: See `read_data`.
-    """
-    return read_data(path, dict[str, kind], named=True)  # type: ignore[valid-type]
+def read_entries(name: str, kind: type[T], folder: Traversable = DATA) -> dict[str, T]:
+    """Reads the named tables of a data file, or of all files of a folder in the order of their names."""
+    place = folder / name
+    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
+    tables = [read_data(path, dict[str, kind], named=True) for path in files]  # type: ignore[valid-type]
+    return {key: entry for table in tables for key, entry in table.items()}
 
 
 def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
-    """Reads a TOML file.
-
-    Args:
-        kind: Type to validate its content as.
-        named: Whether each table takes its own name as ``name``.
-
-    Raises:
-        SettingError: If the content does not fit.
-    """
+    """Reads a TOML file as some type, each table with its own name if `named`; SettingError if it does not fit."""
     data = tomllib.loads(path.read_text("utf-8"))
     if named:
         data = {name: {"name": name, **entry} for name, entry in data.items()}
@@ -316,15 +295,11 @@ class Symptom:
 @functools.cache
 def load_recipes() -> dict[str, Recipe]:
     """Loads the recipes by name, in the order of the files."""
-    return _read_folder(resources.files("autotune") / "data" / "recipes", Recipe)
+    return read_entries("recipes", Recipe)
 
 
 def find_recipe(name: str) -> Recipe:
-    """Finds a recipe by name.
-
-    Raises:
-        SettingError: If there is none.
-    """
+    """Finds a recipe by name; SettingError if there is none."""
     recipes = load_recipes()
     if name not in recipes:
         raise SettingError(
@@ -336,4 +311,4 @@ def find_recipe(name: str) -> Recipe:
 @functools.cache
 def load_symptoms() -> dict[str, Symptom]:
     """Loads the symptoms by name."""
-    return read_entries(resources.files("autotune") / "data" / "symptoms.toml", Symptom)
+    return read_entries("symptoms.toml", Symptom)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
@@ -52,10 +51,10 @@ class SettingCheck:
     value: str | None
     """As written; None for a bare name."""
     verdict: SettingVerdict
-    starts: bool
-    """Whether a process with the setting would start."""
     reason: str
     advice: str = ""
+    starts: bool = True
+    """Whether a process with the setting would start."""
     replacement: tuple[str, str] | None = None
     """Name and value to write instead; None if there is none, or the setting can go."""
 
@@ -65,23 +64,33 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
     return tuple(check_setting(name, value, known) for name, value in settings.items())
 
 
-def check_setting(name: str, value: str, known: KnownSettings) -> SettingCheck:
-    """Checks one setting with its value."""
-    setting = known[name]
-    if COMPUTED in value and (setting.exists or setting.entry is not None):
-        return _said(name, value, _NAME_ONLY)
-    if setting.exists:
-        return _check_existing(setting, value, known)
-    if name.startswith(("xla_", "jax_")) or (setting.entry is not None and setting.entry.tier is Tier.REMOVED):
-        return _check_missing(setting, value, known)
-    judged = _judge_variable(setting, value, known)
-    replacement = known.replacement(setting, value) if judged[0] is SettingVerdict.RENAMED else None
-    return _said(setting.name, value, judged, replacement=replacement)
-
-
-def would_start(checks: Iterable[SettingCheck]) -> bool:
-    """Whether a process with all these settings would start."""
-    return all(c.starts for c in checks)
+def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
+    """Checks one setting with its value; `as_flag` in XLA_FLAGS, whose parser refuses what is no flag."""
+    setting, replacement = known[name], None
+    exists = setting.is_flag if as_flag else setting.exists
+    is_variable = not as_flag and not name.startswith("xla_")
+    if COMPUTED in value and (exists or (setting.is_catalogued and not as_flag)):
+        return SettingCheck(name, value, *_NAME_ONLY)
+    if not exists and (name[:4] == "jax_" or not is_variable or setting.entry.tier is Tier.REMOVED):
+        replacement = known.replacement(setting, value)
+        judged = _judge_missing(setting, replacement, known, as_flag=as_flag)
+        return SettingCheck(name, value, *judged, starts=is_variable, replacement=replacement)
+    refused = setting.refused(value)
+    if refused:
+        named = setting.legal_values and "legal" not in refused
+        advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
+        judged = SettingVerdict.BAD_VALUE, refused, advice
+    elif setting.is_flag and known.is_older_name(setting):
+        replacement = known.replacement(setting, value)
+        advice = "write the new name" if replacement is not None else "remove it: that is the default"
+        new = f"{setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
+        judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
+    elif not exists and (of_variable := _judge_variable(setting, known)) is not None:
+        replacement = known.replacement(setting, value) if of_variable[0] is SettingVerdict.RENAMED else None
+        judged = of_variable
+    else:
+        judged = _judge(setting, value, known)
+    return SettingCheck(name, value, *judged, starts=not (refused and exists), replacement=replacement)
 
 
 def for_build(
@@ -121,45 +130,29 @@ def _spelled_out(settings: FlagSet, known: KnownSettings, note: Callable[[str], 
     """Writes for each switch that the build lacks the flags of now for which it stood."""
     for name, value in settings.items():
         entry, build = known[name].entry, known.build.flags
-        if entry is not None and entry.stood_for and not known[name].exists and value.lower() in ("true", "1"):
+        if entry.stood_for and not known[name].exists and value.lower() in ("true", "1"):
             flags = {n: "true" for n in entry.stood_for if n in build}
             settings = settings.without(name).merge(flags)
             note(f"{name} is taken as {FlagSet(flags)}")
     return settings
 
 
-def _check_existing(setting: KnownSetting, value: str, known: KnownSettings) -> SettingCheck:
-    """Checks a flag of the parser or an option of jax, where a refused value ends the process."""
-    replacement, refused = None, setting.refused(value)
-    if refused:
-        named = setting.legal_values and "legal" not in refused
-        advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
-        judged = SettingVerdict.BAD_VALUE, refused, advice
-    elif setting.is_flag and known.is_older_name(setting):
-        replacement = known.replacement(setting, value)
-        judged = _judge_older_name(setting, value, replacement)
-    else:
-        judged = _judge(setting, value, known)
-    return _said(setting.name, value, judged, starts=not refused, replacement=replacement)
-
-
 def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
     """Judges a value that the process takes."""
     is_default = setting.is_default(value)
-    is_cache = setting.danger.startswith(OF_CACHES)
-    if setting.danger and not is_default and not is_cache:
-        return SettingVerdict.DANGEROUS, setting.danger, _IN_TRAINING
+    is_cache = setting.entry.danger.startswith(OF_CACHES)
+    if setting.entry.danger and not is_default and not is_cache:
+        return SettingVerdict.DANGEROUS, setting.entry.danger, _IN_TRAINING
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
-    against = setting.entry.against if setting.entry is not None else {}
-    if reason := _never_acts(setting, known.build.build) or against.get(value.upper(), ""):
+    if reason := _never_acts(setting, known.build.build) or setting.entry.against.get(value.upper(), ""):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
     default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
-    avoided = known.avoided(setting.entry) if setting.entry is not None else ""
-    avoided = avoided or ("leave it out of studies: results of another run would decide" if is_cache else "")
+    for_studies = "leave it out of studies: results of another run would decide" if is_cache else ""
+    avoided = known.avoided(setting.entry) or for_studies
     if not setting.exists:
         return SettingVerdict.EFFECTIVE, "read from the environment", avoided
     acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
@@ -169,63 +162,45 @@ def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement
 def _never_acts(setting: KnownSetting, build: str) -> str:
     """Why a setting does nothing in any program; empty if it may act."""
     entry, flag = setting.entry, setting.flag
-    if entry is not None and entry.tier is Tier.NOOP:
+    if entry.tier is Tier.NOOP:
         return entry.summary.rstrip(".")
-    if entry is not None and entry.platform in NEVER_SEARCHED:
+    if entry.platform in NEVER_SEARCHED:
         return NEVER_SEARCHED[entry.platform]
     return f"{build} takes it and stores it nowhere" if flag is not None and not flag.sets else ""
 
 
-def _judge_older_name(setting: KnownSetting, value: str, replacement: Pair | None) -> Judgement:
-    """Judges an old name that the parser still accepts."""
-    entry = setting.entry
-    assert entry is not None
-    reason = f"an older name that now sets {entry.renamed_to}={renamed_value(entry, value)}"
-    if replacement is None:
-        return SettingVerdict.RENAMED, f"{reason}, which is the default", "remove it"
-    return SettingVerdict.RENAMED, reason, "write the new name"
-
-
-def _check_missing(setting: KnownSetting, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
-    """Checks a name that the build lacks, which the parser refuses but an unread variable does not."""
-    is_variable = setting.name.startswith("jax_") or (setting.entry is not None and setting.entry.kind == "env")
-    replacement = known.replacement(setting, value)
+def _judge_missing(
+    setting: KnownSetting, replacement: Pair | None, known: KnownSettings, *, as_flag: bool
+) -> Judgement:
+    """Judges a name that the build lacks, which the parser refuses but an unread variable does not."""
     if replacement is not None:
         target = "=".join(replacement)
         reason = f"{known.build.build} does not have it; {target} takes its place"
-        judged = SettingVerdict.RENAMED, reason, f"write {target}"
-    else:
-        judged = _judge_missing(setting, known, as_flag=as_flag)
-    return _said(setting.name, value, judged, starts=is_variable, replacement=replacement)
-
-
-def _judge_missing(setting: KnownSetting, known: KnownSettings, *, as_flag: bool) -> Judgement:
-    """Judges a missing name without a replacement."""
+        return SettingVerdict.RENAMED, reason, f"write {target}"
     build, name, entry = known.build, setting.name, setting.entry
     bare, dash, rest = name.partition("-")
     if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
         return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
-    if setting.flag is not None:
-        reason = "only a compiler option of one compilation, not an XLA flag"
-        return SettingVerdict.UNKNOWN, reason, "remove it from XLA_FLAGS"
-    if entry is not None and setting.is_too_new:
+    is_other_kind = as_flag and setting.is_catalogued and entry.kind != "xla"
+    if setting.flag is not None or is_other_kind:
+        kind = "a variable" if is_other_kind else "only a compiler option of one compilation"
+        return SettingVerdict.UNKNOWN, f"{kind}, not an XLA flag", "remove it from XLA_FLAGS"
+    if setting.is_too_new:
         reason = f"{build.build} does not have it yet; it came with {entry.since}"
         return SettingVerdict.UNKNOWN, reason, "remove it, or upgrade jax"
-    if entry is not None or name in build.removed:
-        what = entry.summary.rstrip(".") if entry is not None else "an XLA flag of other releases"
+    if setting.is_catalogued or name in build.removed:
+        what = entry.summary.rstrip(".") or "an XLA flag of other releases"
         return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
     reason = f"{build.build} does not know it{known.hint(setting, as_flag=as_flag)}"
     return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
-    """Judges an environment variable by the catalogue; nothing refuses it at start."""
+def _judge_variable(setting: KnownSetting, known: KnownSettings) -> Judgement | None:
+    """Judges the name of an environment variable by the catalogue; None if its value decides."""
     entry = setting.entry
-    if entry is None:
+    if not setting.is_catalogued:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
         return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
-    if problem := setting.refused(value):
-        return SettingVerdict.BAD_VALUE, problem, "mend the value"
     if setting.is_too_new:
         return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
     if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
@@ -233,7 +208,7 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
     if entry.renamed_to and not entry.danger:
         advice = "write the new name; setting both is an error"
         return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
-    return _judge(setting, value, known)
+    return None
 
 
 def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -244,7 +219,7 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
-            checks.append(_said(token.name, token.value, (SettingVerdict.NO_EFFECT, reason, advice)))
+            checks.append(SettingCheck(token.name, token.value, SettingVerdict.NO_EFFECT, reason, advice))
             continue
         if not token.is_flag:
             checks.append(_check_stray(token, first=not checks, known=known))
@@ -255,19 +230,14 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
         if token.value is None and flag is not None and flag.type != "bool":
             reason = f"needs a value ({flag.type}); only booleans may stand alone"
             advice = f"write --{token.name}=VALUE; the default is {flag.default or ''!r}"
-            checks.append(_said(token.name, token.value, (SettingVerdict.BAD_VALUE, reason, advice), starts=False))
+            checks.append(SettingCheck(token.name, None, SettingVerdict.BAD_VALUE, reason, advice, starts=False))
             continue
         value = "true" if token.value is None else token.value
         if token.name in merged:
             checks = [_overridden(c, token.name, value) for c in checks]
             value = combine(token.name, merged[token.name], value)
         merged[token.name] = value
-        setting = known[token.name]
-        if setting.is_flag:
-            check = check_setting(token.name, value, known)
-        else:
-            check = _check_missing(setting, value, known, as_flag=True)
-        checks.append(replace(check, value=token.value))
+        checks.append(replace(check_setting(token.name, value, known, as_flag=True), value=token.value))
     return tuple(checks)
 
 
@@ -284,43 +254,28 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
         reason, starts = "no dashes: XLA stops reading here and drops the rest without a word", True
     if not token.text.isascii():
         reason = f"starts with {token.text[0]!r} instead of --; {reason}"
-    return _said(token.name, token.value, (SettingVerdict.UNKNOWN, reason, advice), starts=starts)
+    return SettingCheck(token.name, token.value, SettingVerdict.UNKNOWN, reason, advice, starts)
 
 
 def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
     """Marks an earlier token of the same name if the later one replaces its whole value."""
     if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
         return check
-    judged = SettingVerdict.NO_EFFECT, f"a later --{name}={value} overrides it", "remove it"
-    return _said(name, check.value, judged)
+    reason = f"a later --{name}={value} overrides it"
+    return SettingCheck(name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
 
 
-def _said(
-    name: str, value: str | None, judged: Judgement, *, starts: bool = True, replacement: tuple[str, str] | None = None
-) -> SettingCheck:
-    verdict, reason, advice = judged
-    return SettingCheck(name, value, verdict, starts, reason, advice, replacement)
-
-
-class Migration(NamedTuple):
-    """Settings for the installed build, with notes on those renamed or left out."""
-
-    settings: FlagSet
-    notes: tuple[str, ...]
-
-
-def migrate_text(text: str, known: KnownSettings) -> Migration:
-    """Translates the settings of a script to the installed build; those that cannot be known are noted."""
-    asked, notes = dict[str, str](), list[str]()
+def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:
+    """Translates the settings of a script to the installed build; `note` tells what is renamed, left out or unknown."""
+    asked = dict[str, str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
         if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
-            notes.append(f"{name} stays where it is: {check.reason}")
+            note(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
-    settings = for_build(FlagSet(asked), known, note=notes.append)
-    return Migration(settings=settings, notes=tuple(notes))
+    return for_build(FlagSet(asked), known, note=note)
 
 
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
@@ -333,7 +288,7 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
         name = match.removeprefix("--")
         if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):
             advice = f"give it to `autotune flags check '{match}=VALUE'`"
-            checks += (_said(_name_of(name), None, (SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice)),)
+            checks += (SettingCheck(_name_of(name), None, SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice),)
     return checks
 
 
@@ -345,7 +300,7 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
         if variable == "XLA_FLAGS":
             checks += check_xla_flags(value, known)
         elif variable == "LIBTPU_INIT_ARGS":
-            checks.append(_said(name, value, (SettingVerdict.NOT_JUDGED, _OF_LIBTPU, "")))
+            checks.append(SettingCheck(name, value, SettingVerdict.NOT_JUDGED, _OF_LIBTPU))
         elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known.hint(known[name])):
             checks.append(check_setting(name, value, known))
     return tuple(dict.fromkeys(checks))
@@ -353,11 +308,6 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
 
 def _name_of(variable: str) -> str:
     return variable.lower() if variable.startswith("JAX_") else variable
-
-
-def find_steering(environment: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
-    """Checks what an environment sets, XLA's flags first."""
-    return check_variables(sorted(environment.items(), key=lambda item: (item[0] != "XLA_FLAGS", item)), known)
 
 
 def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
@@ -371,11 +321,7 @@ def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[st
 def check_given(
     known: KnownSettings, *, flags: Sequence[str], recipe: str | None, file: Path | None, from_environment: bool
 ) -> tuple[SettingCheck, ...]:
-    """Checks either flags, a recipe, a script, or the caller's environment.
-
-    Raises:
-        SettingError: If none or several are given, or the given one cannot be read.
-    """
+    """Checks either flags, a recipe, a script, or the caller's environment; SettingError unless one is given."""
     if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
     if recipe is not None:
@@ -383,17 +329,13 @@ def check_given(
     if file is not None:
         return check_text(read_script(file), known)
     if from_environment:
-        return find_steering(caller_environment(), known)
+        return check_variables(caller_environment().items(), known)
     is_script = re.match(r"\s*(export\s+)?[A-Za-z_]\w*=", flags[0]) is not None
     return check_text(shlex.join(flags), known) if is_script else check_xla_flags(" ".join(flags), known)
 
 
 def read_script(file: Path) -> str:
-    """Reads a script.
-
-    Raises:
-        SettingError: If it is no readable text.
-    """
+    """Reads a script; SettingError if it is no readable text."""
     try:
         return plain_text(file)
     except (OSError, UnicodeDecodeError) as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+from autotune.settings.catalog import Setting, Stage, Tier, load_catalog, older
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
@@ -19,6 +19,9 @@ _JAX_BOOLEANS = {
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
+_SHOWN_APART = frozenset({"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"})
+"""Fields that `flags show` formats in another way."""
+
 UNSET = "(unset)"
 """Default in the catalogue of a setting that is unset by default."""
 
@@ -28,7 +31,8 @@ class KnownSetting:
     """A setting joined from catalogue, build and jax, each of which may lack it."""
 
     name: str
-    entry: Setting | None
+    entry: Setting
+    """An empty one for a setting that the catalogue lacks."""
     flag: FlagInfo | None
     """An XLA flag or compiler option of the build."""
     option: JaxOption | None
@@ -47,10 +51,14 @@ class KnownSetting:
         return self.is_flag or self.option is not None
 
     @property
+    def is_catalogued(self) -> bool:
+        """Whether the catalogue has an entry."""
+        return bool(self.entry.summary)
+
+    @property
     def type(self) -> str:
         """Type of its values, preferably from the build."""
-        said = self.flag or self.option or self.entry
-        return said.type if said is not None else "string"
+        return (self.flag or self.option or self.entry).type
 
     @property
     def spellings(self) -> Mapping[str, str]:
@@ -82,7 +90,7 @@ class KnownSetting:
     def out_of_range(self, value: str) -> str:
         """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
         entry = self.entry
-        if entry is None or not is_number(value):
+        if not is_number(value):
             return ""
         if entry.minimum is not None and float(value) < entry.minimum:
             return f"must be at least {entry.minimum:g}"
@@ -91,29 +99,15 @@ class KnownSetting:
         return ""
 
     @property
-    def stage(self) -> Stage:
-        """Where it acts; uncatalogued settings must be measured."""
-        return self.entry.stage if self.entry is not None else Stage.RUNTIME
-
-    @property
-    def danger(self) -> str:
-        """Why it must not be used in training; empty if it may."""
-        return self.entry.danger if self.entry is not None else ""
-
-    @property
     def is_too_new(self) -> bool:
         """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
-        library, _, release = (self.entry.since if self.entry is not None else "").rpartition(" ")
+        library, _, release = self.entry.since.rpartition(" ")
         here = self.build.nccl if library else self.build.jaxlib
         return here is not None and older(here, release)
 
 
 class KnownSettings:
-    """All settings of the catalogue and one build.
-
-    Args:
-        target: The GPU that they are for, a name of `autotune targets list`; None if that is not known.
-    """
+    """All settings of the catalogue and one build, for a GPU of `autotune targets list` or any."""
 
     def __init__(self, build: ProbeReport, target: str | None = None) -> None:
         self.build = build
@@ -121,14 +115,14 @@ class KnownSettings:
         self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
-        entry, flag = self.catalog.get(name), self.build.flags.get(name)
+        entry, flag = self.catalog.get(name) or _uncatalogued(name), self.build.flags.get(name)
         option = self.build.jax_options.get(name)
         if flag is not None:
-            default = flag.default if entry is not None and entry.tri_state else flag.effective_default
+            default = flag.default if entry.tri_state else flag.effective_default
         elif option is not None:
             default = option.default
         else:
-            default = entry.default_in(self.build.jaxlib) if entry is not None else None
+            default = entry.default_in(self.build.jaxlib)
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)
 
     def avoided(self, entry: Setting) -> str:
@@ -137,17 +131,15 @@ class KnownSettings:
 
     def is_older_name(self, setting: KnownSetting) -> bool:
         """Whether it is an older name of a setting of the build."""
-        entry, flag = setting.entry, setting.flag
-        if entry is None or entry.renamed_to not in self.build.flags:
-            return False
-        return flag is None or flag.sets != (setting.name,)
+        is_own = setting.flag is not None and setting.flag.sets == (setting.name,)
+        return setting.entry.renamed_to in self.build.flags and not is_own
 
     def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
         """Name and value to write instead: the newer name, or on an old build the older one."""
         entry = setting.entry
-        if entry is not None and entry.kind == "env":
-            return (entry.renamed_to, value) if entry.renamed_to else None
-        if entry is not None and entry.renamed_to in self.build.flags:
+        if entry.renamed_to and entry.kind == "env":
+            return entry.renamed_to, value
+        if entry.renamed_to in self.build.flags:
             new = renamed_value(entry, value)
             if new is None or (setting.is_flag and self[entry.renamed_to].is_default(new)):
                 return None
@@ -165,15 +157,19 @@ class KnownSettings:
         return None
 
     def hint(self, setting: KnownSetting, *, as_flag: bool = False) -> str:
-        """Close matches of an unknown name, as a clause.
-
-        Args:
-            as_flag: Whether it stands in XLA_FLAGS, so that only names of the build fit.
-        """
-        if setting.exists or setting.entry is not None:
+        """Close matches of an unknown name, as a clause; only of the build for a name in XLA_FLAGS."""
+        if setting.exists or setting.is_catalogued:
             return ""
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
-        return close_matches(setting.name, self.build.names if is_of_build else self.catalog)
+        names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
+        return close_matches(setting.name, names)
+
+
+def _uncatalogued(name: str) -> Setting:
+    """An entry for a setting that the catalogue lacks: it must be measured."""
+    return Setting(
+        name=name, summary="", group="", tier=Tier.LISTED, platform="any", type="string", stage=Stage.RUNTIME
+    )
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:
@@ -250,72 +246,35 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
 
 
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
-    """Formats all knowledge of a setting as (label, text); unknown texts are empty."""
-    return [*_in_build(entry, known), *_in_catalog(entry, known.catalog)]
+    """Formats what the build and the catalogue say, under their own names, as (label, text); texts may be empty."""
+    sources = [known.catalog.sources[s] for s in entry.sources]
+    return [
+        *_in_build(entry, known),
+        ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
+        *_fields(entry),
+        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
+        ("source line", next((s.link(entry.source_line) for s in sources if s.commit and entry.source_line), "")),
+    ]
 
 
 def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
-    setting, build = known[entry.name], known.build
-    said = setting.flag or setting.option
-    if said is None and entry.kind == "env":
-        return [("in this build", "an environment variable"), ("type", entry.type)]
-    if said is None:
-        return [("in this build", "" if entry.kind == "layout" else f"{build.build} does not have it")]
-    kind, edits = said.type, ""
-    ways = f"jax {build.jax}: through its variable in upper case, or jax.config"
-    if setting.flag is not None:
-        ways = _ways(setting.flag, build)
-        kind += " list" if setting.flag.repeated and kind != "message" else ""
-        edits = "; +X and -X change the default list" if setting.flag.edits else ""
+    said = known[entry.name].flag or known[entry.name].option
+    if said is not None:
+        return [("in this build", known.build.build), ("type", said.type), *_fields(said)]
+    elsewhere = {"env": "an environment variable", "layout": ""}
     return [
-        ("in this build", ways),
-        ("type", kind),
-        ("legal values", ", ".join(said.values) + edits),
-        ("default here", "unset" if said.default is None else repr(said.default)),
+        ("in this build", elsewhere.get(entry.kind, f"{known.build.build} does not have it")),
+        ("type", entry.type),
     ]
 
 
-def _ways(flag: FlagInfo, build: ProbeReport) -> str:
-    """How the build receives a flag, and the options it sets under other names."""
-    ways = ["XLA_FLAGS"] * flag.in_xla_flags + ["compiler options"] * flag.in_compiler_options
-    sets = "" if flag.sets in ((flag.name,), ()) else f"; sets {', '.join(flag.sets)}"
-    if flag.in_xla_flags and not flag.sets:
-        sets = "; stored nowhere"
-    return f"{build.build}: through {' and '.join(ways) or 'nothing'}{sets}"
+def _fields(said: Setting | FlagInfo | JaxOption) -> list[Pair]:
+    """Formats the fields that differ from their defaults, under their own names."""
+    values = {f.name: getattr(said, f.name) for f in fields(said) if getattr(said, f.name) != f.default}
+    return [(name.replace("_", " "), _in_words(value)) for name, value in values.items() if name not in _SHOWN_APART]
 
 
-def _in_catalog(setting: Setting, catalog: Catalog) -> list[Pair]:
-    versions = [f"from {v} {d!r}" if v else repr(d) for v, d in setting.defaults.items()]
-    needs = [*setting.needs, *_conditions("if", setting.when), *_conditions("unless", setting.unless)]
-    trying = [repr(v) for v in setting.values]
-    if setting.low is not None:
-        trying = [f"{setting.low} to {setting.high}"]
-    sensible = [f"at least {setting.minimum:g}"] if setting.minimum is not None else []
-    sensible += [f"at most {setting.maximum:g}"] if setting.maximum is not None else []
-    changed = setting.changed_programs
-    seen = "" if changed is None else ", ".join(changed) or "none of the test programs"
-    sources = [catalog.sources[s] for s in setting.sources]
-    return [
-        ("known defaults", "; ".join(versions)),
-        ("since", setting.since),
-        ("gone since", setting.removed),
-        ("replaced by", setting.renamed_to),
-        ("group", f"{', '.join((setting.group, *setting.also_in))} ({setting.tier})"),
-        ("scope", ", ".join(setting.scopes)),
-        ("stage", setting.stage),
-        ("worth trying", ", ".join(trying)),
-        ("sensible range", ", ".join(sensible)),
-        ("changes results", setting.numerics),
-        ("memory", setting.memory),
-        ("compile time", setting.compile),
-        ("danger", setting.danger),
-        ("acts", "; ".join(needs)),
-        ("excludes", ", ".join(setting.excludes)),
-        ("seen to change", seen),
-        ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        ("source line", next((s.link(setting.source_line) for s in sources if s.commit and setting.source_line), "")),
-    ]
-
-
-def _conditions(word: str, rules: Mapping[str, Iterable[str]]) -> list[str]:
-    return [f"{word} {name} is {' or '.join(map(repr, values))}" for name, values in rules.items()]
+def _in_words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_in_words(of_key)}" if key else _in_words(of_key) for key, of_key in value.items())
+    return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value) or "''"

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -109,11 +109,6 @@ class ProbeReport:
         """The build for messages: ``jaxlib 0.10.2``."""
         return f"jaxlib {self.jaxlib}" + (f" with {self.plugin}" if self.plugin else "")
 
-    @property
-    def names(self) -> list[str]:
-        """Names of all flags and jax options."""
-        return [*self.flags, *self.jax_options]
-
 
 _REPORT = TypeAdapter(ProbeReport)
 
@@ -136,12 +131,9 @@ _TYPES = {
 
 
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
-    """Reads the fields of DebugOptions and its reserved (removed) names from a library.
+    """Reads the fields of DebugOptions and its removed names from a library; LaunchError without a descriptor.
 
     Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are filled.
-
-    Raises:
-        LaunchError: If the library holds no such descriptor.
     """
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_FILE_START)
@@ -178,9 +170,6 @@ ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _PARSER = "jaxlib's flag parser"
-_TRIES = 3
-"""Of a probe whose processes are killed from outside."""
-
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
@@ -227,11 +216,7 @@ class ParserProcess:
         self._child.close(STOP_PATIENCE_S)
 
     def ask(self, text: str) -> Answer:
-        """Parses one text.
-
-        Raises:
-            LaunchError: If the child does not answer.
-        """
+        """Parses one text; LaunchError if the child does not answer."""
         reply = self._question({"xla_flags": text})
         log = str(reply["log"])
         found = _UNKNOWN.search(log)
@@ -266,11 +251,7 @@ class ParserProcess:
         return unknown, refused
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Reads type, legal values and present value of every ``jax.config`` option.
-
-        Raises:
-            LaunchError: If the child does not answer.
-        """
+        """Reads type, legal values and present value of every ``jax.config`` option; LaunchError as `ask`."""
         return self._question({"jax_options": True})
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,15 +287,8 @@ def probe_build(
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
-        StoppedError: If it was killed from outside again and again.
+        StoppedError: If it was killed from outside.
     """
-    for _ in range(_TRIES - 1):
-        with contextlib.suppress(StoppedError):
-            return _probe(python, platform, cache_dir)
-    return _probe(python, platform, cache_dir)
-
-
-def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeReport:
     here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None
@@ -512,24 +486,7 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
     return effects
 
 
-def probe_named(plugin: str, python: str | None, *, note: Callable[[str], None]) -> ProbeReport:
-    """Probes a build for the command line.
-
-    Args:
-        plugin: ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed.
-        note: Called if the CPU library has to answer for ``cuda``.
-
-    Raises:
-        LaunchError: If the interpreter cannot be asked.
-    """
-    interpreter = python or driver_python()
-    if plugin == "cpu":
-        return probe_build(interpreter, platform="cpu")
-    report = probe_build(interpreter, platform="cuda")
-    if report.plugin is None:
-        if plugin == "auto":
-            return dataclasses.replace(report, platform="cpu")  # without a plugin both ask the same library
-        note(
-            "the CUDA plugin is not installed; the CPU library of the same release answers, which holds the same flags"
-        )
-    return report
+def probe_named(plugin: str, python: str | None) -> ProbeReport:
+    """Probes a build; `plugin` is ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed."""
+    report = probe_build(python or driver_python(), platform="cpu" if plugin == "cpu" else "cuda")
+    return dataclasses.replace(report, platform="cpu") if plugin == "auto" and report.plugin is None else report

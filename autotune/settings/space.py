@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
@@ -19,7 +19,7 @@ from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import NEVER_SEARCHED, Scope, Setting, Stage, Tier, older
+from autotune.settings.catalog import DATA, NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
 LISTABLE = 4096
@@ -49,12 +49,6 @@ class Parameter:
     condition: Mapping[str, tuple[str, ...]] | None = None
     """Other parameter to the values under which this one acts; None if always."""
     group: str = ""
-
-    def __post_init__(self) -> None:
-        if (self.choices is None) == (self.low is None or self.high is None):
-            raise ValueError(f"{self.name} must have either choices or a range")
-        if self.choices is not None and (not self.choices or len(set(self.choices)) != len(self.choices)):
-            raise ValueError(f"{self.name} must have distinct choices but got {self.choices!r}")
 
     @property
     def size(self) -> int:
@@ -109,11 +103,7 @@ class SearchSpace:
     """Searched setting to a note for the user."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
-        """Builds a point by asking for a value of each active parameter in order.
-
-        Raises:
-            SettingError: If an answer is not one of the values.
-        """
+        """Builds a point by asking for a value of each active parameter; SettingError if the answer is none of them."""
         chosen: dict[str, str] = {}
         for parameter in self.parameters:
             if not self._is_active(parameter, chosen):
@@ -190,31 +180,29 @@ def format_domain(parameter: Parameter) -> str:
     return f"{parameter.low} to {parameter.high}{how}"
 
 
-DEFAULT_GROUPS = {
-    "cpu": ("cpu", "cpu_process"),
-    "cuda": ("scheduling", "pipelining", "combining", "loops", "command_buffer", "gemm", "fusion", "memory"),
-}
-"""Groups that are searched when a study names nothing."""
-
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
 _NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
 _NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
-_REASONS = {
-    Tier.EXPERT: "for experts: name it in `search.settings` to search it",
-    Tier.AVOID: "rarely of use, or known trouble: name it in `search.settings` to search it",
-    Tier.TOOL: "diagnostics or compile time only",
-    Tier.DANGER: "not for training",
-    Tier.NOOP: "accepted, but does nothing",
-    Tier.REMOVED: "gone from all tested builds",
-    Tier.LISTED: "not searched by default: name it in `search.settings` to search it",
-}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    default_groups: Mapping[str, tuple[str, ...]]
+    axes: Mapping[str, frozenset[Scope]]
+    tiers: Mapping[Tier, str]
+    missing: Mapping[Scope, str]
+
+
+_KNOWN = read_data(DATA / "space.toml", _Known)
+GIVES = _KNOWN.axes
+"""Axis of `workload.mesh` to the scopes of its programs."""
 
 
 def build_space(
     spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *, cpu_count: int | None = None
 ) -> SearchSpace:
-    """Builds the space of a study; one that names nothing searches `DEFAULT_GROUPS`.
+    """Builds the space of a study; one that names nothing searches the default groups of its platform.
 
     Args:
         reference: Facts from running or compiling the program; None before that.
@@ -225,7 +213,7 @@ def build_space(
     search = spec.search
     asked = list(search.groups)
     if not (asked or search.settings or search.options):
-        asked = list(DEFAULT_GROUPS[spec.device.platform])
+        asked = list(_KNOWN.default_groups[spec.device.platform])
     legal = known.catalog.groups
     for group in asked:
         if group not in legal:
@@ -266,10 +254,10 @@ class SpaceBuilder:
         if name.startswith(("xla_", "jax_")) and not setting.exists:
             raise SettingError(
                 f"`search.settings` must name settings of {build.build} but it lacks {name}"
-                f"{close_matches(name, build.names)}; try: autotune flags show {name}"
+                f"{self._known.hint(setting)}; try: autotune flags show {name}"
             )
-        if setting.danger:
-            raise SettingError(f"`search.settings` must not name {name}: {setting.danger}")
+        if setting.entry.danger:
+            raise SettingError(f"`search.settings` must not name {name}: {setting.entry.danger}")
         if reason := self._cannot_act(setting):
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, self._blank(setting))
@@ -283,14 +271,10 @@ class SpaceBuilder:
         """Records the scopes that settings of the study, its baseline and `picked` may add to the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
         makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
-        self._made = {scope for s in (*named, *makers) if s is not None for scope in s.makes}
+        self._made = {scope for s in (*named, *makers) for scope in s.makes}
 
     def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
-        """Adds a setting with the catalogue's domain, or the reason why it is not searched.
-
-        Args:
-            numerics: Whether to add settings that change results, because the study names their group.
-        """
+        """Adds a setting with the catalogue's domain, or why it is not searched; `numerics` allows other results."""
         setting = self._known[entry.name]
         reason = self._not_by_group(entry, numerics=numerics) or self._cannot_act(setting)
         parameter = None if reason else self._catalog_parameter(entry, setting)
@@ -311,12 +295,12 @@ class SpaceBuilder:
             return f"an older name of {newer}" if self._known[newer].exists or not newer.startswith("xla_") else ""
         if entry.tier is Tier.NUMERICS and not numerics:
             return f"changes results: name the group {entry.group!r} to search it"
-        return "" if entry.tier in _SEARCHED_TIERS else _REASONS[entry.tier]
+        return "" if entry.tier in _SEARCHED_TIERS else _KNOWN.tiers[entry.tier]
 
     def _cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
         entry, flag, build = setting.entry, setting.flag, self._known.build.build
-        if entry is None:
+        if not setting.is_catalogued:
             return ""
         if entry.kind in ("xla", "jax") and not setting.exists:
             since = f"; it came with {entry.since}" if entry.since else ""
@@ -329,7 +313,8 @@ class SpaceBuilder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
-        return self._known.avoided(entry) or why_no_effect(entry, self._scopes, self._made)
+        missing = (s for s in entry.scopes if self._scopes.get(s) is False and s not in self._made)
+        return self._known.avoided(entry) or next((_KNOWN.missing[scope] for scope in missing), "")
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""
@@ -353,7 +338,7 @@ class SpaceBuilder:
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it: the baseline's value first."""
         default, entry = self._baseline.get(setting.name, setting.default), setting.entry
-        if setting.name not in self._baseline and setting.flag is None and setting.option is None and entry is not None:
+        if setting.name not in self._baseline and setting.flag is None and setting.option is None:
             # The catalogue's default of a variable may be a remark instead of a value.
             is_value = default in entry.values or (default or "").isdigit()
             default = default if is_value else None
@@ -363,7 +348,7 @@ class SpaceBuilder:
             default=default,
             type=setting.type,
             spellings=setting.spellings,
-            group=entry.group if entry is not None else "",
+            group=entry.group,
         )
 
     def space(self) -> SearchSpace:
@@ -397,7 +382,7 @@ class SpaceBuilder:
         """Other parameters to the values under which this one acts, or the reason why it never does."""
         entry = self._known[name].entry
         rules = []
-        if entry is not None and not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
+        if not (entry.condition_since and older(self._known.build.jaxlib, entry.condition_since)):
             rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
@@ -473,26 +458,6 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
         yield Parameter(name=option_setting(name), choices=choices, default=own)
 
 
-_SEVERAL = frozenset({Scope.MULTI_DEVICE})
-
-GIVES: Mapping[str, frozenset[Scope]] = {
-    "data": _SEVERAL,
-    "fsdp": _SEVERAL | {Scope.SHARDED_MATMUL},
-    "tensor": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "expert": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "context": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-    "pipeline": _SEVERAL | {Scope.SHARDED_MATMUL, Scope.COLLECTIVE_PERMUTE},
-}
-"""Axis of `workload.mesh` to the scopes of its programs."""
-
-_MISSING = {
-    Scope.MULTI_DEVICE: "acts on several devices, the study has one",
-    Scope.MULTI_NODE: "acts across nodes, the study has one",
-    Scope.COLLECTIVE_PERMUTE: "acts on collective-permutes, the study declares nothing that has any",
-    Scope.SHARDED_MATMUL: "acts on matrix products that are split over devices, the study declares none",
-}
-
-
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
     """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
     workload, nodes = spec.workload, spec.device.node_count
@@ -511,16 +476,6 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     if workload.command is None or (Scope.MULTI_DEVICE in lacks and Scope.MULTI_DEVICE not in has):
         lacks.add(Scope.MULTI_NODE)  # a command may start processes elsewhere, an entry runs where it is put
     return {scope: scope in has for scope in Scope if scope in has | lacks}
-
-
-def why_no_effect(entry: Setting, known: Mapping[Scope, bool], made: Collection[Scope] = ()) -> str:
-    """Why a setting certainly does nothing in this program, as a clause; empty if it may act.
-
-    Args:
-        made: Scopes that other settings of the study may add to the program.
-    """
-    missing = (s for s in entry.scopes if known.get(s) is False and s not in made)
-    return next((_MISSING[s] for s in missing), "")
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:

@@ -1,9 +1,8 @@
 """Noise of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
 
-Two things make equal processes look different. Within a pair of processes every pair of blocks has noise, which more
-pairs average out. Between processes each has a constant deviation of its own (how its memory lies, which cores it got),
-which only more processes average out. So the reference is started several times beside one living process of itself:
-with that one's deviation as the zero, the centres of the others are so many more draws of the same spread.
+Pairs of blocks have noise, which more pairs average out; each process has a constant deviation, which only more
+processes average out. So the reference is started several times beside one living process of itself, whose deviation
+is the zero: the centres of the others are draws of the spread of processes.
 
 References:
     Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
@@ -33,9 +32,8 @@ from autotune.stats.estimates import (
 )  # fmt: skip
 
 CAUTION = 0.9
-"""Confidence of the upper limit from which it is announced what can be proven. Spreads from few processes are often
-too small; with this limit the announced power of 90 % is held on average (tests/study/test_compare.py)."""
-
+"""Confidence of the upper limit from which it is announced what can be proven: with it the announced power of 90 % is
+held on average (tests/study/test_compare.py)."""
 
 ALPHA_SETTLING = 0.001
 """Share of A/A runs without one in which a change point is found."""
@@ -52,8 +50,7 @@ class AaNoise:
     process_sd: NotNegative
     """Standard deviation of the constant deviation of one process, in log."""
     within_sd: NotNegative
-    """Standard deviation of one pair's log ratio about the centre of its two processes, as far as it matters to that
-    centre (a few outliers do not); 0 where a whole run is one figure."""
+    """Standard deviation of one pair's log ratio about the centre of its processes; 0 where a run is one figure."""
     degrees: Annotated[int, Field(ge=1)]
     """Degrees of freedom of `process_sd`."""
     spread: NotNegative
@@ -75,11 +72,10 @@ class AaNoise:
 
 
 def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
-    """By how much the log ratio of one pair of equal processes may be off (95 %): each has a deviation of its own.
+    """By how much the log ratio of one pair of equal processes may be off (95 %).
 
-    The variance of few centres may be small by luck, therefore Student's quantile; the noise in it is known better, and
-    is taken off as a normal quantile makes it, that of 90 % to be cautious. Taken off in full it would leave nothing in
-    half of the cases in which processes and blocks make equal noise, and the interval would hold in 0.87 of trials.
+    The noise is taken off by a normal quantile of 90 %: taken off in full, the interval would hold in 0.87 of trials
+    where processes and blocks make equal noise.
 
     Args:
         variance: Of the centres of equal processes, with so many degrees of freedom.
@@ -101,8 +97,7 @@ class Settling(NamedTuple):
 def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:
     """Finds the age at which processes become faster, by one change point that all processes have in common.
 
-    The living process is older than the others, so that it changes beside one that is still young. Constant deviations
-    of processes take no part.
+    The living process is older than the others, so the age shows; constant deviations of processes take no part.
 
     Args:
         log_ratios: log(second process / living one) of each pair of blocks, of each second process.
@@ -192,8 +187,7 @@ STARTS = 1.5
 
 MEASURED_S = 4.0
 """Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
-machine what others do comes and goes within seconds, and pairs of blocks that see one moment of it tell neither their
-noise nor that of processes. Where processes do differ, this costs at most half of what starting them does."""
+machine what others do comes and goes within seconds."""
 
 LONG_PAIR_S, LEAST_LONG = 4.0, 2
 """From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
@@ -202,9 +196,8 @@ LONG_PAIR_S, LEAST_LONG = 4.0, 2
 def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST) -> int:
     """The number of pairs of blocks in each pair of processes with which a proof takes least time.
 
-    A pair of processes with `n` pairs of blocks has the variance 2 p^2 + w^2 / n (p: spread between processes, w: of
-    one pair of blocks) and costs `start + n * pair` seconds. The product of both, which is the time at equal precision,
-    is least at n = w / (sqrt(2) p) * sqrt(start / pair).
+    With `n` pairs of blocks a pair of processes has the variance 2 p^2 + w^2 / n (p: of processes, w: of blocks) and
+    costs `start + n * pair` seconds; the product is least at n = w / (sqrt(2) p) * sqrt(start / pair).
 
     Args:
         within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of processes.

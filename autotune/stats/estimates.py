@@ -1,9 +1,8 @@
 """Ratios of step times with intervals, verdicts, and the sequential stop of a trial.
 
-Within each pair of blocks the order (reference or candidate first) is a fresh fair coin. Under a constant ratio the
-signs of the centred pair differences are then independent and fair whatever drift, bursts or autocorrelation the
-machine has, so the inverted signed-rank test gives an exact interval. Ratios are candidate / reference: below 1 the
-candidate is faster.
+Within each pair of blocks the order is a fresh fair coin. So the signs of the centred differences are independent and
+fair whatever drift or bursts the machine has, and the inverted signed-rank test gives an exact interval. Ratios are
+candidate / reference: below 1 the candidate is faster.
 
 References:
     Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3 (Hodges-Lehmann estimate and
@@ -218,8 +217,8 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
 class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
-    Every look uses the same nominal level (Pocock's boundary), chosen by numerical integration such that the intervals
-    of all looks together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
+    Every look uses the same nominal level (Pocock's boundary), such that the intervals of all looks together hold the
+    true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
     """
 
     cap: int = 40
@@ -285,16 +284,13 @@ def reason_to_stop(
 
     Args:
         estimate: Of all pairs so far, with the interval that is honest over all looks and has `spread` in it.
-        incumbent: What the candidate must beat to matter: the best candidate so far, or `REFERENCE` while there is
-            none. None when the candidate's verdict is wanted whatever it is.
-        spread: What one pair of equal processes may differ by, in log (see `AaNoise.spread`): no further pair of
-            blocks takes it out.
+        incumbent: The best candidate so far, or `REFERENCE` while there is none; None to go on to a verdict.
+        spread: See `AaNoise.spread`: no further pair of blocks takes it out.
     """
     if judge(estimate, min_effect=min_effect) is not Verdict.UNRESOLVED:
         return "its interval is narrow enough"
     if incumbent is not None:
-        # Both estimates are uncertain, so the interval of their quotient decides: to hold the candidate
-        # against the incumbent's estimate alone would favour whoever was lucky first.
+        # The interval of their quotient decides: the incumbent's estimate alone would favour whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - min_effect:
                 return f"surely no gain of {min_effect:.1%} or more over {name}"

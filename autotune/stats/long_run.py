@@ -1,8 +1,7 @@
 """Total time, stalls, late slow-downs and memory leaks: what the typical step of a comparison hides.
 
-An estimate takes the middle of many pairs of blocks, so that a hiccup of the machine does not move it; nor does a stall
-that belongs to the candidate and comes once in forty steps. Training pays for it all the same, so a set that is slower
-in total is no winner, however fast its typical step.
+The middle of many pairs of blocks is not moved by a stall that comes once in forty steps, but training pays for it: a
+set that is slower in total is no winner.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from pydantic import Field
 from autotune.stats.estimates import NORMAL, Counted, Estimate, estimate_processes, student_quantile
 
 STALL = 3.0
-"""A step that takes more than this many times what nine of ten steps take, of either arm, is a stall. Loads that come
-and go on a shared machine make many steps long; what a set loses in such steps shows in total times, not as stalls."""
+"""A step that takes more than this many times what nine of ten steps take, of either arm, is a stall."""
 
 USUAL = 0.9
 """Share of an arm's steps that its usual step is not shorter than."""
@@ -29,12 +27,12 @@ SEGMENTS = 10
 """Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
 
 SOAK_LOOKS = 3
-"""How often a long run is looked at, at most: each time both arms run again in new processes. Until the last look,
-stalls are counted as many as might well have come instead: a look that holds few of them does not clear a set."""
+"""How often a long run is looked at, at most, each time in new processes. Until the last look, stalls are counted as
+many as might well have come instead: a look that holds few of them does not clear a set."""
 
 ALPHA_STALLS = (0.25, 0.01)
-"""Share of honest sets in whose long run stalls may be called more than the reference's: in one look two to none, which
-costs another look; and in two or more together seven to none. What does not come so often may be the machine's."""
+"""Share of honest sets in whose long run stalls may be called more than the reference's, in one look (two to none) and
+in two or more together (seven to none)."""
 
 ALPHA_SOAK = 0.005
 """One-sided error with which the last look must say that a long run is slower, by all runs together."""
@@ -123,10 +121,8 @@ def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *
 def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
     """The estimate of total time over pairs of processes, if it takes the gain back that the typical step promises.
 
-    That is so if the total is not below the reference's and what it loses is surely the candidate's own: it has more
-    stalls than the reference, or its total is above its typical step in process after process. (Hiccups of the machine
-    fall to either arm, and a few of them make the total of an honest set look slow.) And it is so if the total lies
-    apart from the typical step, see `apart_total`, and is not surely below the reference's.
+    That is so if the total is not below the reference's and the candidate has more stalls, or its total is above its
+    typical step in process after process; or if the total is an `apart_total` that is not surely below the reference's.
 
     Args:
         totals: Of each pair of processes, at least two.
@@ -143,11 +139,7 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
 
 
 def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
-    """The estimate of total time, if the typical step is not what training gets.
-
-    That is so if the whole interval of the total lies above the whole one of the typical step, and the total is above
-    it in process after process.
-    """
+    """The estimate of total time, if its interval lies above that of the typical step, in process after process."""
     total = estimate_processes([t.log_ratio for t in totals])
     return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
 
@@ -165,9 +157,8 @@ def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
 def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, log_ratio: float) -> float | None:
     """Ratio of total times with the stalls of long runs, if they are the candidate's own and take its gain back.
 
-    Stalls at random times make totals differ by far from run to run; their number tells sooner. What a stall costs is
-    counted against its own arm's typical step, so a machine that is slower in one of the two runs does not matter; the
-    ratio of typical steps is that of the proof, where both arms were interleaved.
+    What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
+    does not matter.
 
     Args:
         candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
@@ -216,9 +207,8 @@ def lost_gain(looks: Sequence[LongRunRatio], *, log_ratio: float | None, process
     """Ratio of total times of long runs, or of their second halves, if the gain is not there; None if it is.
 
     It is not there if a set is not faster in total, or slower than its proof says by more than `LEAST_LOSS` and
-    `LOSS_SHARE` of the gain. Nothing is subtracted for what the candidate's own steps do while they run: that is what a
-    set would be excused by. One look may be wrong, for another load may have come just then: the last look and the mean
-    of all must say so, and at the last possible one that must be sure by the segments and by the runs.
+    `LOSS_SHARE` of the gain. The last look and the mean of all must say so, and at the last possible one that must be
+    sure by the segments and by the runs.
 
     Args:
         log_ratio: log of the ratio that was proven, candidate over reference; None where none was.
@@ -286,8 +276,7 @@ LEAST_PER_STEP = 4096
 """Bytes a step that matter however fast the steps are: a page."""
 
 PER_DAY = 4 << 30
-"""Bytes a day that matter: a job of a week would take 28 GiB, what a rank of a large machine has to spare. At a step of
-0.1 s that is 5 KB a step, at one of 10 s 0.5 MB."""
+"""Bytes a day that matter: a job of a week would take 28 GiB. At a step of 0.1 s that is 5 KB a step."""
 
 SLOPE_LEVEL = 0.99
 DAY_S = 86_400.0
@@ -307,8 +296,7 @@ class Leak:
 def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak | None:
     """Whether a candidate takes memory step by step, beyond what the reference takes, and so much that it matters.
 
-    The slope is Theil and Sen's, over the second half of the run: what is allocated while a program warms up, or once,
-    does not count.
+    The slope is Theil and Sen's, over the second half of the run: what is allocated once does not count.
 
     Args:
         step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.

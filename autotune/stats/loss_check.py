@@ -10,8 +10,10 @@ import functools
 import itertools
 import math
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -26,32 +28,14 @@ class Format(NamedTuple):
     """One floating-point format."""
 
     name: str
-    """As NumPy or XLA has it, without the variants of 8 bits and fewer."""
     mantissa: int
     """Explicit bits of its mantissa."""
     rounding: float
     """Relative difference of the loss that its rounding may cause at the first step."""
 
 
-FORMATS = {
-    f.name: f
-    for f in (
-        Format("float64", 52, 32 * 2.0**-53),
-        Format("float32", 23, 32 * 2.0**-24),
-        Format("tensorfloat32", 10, 2.0**-10),
-        Format("float16", 10, 2.0**-10),
-        Format("bfloat16", 7, 2.0**-8),
-        Format("float8", 2, 2.0**-6),
-        Format("float6", 2, 2.0**-5),
-        Format("float4", 1, 2.0**-4),
-    )
-}
-"""By name, finest first.
-
-Narrow products are scaled and summed in float32, and their errors average out; float32's own sums do not. Seen on
-XLA:CPU (jax 0.10.2, llama-tiny, 20 steps, nine flag sets against none): float32 at most 1e-7 at the first step and
-4e-7 later, bfloat16 1.2e-4, 1.1e-3 within 5 steps and 7e-3 within 20; gradient norms 2 to 10 times that.
-"""
+_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8"))
+FORMATS = {n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"]) for n, known in _KNOWN.items()}
 
 _FLOAT = re.compile(r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c)_?(\d+)(?:_?e\d+m(\d+))?")
 _PLAIN = {"half": "float16", "single": "float32", "float": "float32", "double": "float64"}
@@ -138,10 +122,8 @@ MARGIN = 4.0
 """How many times the largest difference seen among references a candidate may be off: they are few."""
 
 AHEAD = 2
-"""References are looked at up to this many times the step: their differences grow, now sooner, now later.
-
-Of simulated sets in another rounding 2 to 11 % were called wrong with references up to the same step, at most 0.2 % so.
-"""
+"""References are looked at up to this many times the step: with 1, 2 to 11 % of simulated sets in another rounding were
+called wrong, with 2 at most 0.2 %."""
 
 MOST_TOLERANCE = 0.25
 """Past this, a difference is no rounding, unless references themselves were seen so far apart."""
@@ -149,16 +131,13 @@ MOST_TOLERANCE = 0.25
 FEW_STEPS = 20
 """Within so many steps, rounding that no reference shows is taken to grow with the step; later with its third power.
 
-Seen on XLA:CPU (jax 0.10.2) over 230 steps of llama-tiny in float32, between a program without its optimizations and
-one with them: 1e-7 at the first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
+Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the first step, 4e-7 within
+20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 """
 
 SMALL = 0.2
 """Where no reference shows what rounding does, a loss that has fallen below this share of the first one is allowed what
-one of that size is: rounding moves large logits alike, however small the loss is that is left of them.
-
-Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, without optimizations and with them): 0.350 and 0.465 at step 387.
-"""
+one of that size is: of the same two programs 0.350 and 0.465 were seen at step 387."""
 
 _STEEPEST = 2.0
 """Power of the step with which differences are taken to grow, at most, past the last step that references told."""
@@ -364,9 +343,8 @@ def compare_first_steps(
     """Holds a candidate's first losses against the reference's, wherever both have seen as much.
 
     The first step has the same initial weights. Later a candidate with another batch has made other updates, so its
-    loss must lie in the range that the reference's losses have between as many updates and as much work. Ends of that
-    range are widened by the largest relative change between two neighbouring steps of the reference (after the first
-    step twice that), more for a smaller batch: of few steps no more can be told, and a long run has the last word.
+    loss must lie in the range of the reference's between as many updates and as much work, widened by the largest
+    relative change between two of its neighbouring steps (after the first step twice that), more for a smaller batch.
 
     Args:
         norms: Global gradient norms of both, as far as they are told.
@@ -426,8 +404,7 @@ def _tell_tale(
 
 
 CURVE_TOLERANCE = 0.005
-"""Share by which the mean loss of a run may miss the reference's at the same steps, beside what single steps scatter.
-It is the upper bound of what a long run of the same work is allowed, whatever references showed of single steps."""
+"""Share by which the mean loss of a run may miss the reference's, beside what single steps scatter."""
 
 CURVE_ALPHA = 0.002
 """Share of honest runs of which the scatter of single steps may make one part look off."""
@@ -441,8 +418,7 @@ def compare_curves(
 ) -> Comparability:
     """Compares the losses of two long runs of the same work, step by step and over the whole of both.
 
-    Rounding makes single steps of a long run differ by more and more, above and below; a program that computes
-    something else is off in the mean.
+    Rounding makes single steps differ, above and below; a program that computes something else is off in the mean.
 
     Args:
         reference: Steps in order, and the loss there.

@@ -1,16 +1,11 @@
 """Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain that it finds.
 
-Two processes differ by more than their blocks do, so the unit is a pair of fresh processes, and its figure the log
-ratio that it alone gave. A plan spends its error over all looks that there can ever be, so that going on later, up to a
-larger cap, is honest whatever was seen.
+The unit is a pair of fresh processes, for two processes differ by more than their blocks do. A plan spends its error
+over all looks that there can ever be, so going on later, up to a larger cap, is honest whatever was seen.
 
-Each finalist has one proof, and all finalists of a study share `ERROR`. A set is called faster after `LEAST_PAIRS`
-pairs at the earliest: rare slow processes do not show in fewer. Isolated runs of a proven set are a second proof, with
-an error of their own: interleaving cancels what hits both arms alike and nothing else, so where an idle process slows
-its neighbour, or a block heats the device for the next one, only runs without a neighbour show it.
-
-Against two stages (finalists at 0.2, then the minimal set at 0.025) one proof finds more with fewer pairs at the same
-error: `python -m benchmarks.proof_rules`.
+Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven set are a second
+proof, with an error of their own: only they show what an idle neighbour does (`python -m benchmarks.proof_rules`
+compares other rules).
 
 References:
     Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull, *Group Sequential Methods*,
@@ -42,7 +37,7 @@ ERROR = 0.005
 
 OTHER_SIDE = 5.0
 """How many times as often a proof may err in saying that a set is slower, no different, or gains no more than so much:
-in 2.5 % of studies. That wrongs nobody as a false winner does, and such sets are to be done with soon."""
+in 2.5 % of studies."""
 
 ISOLATED_ERROR = 0.005
 """One-sided error of the isolated runs of one proven set."""
@@ -57,10 +52,8 @@ RESERVE = 0.1
 """Share of a plan's error that is kept for looks beyond its base."""
 
 STUDENT_MARGIN = 1.2
-"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals Student's.
-
-Simulated (tests/stats/test_proof.py): 1.16 at most, for errors from 0.005 to 0.1 and bases from 4 to 60.
-"""
+"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals Student's; at most
+1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and bases from 4 to 60."""
 
 HOPELESS = 0.05
 """Chance of proving a gain, were the effect as good as it may still be, below which a proof ends."""
@@ -204,8 +197,7 @@ def is_hopeless(
 ) -> npt.NDArray[np.bool_]:
     """Whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
 
-    It is not where as many pairs again tell that there is no gain: to know that two sets are alike, or that one is
-    slower, is worth a few pairs, where that is all it takes.
+    It is not where as many pairs again tell that there is none.
     """
     from scipy.special import ndtr, stdtrit
 
@@ -243,8 +235,8 @@ def share_spent(base: int, count: int) -> float:
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no more and no less.
 
-    A standard normal walk is followed by its density, by Gauss-Legendre quadrature, below the bounds so far; each
-    bound is where the error of its look is spent. Ending without proof takes nothing back of it.
+    The density of a standard normal walk below the bounds so far is followed by Gauss-Legendre quadrature; each bound
+    is where the error of its look is spent.
     """
     from scipy.optimize import brentq
     from scipy.special import ndtr
@@ -302,8 +294,8 @@ def smallest_gain(
 ) -> float | None:
     """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %.
 
-    It is beyond what the last look excludes by as many standard errors as keep that power in simulated proofs, which
-    end early where a gain looks hopeless (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do.
+    Beyond what the last look excludes by as many standard errors as keep that power in simulated proofs
+    (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do.
 
     Args:
         isolated: Most isolated runs of each arm; 0 where there are none.

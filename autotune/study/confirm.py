@@ -208,10 +208,9 @@ def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:
 
 def name_winner(run: StudyRun) -> None:
     """Compares the best confirmed set with isolated runs; if they do not agree, the next one."""
-    confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
-    for candidate in sorted(confirmed, key=lambda c: c.proof_ratio):
-        assert candidate.proof is not None
-        candidate.report = report(run, candidate.proof)
+    confirmed = [(c, c.proof) for c in run.candidates if c.state is SetState.CONFIRMED and c.proof is not None]
+    for candidate, proof in sorted(confirmed, key=lambda pair: pair[1].corrected.ratio if pair[1].corrected else 1.0):
+        candidate.report = report(run, proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
         if run.winner is not None:
             return

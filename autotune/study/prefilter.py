@@ -50,7 +50,8 @@ def is_same_program(run: StudyRun, one: FlagSet, other: FlagSet) -> bool:
     """Whether by the screen two sets give the same program, so that one measurement serves both."""
     if run.screener is None or _is_refuted(run, run.store.of(TrialResult)):
         return False
-    return run.screener.is_same_program(one, other)
+    key = run.screener.precheck(one).key
+    return key is not None and key == run.screener.precheck(other).key
 
 
 def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | TrialTask:
@@ -72,11 +73,7 @@ def evaluate(run: StudyRun, config: TrialConfig, known: Known) -> TrialResult | 
 
 
 class Known:
-    """Indexes of the results so far, updated as they come, so that a look-up takes constant time.
-
-    Attributes:
-        incumbent: See `incumbent`.
-    """
+    """Indexes of the results so far, updated as they come, so that a look-up takes constant time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -34,16 +34,13 @@ REFUSED = frozenset({SettingVerdict.DANGEROUS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """The setup of a checked study; see `autotune.study.run.Setup`.
-
-    Attributes:
-        known: Settings of the installed build.
-        python: Interpreter of that build, under which the study's program runs.
-    """
+    """The setup of a checked study; see `autotune.study.run.Setup`."""
 
     spec: StudySpec
     known: KnownSettings
+    """Settings of the installed build."""
     python: str
+    """Interpreter of that build, under which the study's program runs."""
     first: tuple[tuple[str, FlagSet], ...]
     rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
@@ -53,7 +50,7 @@ class Preflight:
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `autotune.study.run.Setup`; unknown settings count as read at run time."""
-        return FlagSet({n: v for n, v in settings.items() if self.known[n].stage is not Stage.PROGRAM})
+        return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
         """Builds the search space of this study on this build.
@@ -197,12 +194,10 @@ def keeping_rules(
 
 def _values(domain: object) -> list[str | bool | int | float]:
     """Returns the values of a domain to check: all of a list, both ends of a range."""
-    if isinstance(domain, dict):
-        found: list[str | bool | int | float] = []
-        for value in domain.values():
-            found += value if isinstance(value, list) else []
-        return found + [domain[k] for k in ("low", "high") if k in domain]
-    return list(domain) if isinstance(domain, list) else []
+    if not isinstance(domain, dict):
+        return list(domain) if isinstance(domain, list) else []
+    listed = [value for of in domain.values() if isinstance(of, list) for value in of]
+    return listed + [domain[k] for k in ("low", "high") if k in domain]
 
 
 # ---------------------------------------------------------------------- preview
@@ -210,21 +205,14 @@ def _values(domain: object) -> list[str | bool | int | float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpacePreview:
-    """The search space of a study before it runs.
-
-    Attributes:
-        space: Before the screen.
-        build: Name of the probed library.
-        source: Source of the workload's facts, as text.
-        device_count: None if it is not known.
-        layer_bytes: Bytes of ``weights`` and ``gradients`` of one layer.
-    """
+    """The search space of a study before it runs."""
 
     space: SearchSpace
+    """Before the screen."""
     build: str
+    """Name of the probed library."""
     source: str
-    device_count: int | None = None
-    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Source of the workload's facts, as text."""
 
 
 def preview_space(
@@ -247,19 +235,12 @@ def preview_space(
     known = known_settings(spec, asked)
     store = _run_of(spec, run_dir)
     aa_run = store.last(AaRecord) if store is not None else None
-    facts: WorkloadFacts | None = aa_run.reference if aa_run is not None else None
+    facts, source = None, "the study; its reference reports more when it runs"
+    if aa_run is not None:
+        facts, source = aa_run.reference, f"the reference of {run_dir}"
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
-    space = build_space(spec, known, facts)
-    return SpacePreview(
-        space=space,
-        build=known.build.build,
-        source=f"the reference of {run_dir}"
-        if facts is not None
-        else "the study; its reference reports more when it runs",
-        device_count=facts.device_count if facts is not None else spec.device.count,
-        layer_bytes=facts.layer_bytes if facts else {},
-    )
+    return SpacePreview(space=build_space(spec, known, facts), build=known.build.build, source=source)
 
 
 def _run_of(spec: StudySpec, path: Path) -> Store | None:

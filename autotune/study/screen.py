@@ -1,13 +1,8 @@
-"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement.
+"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement (`docs/screening.md`).
 
-No-op settings leave the search space, a set whose program was measured already shares that result, and one that does
-not fit into device memory is never launched. One thread does all compiling. A screen that fails is noted and never
-ends a study.
-
-The described GPU differs from the one that runs: its driver, its cuDNN and its autotuner's choices are not known. So
-settings that the screen calls no-ops are tried on the GPU in two sets: all at their first values, and all at their
-last. If one fails, or its interval excludes the reference's time, they return to the space, and no two sets share a
-measurement because the screen calls them equal. This misses two settings whose effects cancel, and values in between.
+One thread does all compiling. A screen that fails is noted and never ends a study. The described GPU differs from the
+one that runs, so what the screen calls no-ops is tried there in two sets: all at their first values, and all at their
+last. If one fails, or its interval excludes the reference's time, they return to the space.
 """
 
 from __future__ import annotations
@@ -58,15 +53,12 @@ NO_OPS_TOGETHER = "no-ops together"
 
 @dataclass(frozen=True, slots=True)
 class Precheck:
-    """The result of compiling a set.
-
-    Attributes:
-        key: Identifies its program and the settings read at run time; None if it is not known.
-        failure: Why it must not be launched.
-    """
+    """The result of compiling a set."""
 
     key: str | None = None
+    """Identifies its program and the settings read at run time; None if it is not known."""
     failure: Failure | None = None
+    """Why it must not be launched."""
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
@@ -155,13 +147,12 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """Returns the report of an earlier session, if it had a canary and the same target, topology and versions."""
-        here = (screen.target_name, str(screen.job.topology), compiler_versions())
+        """Returns the report of an earlier session, if it had the same GPU, topology and versions."""
+        gpu = screen.job.target
+        here = (gpu.digest if gpu else "", str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
-            if record.report is None or (record.target, record.topology, record.versions) != here:
-                continue
-            report, gpu = ScreenReport.model_validate(record.report), screen.job.target
-            if report.canary is not None and report.target_digest == (gpu.digest if gpu else ""):
+            report = ScreenReport.model_validate(record.report) if record.report is not None else None
+            if report is not None and (report.target_digest, record.topology, record.versions) == here:
                 return report
         return None
 
@@ -201,19 +192,11 @@ class StudyScreener:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Runs work on the compiling thread, and waits for it."""
-        return self._pool.submit(self._give_way, work, is_beside=self.is_measuring()).result()
-
-    def _give_way(self, work: Callable[[], R], *, is_beside: bool) -> R:
-        """Runs work, beside a measurement on processors that it can spare."""
-        screen = self._screen
-        if screen is None or not is_beside:
-            return work()
-        screen.keep_to(spare_processors(screen.job.topology.gpus_per_node))
-        try:
-            return work()
-        finally:
-            screen.keep_to(())
+        """Runs work on the compiling thread, beside a measurement on processors that it can spare, and waits for it."""
+        if self._screen is not None:
+            here = self._screen.job.topology
+            self._screen.keep_to(spare_processors(here.gpus_per_node) if self.is_measuring() else ())
+        return self._pool.submit(work).result()
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """Returns a set's program and whether it fits."""
@@ -231,11 +214,6 @@ class StudyScreener:
         if failure is None and screen.fits(settings) is False:
             failure = does_not_fit(screen, settings)
         return Precheck(screen.program_key(settings), failure if self._believes_memory else None)
-
-    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether two sets give the same program, as far as compiling can tell."""
-        key = self.precheck(one).key
-        return key is not None and key == self.precheck(other).key
 
     def close(self) -> None:
         """Ends the compile worker."""
@@ -267,15 +245,12 @@ def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener
 
 @dataclass(frozen=True, slots=True)
 class NoOpRecheck:
-    """Sets that are tried because the screen may be wrong on the actual GPU.
-
-    Attributes:
-        sets: One or two sets of all no-op settings.
-        whole: The space to search if one of them differs from the reference.
-    """
+    """Sets that are tried because the screen may be wrong on the actual GPU."""
 
     sets: tuple[FlagSet, ...]
+    """One or two sets of all no-op settings."""
     whole: SearchSpace
+    """The space to search if one of them differs from the reference."""
 
 
 def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.machine.child_process import ChildProcess
 from autotune.machine.environment import driver_python
+from autotune.machine.slurm import end_slurm_step
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
@@ -18,6 +19,9 @@ from autotune.model.time_limits import TimeLimits
 
 LOG_BYTES = 4_000_000
 """Limit of a log's size."""
+
+SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURMD_NODENAME")
+"""Variables of its job step that a process on another node keeps: the GPUs of its node."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,8 +105,8 @@ class GuardedProcess(ChildProcess):
     Every message has a ``type``; the last one is of type ``exit``.
 
     Args:
-        through: Command that starts the guard on another machine, such as ``srun ...``, in `env`; the process's own
-            environment then goes to the guard as its first message.
+        through: Command that starts the guard on another node of a SLURM job, ``srun ...``, in `env`.
+        remote_env: The environment of a process on another node, except `SET_BY_NODE`.
 
     Attributes:
         end: The message ``exit``, once received.
@@ -113,10 +117,11 @@ class GuardedProcess(ChildProcess):
 
     def __init__(
         self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
-        through: Sequence[str] = (),
+        through: Sequence[str] = (), remote_env: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.log = log
         self.end: dict[str, Any] | None = None
+        self._env, self._step = env, ""
         arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
         try:
             with self.guard_log.open("wb") as errors:
@@ -125,6 +130,8 @@ class GuardedProcess(ChildProcess):
         except OSError as error:
             failure = Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch")
             raise WorkerFailed(failure, infrastructure=True) from error
+        if through:
+            self.send({"environment": {**(remote_env or {})}, "keep": SET_BY_NODE})
 
     @property
     def guard_log(self) -> Path:
@@ -135,6 +142,7 @@ class GuardedProcess(ChildProcess):
         """Returns the messages received so far, without waiting."""
         found = [m for m in super().receive() if isinstance(m.get("type"), str)]
         self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
+        self._step = next((str(m["step"]) for m in found if m["type"] == "hello"), self._step)
         if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
             found.append(self.end)
@@ -154,8 +162,14 @@ class GuardedProcess(ChildProcess):
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
     def close(self, patience_s: float) -> None:
-        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s` seconds."""
+        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s` seconds.
+
+        A SLURM step whose guard did not confirm its end is cancelled: it would live on after its ``srun``.
+        """
         super().close(patience_s)
+        if self._step and (self.end is None or "stopped" not in self.end):
+            end_slurm_step(self._step, self._env)
+            self._step = ""
         with contextlib.suppress(OSError):
             if self.guard_log.stat().st_size == 0:
                 self.guard_log.unlink()

@@ -65,7 +65,16 @@ class CommandLauncher(LocalLauncher):
                 kind, command = ReadWorker, reader_command("read_output")
             process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
             worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
-        return self._begin(worker, [{**job, "cwd": own.cwd} for job in self._jobs(settings, folder)], progress)
+        job = self._job(
+            settings,
+            command=self._command(settings, folder),
+            cwd=own.cwd,
+            rules=self._rules(settings, folder),
+            run_steps=self._spec.measure.run_steps,
+            device_count=self._spec.device.count,
+            limit_s=READY_SHARE * self.limits.start_s,
+        )
+        return self._begin(worker, [job], progress)
 
     def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:
         """Makes the folder of a process and that of its compiled programs, removed with the stack."""
@@ -91,17 +100,6 @@ class CommandLauncher(LocalLauncher):
         if read.file is not None:
             rules["file"] = filled(read.file, {FOLDER: str(folder / FILES)})
         return rules
-
-    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        job = self._job(
-            settings,
-            command=self._command(settings, folder),
-            rules=self._rules(settings, folder),
-            run_steps=self._spec.measure.run_steps,
-            device_count=self._spec.device.count,
-            limit_s=READY_SHARE * self.limits.start_s,
-        )
-        return [job]
 
 
 class CommandWorker(LocalWorker):

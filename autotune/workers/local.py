@@ -22,7 +22,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
-from autotune.workers.settings_check import MEMORY_VARIABLES, check_environment, check_options
+from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -101,7 +101,7 @@ class LocalLauncher:
             "type": "job",
             "check_steps": CHECK_STEPS,
             "warmup_steps": WARMUP_STEPS,
-            "variables": sorted({"XLA_FLAGS", *MEMORY_VARIABLES, *variables_of(settings)}),
+            "variables": sorted({"XLA_FLAGS", *IN_FORCE["memory_variables"], *variables_of(settings)}),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
             "platform": self._spec.device.platform,
             **fields,
@@ -226,10 +226,7 @@ class LocalWorker(Worker):
         return errors
 
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
-        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause.
-
-        A lost rank makes its peers fail with connection errors, so all get a moment to end.
-        """
+        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause."""
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]

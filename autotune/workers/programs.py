@@ -1,8 +1,8 @@
 """Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
 ``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
-and the options in force. (JAX's compilation cache misses programs, and its keys change with every flag.) The programs
-are known only if one process compiled, every module is complete, and nothing is compiled later.
+and the options in force. The programs are known only if one process compiled, every module is complete, and nothing is
+compiled later.
 """
 
 from __future__ import annotations
@@ -16,28 +16,15 @@ from typing import Any
 from autotune.child.fingerprint import strip_hlo
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.flags import FlagSet, parse_text_proto
-from autotune.workers.settings_check import DUMP_FLAG, check_debug_options
+from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
 
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
 BUFFERS, MEMORY = ".cpu_after_optimizations-buffer-assignment.txt", ".cpu_after_optimizations-memory-usage-report.txt"
 OPTIONS = ".debug_options"
 
-SHOWN_BY_DUMP = frozenset(
-    {
-        "xla_cpu_copy_insertion_use_region_analysis",
-        "xla_cpu_enable_concurrency_optimized_scheduler",
-        "xla_cpu_enable_platform_dependent_math",
-        "xla_cpu_experimental_enable_tiling_propagation",
-        "xla_cpu_max_isa",
-        "xla_cpu_prefer_vector_width",
-        "xla_cpu_scheduler_type",
-        "xla_cpu_use_fusion_emitters",
-        "xla_cpu_use_new_xtile_lowering",
-    }
-)
-"""Flags whose whole effect is visible in a dump: `benchmarks/command_programs.py` compares each of their values with
-the executable that XLA serializes. Other flags are part of the fingerprint, since they may act in thunks, which XLA
-does not dump."""
+SHOWN_BY_DUMP = frozenset(IN_FORCE["shown_by_dump"])
+"""Flags whose whole effect is visible in a dump. Other flags are part of the fingerprint, since they may act in thunks,
+which XLA does not dump."""
 
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 
@@ -91,11 +78,9 @@ class ProgramWatch:
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
     def read_programs(self, process_count: int) -> dict[str, Any]:
-        """Reads the programs compiled so far by the processes that have loaded XLA.
+        """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
 
-        Returns:
-            Fields of a `WorkerReport`: ``fingerprint``, equal for equal programs of one machine and build;
-            ``peak_bytes``, memory of the largest module with arguments and results; ``compile_s``.
+        They are ``fingerprint``, ``peak_bytes`` of the largest module, and ``compile_s``.
 
         Raises:
             NotKnown: If the dump is not complete.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,8 @@ from autotune.model.flags import FlagSet, kind_of
 DUMP_FLAG = "xla_dump_to"
 """Flag by which `ProgramWatch` sees the programs of a process."""
 
-MEMORY_VARIABLES = (
-    "XLA_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_ALLOCATOR",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
-)
-"""Variables that decide how much of a GPU's memory JAX takes; noted if a program sets them itself."""
-
-SET_BY_JAX = frozenset(
-    {
-        "xla_backend_optimization_level",
-        "xla_cpu_enable_fast_min_max",
-        "xla_detailed_logging",
-        "xla_gpu_cuda_data_dir",
-        "xla_llvm_disable_expensive_passes",
-        "xla_test_all_input_layouts",
-    }
-)
-"""Options that JAX overwrites for each compilation (jax/_src/compiler.py), and one that its CPU client overwrites."""
+IN_FORCE = tomllib.loads((resources.files("autotune") / "data" / "in_force.toml").read_text("utf-8"))
+"""Settings of which something is known that matters to a check."""
 
 TEXT_BYTES = 1_000_000
 """Bytes of a script that are searched."""
@@ -66,7 +51,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
         got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
         if got != wanted:
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
-    own = {n: values[n] for n in MEMORY_VARIABLES if values.get(n) is not None and n not in settings}
+    own = {n: values[n] for n in IN_FORCE["memory_variables"] if values.get(n) is not None and n not in settings}
     notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
     if more := sorted(set(in_force) - {*settings, DUMP_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
@@ -113,7 +98,8 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
 
     Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
     """
-    listed = ((n, v, options.get(n, ())) for n, v in settings.of_kind("xla").items() if n not in SET_BY_JAX)
+    given = [(n, v) for n, v in settings.of_kind("xla").items() if n not in IN_FORCE["set_by_jax"]]
+    listed = ((n, v, options.get(n, ())) for n, v in given)
     return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _equal(v, got[0]) is False)
 
 

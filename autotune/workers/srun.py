@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.slurm import (
-    end_slurm_step,
     lost_slurm_nodes,
     slurm_address,
     slurm_client_environment,
@@ -37,9 +36,6 @@ STEP_LIMIT_S = 300.0
 """Limit for the start of a trial's steps, seconds; a SLURM controller under load makes callers wait."""
 
 SRUN_LAST_WORDS_S = 2.0
-
-SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURMD_NODENAME")
-"""Variables of its job step that a rank keeps: the GPUs of its node."""
 
 FOR_SURE_OF_SETTINGS = (
     FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.NOT_APPLIED,
@@ -83,21 +79,20 @@ class SrunLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
-        env = self._worker_environment(settings)
-        steps = self._steps(settings, folder)
-        worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base, env=env)
+        steps = self._processes(settings, folder)
+        worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base)
         return self._begin(worker, self._jobs(settings, folder), progress)
 
-    def _steps(self, settings: FlagSet, folder: Path) -> list[StepProcess]:
+    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         ranks_per_node = self._ranks_per_node(settings)
-        client = slurm_client_environment(self._base)
-        started: list[StepProcess] = []
+        env, client = self._worker_environment(settings), slurm_client_environment(self._base)
+        started: list[GuardedProcess] = []
         try:
             for rank in range(ranks_per_node * len(self._nodes)):
                 node = self._nodes[rank // ranks_per_node]
                 srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
                 log = folder / log_name(rank)
-                started.append(StepProcess(worker_command(), client, log, through=srun))
+                started.append(GuardedProcess(worker_command(), client, log, through=srun, remote_env=env))
         except BaseException:
             for process in started:
                 process.close(KILL_PATIENCE_S)
@@ -116,87 +111,52 @@ class SrunLauncher(LocalLauncher):
         return jobs
 
 
-class StepProcess(GuardedProcess):
-    """A process behind a guard on another node, reached through ``srun``."""
-
-    number: str | None = None
-    """Number of the step within its job, once its guard has reported it."""
-
-    @property
-    def has_vanished(self) -> bool:
-        """Whether it ended without its guard's last message."""
-        return self.end is not None and "stopped" not in self.end
-
-    @property
-    def was_ended_from_outside(self) -> bool:
-        """Whether it has vanished, or its guard was stopped by someone else."""
-        return self.end is not None and bool(self.end.get("stopped", True))
-
-
 class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes, a step each.
-
-    Args:
-        base: The driver's own environment, for SLURM's commands.
-        env: The environment of each rank, except `SET_BY_NODE`.
-    """
+    """All ranks of one trial on several nodes, a SLURM step each; `base` is the driver's own environment."""
 
     def __init__(
-        self, steps: list[StepProcess], spec: StudySpec, settings: FlagSet, *, nodes: Sequence[str],
-        base: Mapping[str, str], env: Mapping[str, str],
+        self, steps: list[GuardedProcess], spec: StudySpec, settings: FlagSet, *, nodes: Sequence[str],
+        base: Mapping[str, str],
     ) -> None:  # fmt: skip
-        super().__init__([*steps], spec, settings)
-        self._steps = steps
+        super().__init__(steps, spec, settings)
         self._nodes = nodes
         self._base = base
-        self._env = env
 
     def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
         """Waits for the guards, sends the coordinator's address, and waits until all ranks are compiled and warm."""
         progress("launch")
-        for step in self._steps:
-            step.send({"environment": self._env, "keep": SET_BY_NODE})
         hello = self._gather("hello", STEP_LIMIT_S, None)
         try:
             host = slurm_address(hello[0]["node"], self._base)
         except LaunchError as error:
             raise machine_failure(str(error), phase="launch") from error
-        for step, message in zip(self._steps, hello, strict=True):
-            step.number = message["step"]
         for job in jobs:
             job["coordinator"] = f"{host}:{hello[0]['port']}"
         self._phase = "start"
         super().wait_ready(jobs, progress)
 
-    def close(self) -> None:
-        """Ends all ranks; cancels the steps whose ``srun`` was killed, which would live on."""
-        is_first = not self.closed
-        super().close()
-        for step in self._steps if is_first else ():
-            if step.number is not None and step.has_vanished:
-                end_slurm_step(step.number, self._base)
-
     def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
         """Classifies the end of a worker: a step may have been cancelled, or its node lost."""
         failed = super()._ended(errors)
-        vanished = [r for r, step in enumerate(self._steps) if step.was_ended_from_outside]
-        said = [line for step in self._steps for line in self._last_words(step, failed.failure)]
+        ends = [(rank, step.end) for rank, step in enumerate(self._processes)]
+        vanished = [rank for rank, end in ends if end is not None and end.get("stopped", True)]
+        said = [line for step in self._processes for line in self._last_words(step, failed.failure)]
         if any(map(is_kernel_kill, said)):
             update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
         if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
             why = f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}"
-            failed = machine_failure(why, phase=failed.failure.phase, log=str(self._steps[vanished[0]].log))
+            failed = machine_failure(why, phase=failed.failure.phase, log=str(self._processes[vanished[0]].log))
         return self._unless_lost(failed)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         if kind is FailureKind.HANG and self._phase == "launch":
-            said = " ".join(line for step in self._steps for line in step.said_by_carrier())
+            said = " ".join(line for step in self._processes for line in step.said_by_carrier())
             self.close()
             return self._unless_lost(machine_failure(f"the steps did not start: {message}; {said}", phase="launch"))
         return self._unless_lost(super()._failed(kind, message))
 
-    def _last_words(self, step: StepProcess, failure: Failure) -> tuple[str, ...]:
+    def _last_words(self, step: GuardedProcess, failure: Failure) -> tuple[str, ...]:
         """Returns the output of ``srun`` for one step; it reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:

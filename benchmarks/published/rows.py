@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def compiled(name: str, row: Row) -> CompiledProgram:
         _, screener = stack.enter_context(
             open_screener(
                 parse_study(study), study_dir=HERE, topology=topology, cache_dir=folder,
-                target=load_target(row["target"]).with_memory(row.get("memory_fraction")),
+                target=replace(load_target(row["target"]), memory_share=row.get("memory_fraction")),
             )
         )  # fmt: skip
         result = screener.result(FlagSet())

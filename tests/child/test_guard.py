@@ -6,115 +6,40 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from autotune.workers.base import GuardedProcess
+from harness.sandbox import wait_for
+from tests.tables import toml_beside
+
+PROGRAMS = toml_beside(__file__, "guard.toml")
+ROOT = Path(__file__).parents[2]
 
 
-def guarded(tmp_path: Path, code: str, *, log_bytes: int = 10_000) -> GuardedProcess:
+def guarded(tmp_path: Path, program: str, *, log_bytes: int = 10_000) -> GuardedProcess:
     env = {"PATH": os.environ["PATH"], "MARK": str(tmp_path)}
-    return GuardedProcess([sys.executable, "-c", textwrap.dedent(code)], env, tmp_path / "worker.log", log_bytes)
+    return GuardedProcess([sys.executable, "-c", program], env, tmp_path / "worker.log", log_bytes)
 
 
-def wait_for(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-
-
-def ended(process: GuardedProcess) -> dict[str, object]:
-    wait_for(lambda: process.receive() is not None and process.end is not None)
-    assert process.end is not None
+def messages(process: GuardedProcess) -> list[dict[str, Any]]:
+    """All messages of a process up to its end, which is the last."""
+    seen = list(process.messages(20.0))
     process.close(5.0)
-    return process.end
-
-
-def everything(process: GuardedProcess) -> list[dict[str, object]]:
-    """All messages of a process up to its end."""
-    seen: list[dict[str, object]] = []
-
-    def over() -> bool:
-        seen.extend(process.receive())
-        return process.end is not None
-
-    wait_for(over)
-    process.close(5.0)
+    assert seen[-1]["type"] == "exit"
     return seen
 
 
 def pid_in(file: Path) -> int:
-    wait_for(lambda: file.exists() and file.read_text().endswith("\n"))
+    wait_for(lambda: file.exists() and file.read_text().endswith("\n"), f"{file} is written", limit_s=20)
     return int(file.read_text())
 
 
-LONG_LIVED_FAMILY = """
-    import os, subprocess, sys, time
-    # a grandchild that leaves its session and its parent: double fork, setsid
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            open(os.environ["MARK"] + "/grandchild", "w").write(f"{os.getpid()}\\n")
-            time.sleep(600)
-        os._exit(0)
-    open(os.environ["MARK"] + "/child", "w").write(f"{os.getpid()}\\n")
-    time.sleep(600)
-"""
-
-
-def test_closing_ends_a_grandchild_that_left_its_session(tmp_path: Path) -> None:
-    process = guarded(tmp_path, LONG_LIVED_FAMILY)
-    child, grandchild = pid_in(tmp_path / "child"), pid_in(tmp_path / "grandchild")
-    assert psutil.pid_exists(child)
-    assert psutil.pid_exists(grandchild)
-    process.close(10.0)
-    wait_for(lambda: not psutil.pid_exists(child) and not psutil.pid_exists(grandchild))
-
-
-def test_closing_lets_a_program_clean_up(tmp_path: Path) -> None:
-    code = """
-        import os, time
-        lock = os.environ["MARK"] + "/lock"
-        try:
-            open(lock, "x").write(f"{os.getpid()}\\n")
-            time.sleep(600)
-        finally:
-            os.remove(lock)
-            print("cleaned up")
-    """
-    process = guarded(tmp_path, code)
-    pid_in(tmp_path / "lock")
-    process.close(10.0)
-    assert not (tmp_path / "lock").exists()
-    assert "cleaned up" in (tmp_path / "worker.log").read_text()
-
-
-@pytest.mark.parametrize("victim", ["driver", "guard"])
-def test_sigkill_of_driver_or_guard_ends_the_worker(tmp_path: Path, victim: str) -> None:
-    code = f"""
-        import sys, time
-        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-        from pathlib import Path
-        from autotune.workers.base import GuardedProcess
-        child = "import os,time; open('{tmp_path}/child','w').write(str(os.getpid())+chr(10)); time.sleep(600)"
-        p = GuardedProcess([sys.executable, "-c", child], dict(), Path("{tmp_path}/worker.log"), 10000)
-        open("{tmp_path}/guard", "w").write(str(p._process.pid) + chr(10))
-        time.sleep(600)
-    """
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
-    try:
-        child, guard = pid_in(tmp_path / "child"), pid_in(tmp_path / "guard")
-        os.kill(driver.pid if victim == "driver" else guard, signal.SIGKILL)
-        wait_for(lambda: not _runs(child) and not _runs(guard))
-    finally:
-        driver.kill()
-        driver.wait()
+def wait_until_gone(*pids: int) -> None:
+    wait_for(lambda: not any(map(_runs, pids)), f"none of {pids} runs", limit_s=20)
 
 
 def _runs(pid: int) -> bool:
@@ -124,79 +49,71 @@ def _runs(pid: int) -> bool:
         return False
 
 
+def test_closing_ends_a_grandchild_that_left_its_session(tmp_path: Path) -> None:
+    process = guarded(tmp_path, PROGRAMS["family"])
+    child, grandchild = pid_in(tmp_path / "child"), pid_in(tmp_path / "grandchild")
+    assert _runs(child)
+    assert _runs(grandchild)
+    process.close(10.0)
+    wait_until_gone(child, grandchild)
+
+
+def test_closing_lets_a_program_clean_up(tmp_path: Path) -> None:
+    process = guarded(tmp_path, PROGRAMS["cleans_up"])
+    pid_in(tmp_path / "lock")
+    process.close(10.0)
+    assert not (tmp_path / "lock").exists()
+    assert "cleaned up" in (tmp_path / "worker.log").read_text()
+
+
+@pytest.mark.parametrize("victim", ["driver", "guard"])
+def test_sigkill_of_driver_or_guard_ends_the_worker(tmp_path: Path, victim: str) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", PROGRAMS["driver"], str(tmp_path)], cwd=ROOT)
+    try:
+        child, guard = pid_in(tmp_path / "child"), pid_in(tmp_path / "guard")
+        os.kill(driver.pid if victim == "driver" else guard, signal.SIGKILL)
+        wait_until_gone(child, guard)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
 def test_a_child_that_outlives_its_parent_is_ended_and_counted(tmp_path: Path) -> None:
-    code = """
-        import os, time
-        if os.fork() == 0:
-            os.setsid()
-            open(os.environ["MARK"] + "/orphan", "w").write(f"{os.getpid()}\\n")
-            time.sleep(600)
-        while not os.path.exists(os.environ["MARK"] + "/orphan"):
-            time.sleep(0.01)
-    """
-    end = ended(guarded(tmp_path, code))
-    assert end["exit_status"] == 0
-    assert end["left_behind"] == 1
-    orphan = pid_in(tmp_path / "orphan")
-    wait_for(lambda: not _runs(orphan))
+    end = messages(guarded(tmp_path, PROGRAMS["leaves_a_child"]))[-1]
+    assert (end["exit_status"], end["left_behind"]) == (0, 1)
+    wait_until_gone(pid_in(tmp_path / "orphan"))
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -11), ("import os; os.abort()", -6)],
-)
-def test_the_end_of_the_command_is_told(tmp_path: Path, code: str, status: int) -> None:
-    assert ended(guarded(tmp_path, code))["exit_status"] == status
+@pytest.mark.parametrize("program", PROGRAMS["ends"])
+def test_the_end_of_the_command_is_told(tmp_path: Path, program: str) -> None:
+    assert messages(guarded(tmp_path, program))[-1]["exit_status"] == PROGRAMS["ends"][program]
 
 
 def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:
-    process = GuardedProcess(["/no/such/program"], {}, tmp_path / "worker.log", 10_000)
-    end = ended(process)
+    end = messages(GuardedProcess(["/no/such/program"], {}, tmp_path / "worker.log", 10_000))[-1]
     assert end["exit_status"] == 127
     assert "No such file" in str(end["last_lines"])
 
 
 def test_output_of_a_hundred_megabytes_leaves_a_small_log_with_both_ends(tmp_path: Path) -> None:
-    code = """
-        import os
-        os.write(1, b"the beginning\\n")
-        for _ in range(100):
-            os.write(1, b"x" * 1_000_000)
-        os.write(2, b"\\nthe end\\n")
-    """
-    end = ended(guarded(tmp_path, code, log_bytes=8192))
+    end = messages(guarded(tmp_path, PROGRAMS["writes_much"], log_bytes=8192))[-1]
     log = (tmp_path / "worker.log").read_bytes()
     assert end["output_bytes"] == 14 + 100_000_000 + 9
     assert len(log) < 10_000
     assert log.startswith(b"the beginning\n")
     assert log.endswith(b"the end\n")
     assert b"bytes of output left out" in log
-    assert end["last_lines"][-1] == "the end"  # type: ignore[index]
+    assert end["last_lines"][-1] == "the end"
 
 
 def test_messages_pass_both_ways_and_output_does_not_mix_in(tmp_path: Path) -> None:
-    code = """
-        import os, socket, json
-        s = socket.socket(fileno=int(os.environ["AUTOTUNE_CHANNEL"]))
-        f = s.makefile("rb")
-        print('{"type": "block", "forged": true}', flush=True)
-        message = json.loads(f.readline())
-        s.sendall(json.dumps({"type": "echo", "got": message["n"]}).encode() + b"\\n")
-    """
-    process = guarded(tmp_path, code)
+    process = guarded(tmp_path, PROGRAMS["answers"])
     process.send({"type": "ask", "n": 17})
-    seen = everything(process)
-    assert [m["type"] for m in seen] == ["echo", "exit"]
-    assert seen[0]["got"] == 17
+    echo, _ = messages(process)
+    assert (echo["type"], echo["got"]) == ("echo", 17)
     assert "forged" in (tmp_path / "worker.log").read_text()
 
 
 def test_a_half_written_message_and_rubbish_are_dropped(tmp_path: Path) -> None:
-    code = """
-        import os, socket
-        s = socket.socket(fileno=int(os.environ["AUTOTUNE_CHANNEL"]))
-        s.sendall(b'\\xff\\xfe not json\\n[1, 2]\\n{"no": "type"}\\n{"type": "bl')
-    """
-    process = guarded(tmp_path, code)
-    seen = everything(process)
-    assert [m["type"] for m in seen] == ["exit"]
+    (end,) = messages(guarded(tmp_path, PROGRAMS["sends_rubbish"]))
+    assert end["exit_status"] == 0

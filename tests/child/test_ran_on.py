@@ -14,6 +14,7 @@ import pytest
 from autotune.child import gpus
 from harness.fake_cuda import make_cuda
 from harness.fake_nvml import FUNCTION_NOT_FOUND, GPU_IS_LOST, FakeNvml, missing, uuid_of
+from tests.tables import toml_beside
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -21,11 +22,16 @@ TELL = "import json; from autotune.child.gpus import ran_on; print(json.dumps(ra
 LOAD = "import ctypes; [ctypes.CDLL(n) for n in {names!r}]; "
 
 
-def answer(program: str, libraries: str) -> Any:
+def answer(program: str, libraries: str, *arguments: str) -> Any:
     """What a process of its own writes, as JSON, that finds libraries in these folders."""
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     return json.loads(done.stdout)
 
@@ -61,35 +67,16 @@ def test_firmware_limits_and_modes_of_a_gpu_are_told(tmp_path: Path) -> None:
     assert (second["gsp"], second["ecc"], second["vbios"]) == (None, False, "96.00.BC.00.01")
 
 
-VISIBLE: list[tuple[str | None, object, list[int]]] = [
-    (None, range(1), [0]),
-    ("2", range(1), [2]),
-    ("2,0", None, [2, 0]),
-    ("2,0", [1], [0]),
-    (uuid_of(1), range(1), [1]),
-    (uuid_of(1)[:8], None, [1]),
-    ("MIG-7e57", range(1), [2]),
-    ("MIG-none", None, []),
-    ("", None, []),
-    ("0,9,1", None, [0]),
-]
-EACH = """
-import json, os
-from autotune.child.gpus import ran_on
-told = []
-for visible, devices, _ in {cases}:
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    told.append([gpu["index"] for gpu in ran_on(devices)["gpus"]])
-print(json.dumps(told))
-"""
+VISIBLE = toml_beside(__file__, "visible_gpus.toml")
 
 
 def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
     nvml.set(2, "mig.0", "MIG-7e57")
-    assert answer(EACH.format(cases=VISIBLE), str(nvml.folder)) == [indices for _, _, indices in VISIBLE]
+    uuids = {"UUID1": uuid_of(1), "UUID1-short": uuid_of(1)[:8]}
+    cases = [[uuids.get(visible, visible), devices, indices] for visible, devices, indices in VISIBLE["cases"]]
+    found = answer(VISIBLE["program"], str(nvml.folder), json.dumps(cases))
+    assert found == [indices for _, _, indices in cases]
 
 
 def test_a_lost_gpu_leaves_the_others(tmp_path: Path) -> None:

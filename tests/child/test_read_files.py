@@ -9,23 +9,17 @@ from pathlib import Path
 import pytest
 
 from autotune.child.output import Follow, find, lines_of
+from tests.tables import toml_beside
 
 ROWS = b'{"step": 1, "time": 0.5}\n' * 5
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "count", "last"),
-    [
-        ("m.csv", b"step,time,note\r\n1,0.5,a\r\n2,0.25,b\r\n", 2, {"step": 2.0, "time": 0.25, "note": "b"}),
-        ("m.tsv", b"step\ttime\n1\t0.5\n", 1, {"step": 1.0, "time": 0.5}),
-        ("m.jsonl", b'{"a": 1}\n{"a": 2}\n', 2, {"a": 2}),
-    ],
-)
-@pytest.mark.parametrize("size", [3, 1000, 1 << 20])
+@pytest.mark.parametrize(("name", "text", "count", "last"), toml_beside(__file__, "lines.toml")["records"])
+@pytest.mark.parametrize("size", [3, 1000])
 def test_records_do_not_depend_on_how_they_come(
-    name: str, data: bytes, count: int, last: dict[str, object], size: int
+    name: str, text: str, count: int, last: dict[str, object], size: int
 ) -> None:
-    records = lines_of(name)
+    records, data = lines_of(name), text.encode()
     found = [told for i in range(0, len(data), size) for told in records.feed(data[i : i + size])]
     assert len(found) == count
     assert json.loads(found[-1]) == last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,28 +29,15 @@ def test_each_kind_of_line_is_read_by_itself(name: str) -> None:
     ReadSpec(**best.rules)  # what was found is what a study file takes
 
 
-def test_a_loop_that_does_not_wait_for_its_device_is_read_by_the_clock() -> None:
-    lines = [f"step {i} loss 2.1 dt 0.109ms" for i in range(12)]
-    best, other = recognise(lines, at=[i * 0.0217 for i in range(12)])[:2]
-    assert best.by_clock
-    assert best.step_s == pytest.approx(0.0217)
-    assert other.doubtful
-    assert other.agrees == pytest.approx(0.109 / 21.7)
-
-
-def test_every_tenth_step_printed_is_no_doubt() -> None:
-    lines = [f"step {10 * i} loss 2.1 20ms/step" for i in range(12)]
-    best = recognise(lines, at=[i * 0.2 for i in range(12)])[0]
-    assert not best.by_clock
-    assert best.agrees == pytest.approx(1.0)
-
-
-def test_output_that_comes_at_once_does_not_tell_by_the_clock() -> None:
-    lines = [f"step {i} loss 2.1 20ms/step" for i in range(40)]
-    best = recognise(lines, at=[0.0] * 20 + [1.0] * 20)[0]
-    assert (best.by_clock, best.in_bursts, best.doubtful) == (False, True, False)
-    clock = recognise([f"step {i} loss 2.1" for i in range(40)], at=[0.0] * 20 + [1.0] * 20)[0]
-    assert (clock.by_clock, clock.in_bursts, clock.doubtful) == (True, True, True)
+@pytest.mark.parametrize("case", LINES["timed"], ids=lambda case: case["name"])
+def test_printed_durations_are_held_to_the_clock(case: dict[str, Any]) -> None:
+    lines = [case["line"].format(i * case["every"]) for i in range(40)]
+    at = [i * case["passed_s"] for i in range(40)] if case["passed_s"] else [0.0] * 20 + [1.0] * 20
+    best, *others = recognise(lines, at=at)
+    assert (best.by_clock, best.in_bursts, best.doubtful) == (case["by_clock"], case["in_bursts"], case["doubtful"])
+    assert best.step_s == pytest.approx(case.get("step_s", best.step_s))
+    printed = next((fit.agrees for fit in (best, *others) if not fit.by_clock), None)
+    assert printed == (pytest.approx(case["agrees"], rel=0.01) if "agrees" in case else None)
 
 
 def test_tokens_each_second_need_the_tokens_of_a_step() -> None:

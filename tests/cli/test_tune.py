@@ -21,7 +21,10 @@ from autotune.cli.tune import name_of
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.spec import load_study
 from autotune.programs import look as looking
-from autotune.programs.draft import checked, study_text
+from autotune.programs.arrival import OwnSettings
+from autotune.programs.draft import plan_of
+from autotune.programs.look import ProbeRequest, ProbeResult, Steps
+from autotune.programs.probe import Probe
 from harness.simulated_machine import write_study
 from tests.console import autotune, autotune_process
 from tests.runs import there
@@ -132,10 +135,13 @@ def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
-    command = ["python", name]
-    sections = [("workload", "What runs.", {"command": command, "hook": True})]
-    spec = checked(study_text("x", f"Settings for {name}", sections, said=f"x {name}"))
-    assert spec.workload.command == tuple(command)
+    request = ProbeRequest(command=("python", name), cwd=Path(), platform="cpu", rules=None, limit_s=1.0)
+    found = ProbeResult(
+        request=request, probe=Probe(), steps=Steps(tuple(range(40)), (1.0,) * 40, name, None), device=name,
+        device_count=1, rules={"preset": "clu"}, how="recognised", doubt="", own=OwnSettings(),
+    )  # fmt: skip
+    plan = plan_of(found, name="x", trials=4, budget_s=None, said=f"x {name}")
+    assert plan.spec.workload.command == request.command
 
 
 HYDRA = ["model.lr=1e-3", "+trainer={a: 1, steps: 400}", "note=it's {here}", "x=\\d 'q' \"p\""]

@@ -37,15 +37,8 @@ def allocate(slurm: Slurm) -> Iterator[Allocate]:
     jobs: list[str] = []
 
     def begin(nodes: int, *arguments: str) -> dict[str, str]:
-        command = [
-            "salloc",
-            "--no-shell",
-            f"--nodes={nodes}",
-            f"--nodelist=127.0.0.[1-{nodes}]",
-            "--gres=gpu:8",
-            "--no-kill",
-            *arguments,
-        ]
+        options = ["--no-shell", "--gres=gpu:8", "--no-kill", f"--nodes={nodes}", f"--nodelist=127.0.0.[1-{nodes}]"]
+        command = ["salloc", *options, *arguments]
         done = subprocess.run(command, env=slurm.env, capture_output=True, text=True, check=True, timeout=60)
         job = next(w for w in done.stderr.split() if w.isdigit())
         jobs.append(job)

@@ -22,8 +22,11 @@ from autotune.model.errors import LaunchError, NodeLostError
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
 from tests.cluster.dask_cluster import LANE, STUDY, Cluster, are_gone, do, first, hear, joined, kinds, wait_in_unit
+from tests.tables import toml_beside
 
 pytestmark = pytest.mark.cluster
+
+PROGRAMS = toml_beside(__file__, "programs.toml")
 
 
 @pytest.fixture
@@ -113,20 +116,9 @@ def test_a_lane_that_is_given_up_is_ended_and_joins_again_unless_it_is_for_good(
 def test_a_driver_that_is_killed_takes_lanes_along_and_the_next_one_has_them_again(
     cluster: Cluster, tmp_path: Path, is_idle: bool
 ) -> None:
-    code = f"""
-from pathlib import Path
-from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined, wait_in_unit
-engine = DaskEngine(STUDY, {cluster.address!r}, command=LANE)
-[lane] = joined(engine)
-if {is_idle}:
-    print(do(engine, lane, 1)[0].message["pid"], flush=True)
-else:
-    print(*(p.pid for p in wait_in_unit(engine, lane, Path("/nowhere"))), flush=True)
-while True:
-    engine.news(60)
-"""
     worker = cluster.join()
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
+    command = [sys.executable, "-c", PROGRAMS["dask_driver"], cluster.address, *["idle"] * is_idle]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as driver:
         below = [psutil.Process(int(pid)) for pid in there(driver.stdout).readline().split()]
         assert below
         with pytest.raises(LaunchError, match="must have one study at a time"):
@@ -198,14 +190,7 @@ def test_tls_is_that_of_dask_s_own_configuration(tmp_path: Path) -> None:
         tls[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = str(certificate)
         tls[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = str(key)
     cluster = Cluster(tmp_path, env=tls, options=["--protocol", "tls"])
-    code = """
-import sys
-from tests.cluster.dask_cluster import LANE, STUDY, DaskEngine, do, joined
-engine = DaskEngine(STUDY, sys.argv[1], command=LANE)
-print(do(engine, joined(engine)[0], 6)[-1].message["value"])
-engine.close()
-"""
-    call = [sys.executable, "-c", code, cluster.address]
+    call = [sys.executable, "-c", PROGRAMS["dask_unit"], cluster.address]
     options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 90}
     try:
         assert cluster.address.startswith("tls://")

@@ -99,14 +99,7 @@ def test_set_up_lines_reach_the_driver_and_one_that_fails_ends_the_job(tmp_path:
     assert "the set-up failed: no-such-program --x" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("echo 'open", "must be bash"),
-        ("export WANDB_API_KEY=0123456789abcdef", "must hold no secret"),
-        ("echo \x1b[2J", "control character"),
-    ],
-)
+@pytest.mark.parametrize(("line", "words"), CASES["refused_set_up_lines"])
 def test_a_set_up_line_that_breaks_the_script_is_refused(line: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words) as caught:
         script_of(spec_of(count=8), request_of(setup=(line,)))

@@ -14,19 +14,11 @@ from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT, Allocate, autotune, marked
 from tests.cluster.jobs import driving, logs, trials_of, wait_for_trials, write
 from tests.runs import is_whole, there
+from tests.tables import toml_beside
 
 pytestmark = pytest.mark.cluster
 
-SLOW_NODE = """
-import os, sys
-if os.environ.get("SLURMD_NODENAME") == "127.0.0.2" and "autotune.measure.lane" in sys.orig_argv:
-    from harness.simulated_machine import SimulatedLauncher
-    usual = SimulatedLauncher.__init__
-    def slow(self, spec, simulation):
-        usual(self, spec, simulation.model_copy(update={"step_s": 1.3 * simulation.step_s}))
-    SimulatedLauncher.__init__ = slow
-"""
-"""A `sitecustomize` under which one node is slow, whatever it runs."""
+SLOW_NODE = toml_beside(__file__, "programs.toml")["slow_node"]
 
 
 def lane_on(node: str, folder: Path) -> psutil.Process:

@@ -14,16 +14,11 @@ import pytest
 from autotune.cluster import engine as processes
 from autotune.cluster.engine import JOINED, LEFT, Place, Processes, Told
 from autotune.model.errors import NodeLostError
+from autotune.workers.base import GuardedProcess
 from tests.cluster.conftest import ROOT
+from tests.tables import toml_beside
 
-FAIR = """
-from autotune.child.channel import Channel
-channel = Channel()
-assert channel.receive()["type"] == "study"
-channel.send("alive")
-while channel.receive()["type"] == "unit":
-    channel.send("result")
-"""
+FAIR = toml_beside(__file__, "programs.toml")["fair_lane"]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
@@ -49,13 +44,13 @@ def wait_for(engine: Processes, kind: str, *names: str, limit_s: float = 60.0) -
 
 
 def test_a_lane_that_does_not_end_keeps_no_other_waiting(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, may_end = processes._end_all, threading.Event()
+    real, may_end = GuardedProcess.close, threading.Event()
 
     def end(*lane: Any) -> None:
         assert may_end.wait(60)
         real(*lane)
 
-    monkeypatch.setattr(processes, "_end_all", end)
+    monkeypatch.setattr(GuardedProcess, "close", end)
     wait_for(lanes, JOINED, "a", "b", "c")
     lanes.give_up("a", "silent")
     lanes.begin("b", {"type": "unit"})
@@ -67,13 +62,13 @@ def test_a_lane_that_does_not_end_keeps_no_other_waiting(lanes: Processes, monke
 
 
 def test_lanes_are_ended_all_at_once(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, together = processes._end_all, threading.Barrier(3)
+    real, together = GuardedProcess.close, threading.Barrier(3)
 
     def end(*lane: Any) -> None:
         together.wait(60)
         real(*lane)
 
-    monkeypatch.setattr(processes, "_end_all", end)
+    monkeypatch.setattr(GuardedProcess, "close", end)
     wait_for(lanes, JOINED, "a", "b", "c")
     lanes.close()
     assert together.n_waiting == 0

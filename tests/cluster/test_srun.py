@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,28 +71,12 @@ def ranks(slurm: Slurm) -> dict[str, psutil.Process]:
     return {p.environ()["SLURMD_NODENAME"]: p for p in own}
 
 
-def step_processes(pattern: str) -> list[psutil.Process]:
-    return [p for p in psutil.process_iter() if pattern in " ".join(_cmdline(p))]
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
 @pytest.mark.gate
 def test_one_trial_runs_over_two_nodes_under_exactly_the_environment_of_its_settings(
     slurm: Slurm, allocate: Allocate, start: Start, tmp_path: Path
 ) -> None:
-    base = {
-        **allocate(2),
-        "SLURM_NTASKS": "7",
-        "SLURM_EXPORT_ENV": "NONE",
-        "XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
-    }
-    worker = start(two_nodes(), base, {"xla_cpu_prefer_vector_width": 256})
+    own = {"SLURM_NTASKS": "7", "SLURM_EXPORT_ENV": "NONE", "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
+    worker = start(two_nodes(), {**allocate(2), **own}, {"xla_cpu_prefer_vector_width": 256})
     assert (worker.report.process_count, worker.report.device_count) == (2, 4)
     assert len(worker.run_block(5)) == 5
     seen = ranks(slurm)
@@ -123,21 +107,9 @@ def test_faults_of_the_program_keep_their_names(allocate: Allocate, start: Start
 
 @pytest.mark.parametrize("victim", [pytest.param("driver", marks=pytest.mark.gate), "srun", "guard"])
 def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate, tmp_path: Path, victim: str) -> None:
-    code = f"""
-        import os, time
-        from pathlib import Path
-        from autotune.model.clock import Stopwatch
-        from autotune.model.flags import FlagSet
-        from autotune.workers.srun import SrunLauncher
-        from tests.cluster.test_srun import PROGRAMS, two_nodes
-        launcher = SrunLauncher(two_nodes(), study_dir=str(PROGRAMS), base=os.environ)
-        worker = launcher.start(FlagSet(), Path({str(tmp_path)!r}), progress=lambda phase: None)
-        Path({str(tmp_path / "ready")!r}).touch()
-        while True:
-            worker.run_block(100)
-    """
+    command = [sys.executable, "-c", toml_beside(__file__, "programs.toml")["trial_on_two_nodes"], str(tmp_path)]
     env = {**allocate(2), "PYTHONPATH": str(ROOT), "MARK": str(tmp_path)}
-    driver = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, stderr=subprocess.DEVNULL)
+    driver = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     try:
         wait_for((tmp_path / "ready").exists, "the trial runs")
         both = list(ranks(slurm).values())
@@ -145,12 +117,11 @@ def test_no_rank_outlives_driver_step_or_guard(slurm: Slurm, allocate: Allocate,
         if victim == "driver":
             driver.kill()
         else:
-            name = "srun --jobid" if victim == "srun" else "-I -S"
-            for process in step_processes(name):
-                if str(tmp_path) in " ".join(_cmdline(process)) and (victim == "srun") == (
-                    _cmdline(process)[0] == "srun"
-                ):
-                    process.kill()
+            for process in marked("-I"):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    words = process.cmdline()  # srun has those of the guard in its own
+                    if f"{tmp_path}/" in " ".join(words) and (victim == "srun") == (words[0] == "srun"):
+                        process.kill()
         wait_for(lambda: not any(p.is_running() for p in both), "no rank is left", limit_s=30)
     finally:
         driver.kill()

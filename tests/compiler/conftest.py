@@ -1,4 +1,4 @@
-"""A job of a small program, for real compilers."""
+"""Jobs of small programs, for real compilers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def toy_job() -> Any:
-    def make(topology: str = "1x8", target: str | None = "h100-sxm", **options: Any) -> CompileJob:
+    def make(
+        topology: str = "1x8", target: str | None = "h100-sxm", entry: str = "toy_workload:make", **options: Any
+    ) -> CompileJob:
         return CompileJob(
-            entry="toy_workload:make",
+            entry=entry,
             options=options,
             target=load_target(target) if target else None,
             topology=parse_topology(topology),

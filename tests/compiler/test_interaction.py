@@ -91,6 +91,6 @@ def test_equal_seeds_compile_the_same_sets_and_progress_ends_at_what_was_planned
     assert runs[0] == runs[1]
     seen: list[tuple[int, int]] = []
     no_ops = {n: domains[n] for n in names(10)[3:]}
-    InteractionSearch(machine.program, no_ops, {}).run((), {}, lambda done, of: seen.append((done, of)))
+    InteractionSearch(machine.program, no_ops, {}).run({}, lambda done, of: seen.append((done, of)))
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert seen[-1] == (len(seen), len(seen))

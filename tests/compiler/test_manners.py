@@ -8,38 +8,28 @@ import re
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from autotune.compiler.compile_worker import NICENESS, CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.targets import parse_topology
 from autotune.model import time_limits
 from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 
-HERE = Path(__file__).parent
 ALL = sorted(os.sched_getaffinity(0))
 
 
-def opened(tmp_path: Path, **how: Any) -> Compiler:
-    job = CompileJob(
-        entry="polite_workload:make", options={"folder": str(tmp_path)}, target=None, topology=parse_topology("1"),
-        paths=(str(HERE),),
-    )  # fmt: skip
-    return Compiler(job, **how)
-
-
 @pytest.fixture
-def compiler(tmp_path: Path) -> Compiler:
-    return opened(tmp_path)
+def polite(tmp_path: Path, toy_job: Any) -> CompileJob:
+    return cast(CompileJob, toy_job("1", None, "polite_workload:make", folder=str(tmp_path)))
 
 
-def test_every_compilation_is_niced_and_keeps_to_its_processors(compiler: Compiler, tmp_path: Path) -> None:
+def test_every_compilation_is_niced_and_keeps_to_its_processors(polite: CompileJob, tmp_path: Path) -> None:
     told = []
-    with compiler:
+    with Compiler(polite) as compiler:
         for processors, value in ((ALL[-1:], "1"), ([], "2"), (ALL[:1], "3")):
             compiler.kept_to = frozenset(processors)
             sets = [FlagSet({"xla_cpu_prefer_vector_width": value * 3})]
@@ -77,12 +67,12 @@ def test_compiling_that_is_stopped_ends_at_once_and_leaves_nothing(toy_job: Any)
 
 @pytest.mark.gate
 def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    polite: CompileJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a setting makes the compiler take for ever, that is found out once, whatever else the machine does."""
     monkeypatch.setattr(time_limits, "LEAST_COMPILE_S", 2.0)
     endless = FlagSet({"xla_cpu_prefer_vector_width": 64})
-    with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
+    with Compiler(polite, cache_dir=tmp_path / "cache") as compiler:
         _, result = compiler.compile([FlagSet(), endless])
         assert result.failure is not None
         assert result.failure.kind is FailureKind.COMPILE_ERROR
@@ -92,5 +82,5 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
         )
         assert told is not None
         assert float(told[1]) - 1.0 < result.cpu_s < float(told[1]) + 3.0  # the kernel counts whole seconds, by ticks
-    with opened(tmp_path, cache_dir=tmp_path / "cache") as compiler:
+    with Compiler(polite, cache_dir=tmp_path / "cache") as compiler:
         assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]

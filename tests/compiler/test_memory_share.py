@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from autotune.compiler import compiler
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.screen import open_screener
-from autotune.compiler.targets import Target, Topology, load_target
+from autotune.compiler.targets import Topology, load_target
 from autotune.model.flags import FlagSet
 from autotune.model.spec import StudySpec
 from tests.runs import there
@@ -24,11 +25,6 @@ def study(baseline: dict[str, str]) -> StudySpec:
     return StudySpec.model_validate({"name": "toy", "workload": workload, "baseline": baseline})
 
 
-def opened(baseline: dict[str, str], target: Target = H100) -> tuple[Target, int | None]:
-    with open_screener(study(baseline), study_dir=HERE, target=target, topology=EIGHT) as (_, screen):
-        return there(screen.job.target), screen.limit_bytes(screen.baseline)
-
-
 @pytest.fixture
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were installed: what is compiled for is told before anything is compiled."""
@@ -36,19 +32,17 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_plugin")
-@pytest.mark.parametrize("name", [NEWER, OLDER])
-def test_share_of_the_baseline_is_what_is_compiled_for(name: str) -> None:
-    target, limit = opened({name: "0.92"})
-    assert target.config_text == H100.with_memory(0.92).config_text != H100.config_text
-    assert limit == int(H100.memory_bytes * 0.92)
-
-
-@pytest.mark.usefixtures("_plugin")
-@pytest.mark.parametrize("baseline", [{}, {NEWER: "much"}, {NEWER: "0"}, {NEWER: "nan"}, {"NCCL_PROTO": "LL"}])
-def test_without_a_share_that_the_client_takes_the_description_is_left_alone(baseline: dict[str, str]) -> None:
-    target, limit = opened(baseline)
-    assert target.config_text == H100.config_text
-    assert limit == int(H100.memory_bytes * 0.75)
+@pytest.mark.parametrize(
+    ("baseline", "share"),
+    [({NEWER: "0.92"}, 0.92), ({OLDER: "0.92"}, 0.92), ({}, None), ({NEWER: "much"}, None), ({NEWER: "0"}, None),
+     ({NEWER: "nan"}, None), ({"NCCL_PROTO": "LL"}, None)],
+)  # fmt: skip
+def test_share_of_the_baseline_that_the_client_takes_is_what_is_compiled_for(
+    baseline: dict[str, str], share: float | None
+) -> None:
+    with open_screener(study(baseline), study_dir=HERE, target=H100, topology=EIGHT) as (_, screen):
+        assert there(screen.job.target).config_text == replace(H100, memory_share=share).config_text
+        assert screen.limit_bytes(screen.baseline) == int(H100.memory_bytes * (share or 0.75))
 
 
 @pytest.mark.aot

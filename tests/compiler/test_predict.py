@@ -5,8 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from autotune.compiler import predict as module
-from autotune.compiler.predict import Prediction, collective_time, kernel_time, predict_step, product_time
+from autotune.compiler.predict import FIGURES, Prediction, collective_time, kernel_time, predict_step, product_time
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.results.screen_words import predicted_lines
@@ -23,8 +22,9 @@ NETWORK = Network(
     nic_bytes_per_s=10.25e9,
     pcie_bytes_per_s=50e9,
 )
+H100 = load_target("h100-sxm")
 TARGET = Target(
-    name="t", title="T", config_text="", memory_bytes=1 << 30, memory_bytes_per_s=1e12, core_count=7,
+    title="T", sources=(), device={"device_memory_size": 1 << 30, "memory_bandwidth": 1e12, "core_count": 7},
     flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK, matrix_share=0.5,
 )  # fmt: skip
 
@@ -32,9 +32,9 @@ TARGET = Target(
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches take no time, collectives hold no cores: times are easily told."""
-    monkeypatch.setattr(module, "MEMORY_SHARE", 0.8)
-    for name in ("KERNEL_GAP_S", "GRAPH_GAP_S", "HOST_LAUNCH_S", "NVLINK_CORES", "PCIE_CORES"):
-        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setitem(FIGURES, "memory_share", 0.8)
+    for name in ("kernel_gap_s", "graph_gap_s", "host_launch_s", "nvlink_cores", "pcie_cores"):
+        monkeypatch.setitem(FIGURES, name, 0)
 
 
 def kernel(name: str, seconds: float) -> Op:
@@ -96,16 +96,9 @@ def test_communication_beside_computing_is_hidden_and_the_rest_exposed() -> None
     assert found.step_s == pytest.approx(0.3, rel=1e-3)
 
 
-@pytest.mark.parametrize("trips", [1, 2, 3, 4, 31])
-def test_loop_counts_by_its_trips_with_overlap_across_iterations(trips: int) -> None:
-    body = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
-    loop = Op(kind=OpKind.LOOP, name="while", content=body, condition=(kernel("c", 0.01),), trip_count=trips)
-    assert run(loop, kernel("end", 0.1)) == pytest.approx(trips * 0.36 + 0.1)
-
-
 def beside(cores: int, *ops: Op, target: Target = TARGET) -> Prediction:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "NVLINK_CORES", cores)
+        patch.setitem(FIGURES, "nvlink_cores", cores)
         return predict_step(program(*ops), target, Topology(1, 8))
 
 
@@ -125,15 +118,16 @@ def test_what_a_collective_takes_from_kernels_does_not_hang_on_how_they_are_cut(
     assert beside(3, start(1, gather(0.2)), *kernels, done(1)).step_s == pytest.approx(0.3 + 0.2 * 3 / 7, rel=1e-3)
 
 
-@pytest.mark.parametrize("trips", [1, 2, 4, 31])
-def test_a_loop_takes_as_long_beside_collectives_as_its_iterations_one_by_one(trips: int) -> None:
-    body = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
-    loop = Op(kind=OpKind.LOOP, name="while", content=body, trip_count=trips)
-    assert beside(3, loop).step_s == pytest.approx(beside(3, *body * trips).step_s)
+@pytest.mark.parametrize("trips", [1, 2, 3, 4, 31])
+def test_a_loop_takes_as_long_as_its_iterations_one_by_one(trips: int) -> None:
+    condition, last = kernel("c", 0.01), kernel("end", 0.5)
+    hidden = (start(5, gather(0.2)), kernel("a", 0.3), done(5), kernel("b", 0.05))
     open_end = (kernel("a", 0.1), start(5, gather(0.25)), kernel("b", 0.2), done(5))
-    loop = Op(kind=OpKind.LOOP, name="while", content=open_end, trip_count=trips)
-    last = kernel("end", 0.5)
-    assert beside(3, loop, last).step_s == pytest.approx(beside(3, *open_end * trips, last).step_s)
+    for body in (hidden, open_end):
+        loop = Op(kind=OpKind.LOOP, name="while", content=body, condition=(condition,), trip_count=trips)
+        for cores in (0, 3):
+            one_by_one = beside(cores, *(condition, *body) * trips, last)
+            assert beside(cores, loop, last).step_s == pytest.approx(one_by_one.step_s)
 
 
 def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
@@ -149,7 +143,7 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
 
 
 def test_command_buffer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HOST_LAUNCH_S", 1.0)
+    monkeypatch.setitem(FIGURES, "host_launch_s", 1.0)
     tiny = [kernel(str(i), 1e-6) for i in range(5)]
     graph = Op(kind=OpKind.GRAPH, name="g", content=tuple(tiny))
     alone = predict_step(program(*tiny), TARGET, Topology(1, 8))
@@ -172,12 +166,9 @@ def test_xlas_own_estimate_counts_where_it_is_near_the_roofline(xla_s: float | N
 
 
 def test_product_is_not_timed_by_xlas_estimate_of_a_tiling_that_no_autotuner_chose() -> None:
-    op = Op(
-        kind=OpKind.KERNEL, name="p", matrix_flops=2.0 * 4096**3, matrix_dtype="bf16", product=(1, 4096, 4096, 4096)
-    )
-    h100 = load_target("h100-sxm")
-    triton = op.model_copy(update={"xla_s": 2 * kernel_time(op, h100)})
-    assert kernel_time(triton, h100) == kernel_time(op, h100)
+    op = Op(kind=OpKind.KERNEL, name="p", matrix_flops=2.0 * 4096**3, matrix_dtype="bf16", product=(1, *[4096] * 3))
+    estimated = op.model_copy(update={"xla_s": 2 * kernel_time(op, H100)})
+    assert kernel_time(estimated, H100) == kernel_time(op, H100)
 
 
 # Points of XLA's own measured table (`kDefaultMatmulPTable` in the plugin of jaxlib 0.10.2, bf16), in TFLOP/s; the
@@ -202,40 +193,23 @@ def test_attention_reaches_less_of_the_peak_backward_than_forward() -> None:
 
 
 def test_network_of_the_user_wins_over_the_table_and_decides_what_crosses_it() -> None:
-    h100 = load_target("h100-sxm")
-    op = Op(kind=OpKind.COLLECTIVE, name="g", collective=collective("all-gather", 10**10, group=64, nodes=8))
-    table, mega, a3 = (
-        predict_step(program(op), t, Topology(8, 8)).step_s
-        for t in (h100, h100.on_network(25e9), h100.on_network(12.5e9))
-    )
-    assert table < 0.6 * mega
-    assert a3 == pytest.approx(2 * mega, rel=0.05)
-    assert h100.on_network(None) == h100
-    inside = Op(kind=OpKind.COLLECTIVE, name="g", collective=collective("all-gather", 10**10))
-    assert (
-        predict_step(program(inside), h100, Topology(1, 8)).step_s
-        == predict_step(program(inside), h100.on_network(12.5e9), Topology(1, 8)).step_s
-    )
+    def seconds(target: Target, group: int, nodes: int) -> float:
+        op = Op(kind=OpKind.COLLECTIVE, name="g", collective=collective("all-gather", 10**10, group, nodes))
+        return predict_step(program(op), target, Topology(nodes, 8)).step_s
+
+    mega, a3 = H100.on_network(25e9), H100.on_network(12.5e9)
+    assert seconds(H100, 64, 8) < 0.6 * seconds(mega, 64, 8)
+    assert seconds(a3, 64, 8) == pytest.approx(2 * seconds(mega, 64, 8), rel=0.05)
+    assert seconds(H100.on_network(None), 8, 1) == seconds(a3, 8, 1)
 
 
-def test_collectives_move_their_share_over_the_slowest_link() -> None:
-    found = collective_time(collective("all-gather", 8 * 10**9), NETWORK, 8)
-    assert found == pytest.approx(7e9 / 100e9 + 8.4e-6 + 7 * 3.4e-6 + module.NCCL_LAUNCH_S)
-    reduce, scatter = (collective_time(collective(k, 10**10), NETWORK, 8) for k in ("all-reduce", "reduce-scatter"))
-    assert reduce == pytest.approx(2 * scatter, rel=0.01)
-    alone = collective_time(collective("all-gather", 10**10, group=8, nodes=8), NETWORK, 8)
-    together = collective_time(collective("all-gather", 10**10, group=64, nodes=8), NETWORK, 8)
-    assert alone == pytest.approx(10**10 * 7 / 8 / 10e9, rel=0.01)  # one card each: 10.25 GB/s less headers
-    assert together == pytest.approx(10**10 * 63 / 64 / 80e9, rel=0.01)
-    switched = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=8, nvls_share=0.8)
-    found = collective_time(collective("all-reduce", 10**10), switched, 8)
-    assert found < collective_time(collective("all-reduce", 10**10), NETWORK, 8)
-
-
-def test_nvlink_domain_of_several_nodes_is_not_left() -> None:
-    rack = Network(nvlink_links=10, nvlink_bytes_per_s=10e9, nvlink_domain=72, gpus_per_node=4, nic_bytes_per_s=1e9)
-    found = collective_time(collective("all-gather", 10**10, group=72, nodes=18), rack, 4)
-    assert found == pytest.approx(10**10 * 71 / 72 / 100e9, rel=0.02)
+@pytest.mark.parametrize(("kind", "size", "group", "nodes", "network", "expected_s"), CASES["collectives"])
+def test_collectives_move_their_share_over_the_slowest_link(
+    kind: str, size: float, group: int, nodes: int, network: dict[str, float], expected_s: float
+) -> None:
+    links = Network(**{**asdict(NETWORK), **network})
+    found = collective_time(collective(kind, int(size), group, nodes), links, links.gpus_per_node)
+    assert found == pytest.approx(expected_s, rel=0.01)
 
 
 # XLA's own measured table of collectives (`kDefaultCollectivePTable` in the plugin of jaxlib 0.10.2): 8 GPUs, in us.

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,11 @@ import pytest
 
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.program import OpKind, walk
+from autotune.compiler.program import CompiledProgram, OpKind, walk
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
+from tests.runs import there
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -28,25 +26,6 @@ with_cudnn = pytest.mark.skipif(
 )
 
 SMALL = {"layers": 4, "d_model": 256, "ffw": 512, "heads": 8, "kv_heads": 8, "head_size": 64, "vocab": 512, "seq": 128}
-PROGRAM = """
-import json, re, sys
-from jax.experimental import topologies
-from workloads.base import jit_step
-from workloads.loading import load
-
-job = json.loads(sys.argv[1])
-described = topologies.get_topology_desc(platform="cuda", target_config=job["target"], topology=job["topology"])
-workload = load(job["entry"], job["options"], list(described.devices))
-lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
-found = []
-for options in job["sets"]:
-    text = lowered.compile(compiler_options=options).as_text()
-    names = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "send", "recv")
-    counts = {name: len(re.findall(rf" {name}(?:-start)?[(]", text)) for name in names}
-    calls = re.findall(r'custom_call_target="(__cudnn[^"]*)"', text)
-    found.append({"counts": counts, "calls": sorted(set(calls))})
-print(json.dumps({"attention": workload.config["attention"], "sets": found}))
-"""
 
 
 def job(options: dict[str, Any], target: str = "h100-sxm") -> CompileJob:
@@ -56,28 +35,25 @@ def job(options: dict[str, Any], target: str = "h100-sxm") -> CompileJob:
     )
 
 
-def compiled(entry: str, options: dict[str, Any], sets: list[dict[str, Any]], devices: int = 8) -> dict[str, Any]:
-    """What a process of its own finds in the programs of some compiler options."""
-    target = load_target("h100-sxm")
-    topology = parse_topology(f"1x{devices}").for_xla(target.network)
-    order = {"entry": entry, "options": options, "sets": sets, "target": target.config_text, "topology": topology}
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(order)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+def compiled(job: CompileJob, sets: Sequence[FlagSet] = (FlagSet(),)) -> list[CompiledProgram]:
+    with Compiler(job) as compiler:
+        return [there(result.program) for result in compiler.compile(sets)]
+
+
+def moves(program: CompiledProgram) -> dict[str, int]:
+    """Number of collectives by kind."""
+    names = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "send", "recv")
+    return {name: program.opcodes.get(name, 0) + program.opcodes.get(f"{name}-start", 0) for name in names}
 
 
 @with_cudnn
 @pytest.mark.parametrize("mesh", [{"fsdp": 2, "tensor": 4}, {"pipeline": 2, "data": 2, "tensor": 2}], ids=str)
 def test_presets_compile_fused_attention_without_a_gpu_and_it_moves_no_data(mesh: dict[str, int]) -> None:
-    options = {**SMALL, "dtype": "bfloat16", "batch": 16, "mesh": mesh}
-    fused, plain = (compiled("llama-small", {**options, **more}, [{}]) for more in ({}, {"attention": "xla"}))
-    assert (fused["attention"], plain["attention"]) == ("cudnn", "xla")
-    assert fused["sets"][0]["calls"] == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
-    assert plain["sets"][0]["calls"] == []
-    assert fused["sets"][0]["counts"] == plain["sets"][0]["counts"]
+    options = {"dtype": "bfloat16", "batch": 16, "mesh": mesh}
+    (fused,), (plain,) = (compiled(job(options | more)) for more in ({}, {"attention": "xla"}))
+    assert {n for n in fused.custom_calls if "cudnn" in n} == {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"}
+    assert not any("cudnn" in n for n in plain.custom_calls)
+    assert moves(fused) == moves(plain)
 
 
 @with_cudnn
@@ -106,11 +82,9 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
 @pytest.mark.parametrize("scales", ["current", "delayed"])
 def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_bfloat16(scales: str) -> None:
     options = {"batch": 16, "mesh": {"fsdp": 8}, "attention": "xla", "dtype": "float8", "float8_scales": scales}
-    with Compiler(job(options)) as compiler:
-        (result,) = compiler.compile([FlagSet({"xla_gpu_enable_triton_gemm": False})])
-    assert result.program is not None, result.failure
-    assert result.program.custom_calls["__cublas$lt$matmul$f8"] == 3 * 7  # forward and two gradients, seven matrices
-    moved = [op.collective for op, _ in walk(result.program.schedule) if op.collective is not None]
+    (program,) = compiled(job(options), [FlagSet({"xla_gpu_enable_triton_gemm": False})])
+    assert program.custom_calls["__cublas$lt$matmul$f8"] == 3 * 7  # forward and two gradients, seven matrices
+    moved = [op.collective for op, _ in walk(program.schedule) if op.collective is not None]
     # Weights of layers travel as float8; their gradients, like all others, are summed in bfloat16.
     assert sum(c.bytes for c in moved if (c.kind, c.dtype) == ("all-gather", "f8e4m3fn")) > 0
     assert {c.dtype for c in moved if c.kind == "reduce-scatter"} == {"bf16"}
@@ -119,11 +93,8 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
 def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
     piped = {"batch": 32, "microbatches": 8, "remat": "full", "mesh": {"pipeline": 2, "fsdp": 4}, "attention": "xla"}
     sets = [FlagSet({"xla_gpu_enable_pipelined_all_gather": value}) for value in (False, True)]
-    with Compiler(job(piped)) as compiler:
-        programs = [result.program for result in compiler.compile(sets)]
-    products = []
+    programs, products = compiled(job(piped), sets), []
     for program in programs:
-        assert program is not None
         assert all(op.trip_count is not None for op, _ in walk(program.schedule) if op.kind is OpKind.LOOP)
         products.append(sum(times * op.matrix_flops for op, times in walk(program.schedule)))
     assert programs[0] != programs[1]
@@ -135,8 +106,11 @@ def test_the_pair_of_the_pipeline_study_makes_another_program_and_neither_does_a
     (pair,) = (named["settings"] for named in study["search"]["first"])
     # In its own width: XLA 0.12.0.1 cannot compile the pair for a narrow one ("cannot remove instruction").
     options = {**study["workload"]["options"], "layers": 8, "vocab": 32_000, "attention": "xla"}
-    sets = [{}, *({name: value} for name, value in pair.items()), pair]
-    reference, *alone, both = (s["counts"] for s in compiled(study["workload"]["entry"], options, sets)["sets"])
+    pipelined = CompileJob(
+        entry=study["workload"]["entry"], options=options, target=load_target("h100-sxm"), topology=parse_topology("8")
+    )
+    sets = [FlagSet(), *(FlagSet({name: value}) for name, value in pair.items()), FlagSet(pair)]
+    reference, *alone, both = map(moves, compiled(pipelined, sets))
     assert alone == [reference, reference]
     assert reference["send"] == 0 < both["send"] == both["recv"]
     assert both["collective-permute"] < reference["collective-permute"]

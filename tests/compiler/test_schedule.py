@@ -9,7 +9,7 @@ from autotune.compiler.hlo import parse_module
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import CompiledProgram, Memory, OpKind, changes
 from autotune.compiler.schedule import Reader, Thunk, fingerprint, parse_thunks
-from autotune.compiler.targets import load_target, parse_topology
+from autotune.compiler.targets import Topology, load_target, parse_topology
 
 DUMPS = Path(__file__).parent / "dumps"
 # As XLA writes it: the marks of loops are not indented with the loop they belong to.
@@ -24,7 +24,7 @@ NAMES = {
 
 
 def read() -> CompiledProgram:
-    reader = Reader(parse_module(HLO), NAMES, device_count=8, gpus_per_node=4)
+    reader = Reader(parse_module(HLO), NAMES, Topology(2, 4))
     return CompiledProgram(
         fingerprint="one",
         versions={},
@@ -74,12 +74,12 @@ def test_fingerprint_ignores_notes_on_neighbours_and_sees_streams() -> None:
 
 def test_equal_programs_have_no_differences_and_different_ones_always_one() -> None:
     one = read()
-    assert list(changes(one, one)) == []
-    assert list(changes(one, one.model_copy(update={"fingerprint": "two"}))) == [
+    assert changes(one, one) == []
+    assert changes(one, one.model_copy(update={"fingerprint": "two"})) == [
         "same figures, but other machine code, buffers or order"
     ]
     fewer = one.model_copy(update={"fingerprint": "two", "schedule": one.schedule[:3]})
-    told = list(changes(one, fewer))
+    told = changes(one, fewer)
     assert "reduce-scatter (sync): 1 -> 0" in told
     assert "loops: 2 -> 0" in told
     lost = [op.model_copy(update={"trip_count": None}) if op.kind is OpKind.LOOP else op for op in one.schedule]
@@ -92,7 +92,7 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
 def test_cudnns_attention_is_a_kernel_that_takes_time(colon: str, mask: str, share: float) -> None:
     text = (DUMPS / "attention.hlo").read_text(encoding="utf-8")
     module = parse_module(text.replace('"mask_type":"CAUSAL"', f'"mask_type"{colon}"{mask}"'))
-    reader = Reader(module, {1: "attend"}, device_count=1, gpus_per_node=1)
+    reader = Reader(module, {1: "attend"}, Topology(1, 1))
     (op,) = reader.schedule(parse_thunks("001: kCuDnn [source | sink] cuDnn"))
     assert (op.kind, op.detail, op.matrix_flops) == (
         OpKind.KERNEL,
@@ -108,7 +108,7 @@ def test_cudnns_attention_is_a_kernel_that_takes_time(colon: str, mask: str, sha
 )
 def test_a_kind_of_operation_that_nobody_named_moves_its_arrays(kind: str, takes_time: bool) -> None:
     text = (DUMPS / "odd.hlo").read_text(encoding="utf-8")
-    reader = Reader(parse_module(text), {1: "odd"}, device_count=1, gpus_per_node=1)
+    reader = Reader(parse_module(text), {1: "odd"}, Topology(1, 1))
     (op,) = reader.schedule(parse_thunks(f"001: k{kind} [source | sink] odd"))
     assert op.bytes == (2 * 4 * 1048576 if takes_time else 0)
     assert (op.kind is OpKind.KERNEL) is takes_time

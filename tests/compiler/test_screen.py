@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from autotune.cli.app import app
 from autotune.compiler.program import CompileResult
 from autotune.compiler.screen import Effect, ScreenReport, chains, domains, find_canary, narrowed, open_screener
 from autotune.compiler.targets import compiler_problem, compiler_versions, load_target, parse_topology
@@ -22,6 +26,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.spec import parse_study
 from autotune.settings.catalog import Stage, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
+from tests.compiler import rules as known
 from tests.compiler.rules import (
     BUFFER,
     CHANNELS,
@@ -38,76 +43,57 @@ from tests.compiler.rules import (
     space,
 )
 from tests.runs import there
+from tests.tables import toml_beside
 
-DOMAINS = {
-    COMBINE: ["7", "11"],
-    BUFFER: ["true"],
-    SLOP: ["17", "19"],
-    OVERLAP: ["2"],
-    CHANNELS: ["3"],
-    "NCCL_PROTO": ["LL"],
-}
+CASES = toml_beside(__file__)
+DOMAINS = {COMBINE: ["7", "11"], BUFFER: ["true"], SLOP: ["17", "19"], OVERLAP: ["2"]}
 
 
-def effects(rules: Rules, domains: Mapping[str, Sequence[str]] = DOMAINS) -> dict[str, Effect]:
-    return {s.name: s.effect for s in screen(rules).run(domains, {}).settings}
+class Batches(Rules):
+    """Gives what it compiles in another order, as several workers do: verdicts do not depend on who is ready first."""
+
+    def compile(self, sets: Any) -> Iterator[CompileResult]:
+        yield from reversed(list(super().compile(sets)))
 
 
-def test_settings_are_active_no_op_or_to_be_measured() -> None:
-    assert effects(Rules()) == {
-        COMBINE: Effect.ACTIVE,
-        BUFFER: Effect.ACTIVE,
-        SLOP: Effect.NO_OP,
-        OVERLAP: Effect.ACTIVE,
-        CHANNELS: Effect.MEASURE,
-        "NCCL_PROTO": Effect.MEASURE,
-    }
+def named(table: dict[str, Any]) -> dict[str, Any]:
+    """A table whose settings have the names of `tests.compiler.rules`."""
+    return {getattr(known, n, n): value for n, value in table.items()}
+
+
+@pytest.mark.parametrize("case", CASES["effects"])
+def test_what_a_setting_does_alone_with_others_or_with_other_kernels(case: dict[str, Any]) -> None:
+    for rules in (Rules(), Batches()):
+        report = screen(rules, named(case.get("baseline", {}))).run(named(case["values"]), {})
+        told = {s.name: [s.effect, *filter(None, (s.under, *s.interacts_with))] for s in report.settings}
+        assert told == {n: [getattr(known, part, part) for part in row] for n, row in named(case["found"]).items()}
+
+
+def test_what_compiling_cannot_judge_is_not_compiled() -> None:
     rules = Rules()
-    values = {CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "XLA_CLIENT_MEM_FRACTION": ["0.9"], "UNKNOWN_KNOB": ["1"]}
-    found = effects(rules, values)
-    assert set(found.values()) == {Effect.MEASURE}
+    screen(rules).run({CHANNELS: ["1", "2"], "NCCL_PROTO": ["LL"], "UNKNOWN_KNOB": ["1"]}, {})
     assert rules.compiled == [FlagSet()]
 
 
-def test_setting_that_acts_only_with_another_is_active_and_marked() -> None:
-    report = screen(Rules()).run(DOMAINS, {})
-    assert [s.name for s in report.settings if s.interacts_with] == [OVERLAP]
-
-
-def test_what_does_not_compile_is_no_no_op_and_says_so_in_the_compilers_words() -> None:
-    report = screen(Rules()).run({COMBINE: ["13"]}, {})
-    (setting,) = report.settings
-    assert setting.effect is Effect.FAILS
+def test_what_does_not_compile_says_so_in_the_compilers_words() -> None:
+    (setting,) = screen(Rules()).run({COMBINE: ["13"]}, {}).settings
     assert "thirteen is not allowed" in setting.values[0].message
     with pytest.raises(LaunchError, match="thirteen is not allowed"):
         screen(Rules(), {COMBINE: "13"}).run({}, {})
-    assert effects(Rules(), {COMBINE: ["13", "7"]}) == {COMBINE: Effect.FAILS}
-    assert effects(Rules(), {COMBINE: ["13", "11"]}) == {COMBINE: Effect.ACTIVE}
 
 
-def test_sets_with_one_program_are_named_unless_something_is_left_to_measure() -> None:
-    named = {
-        "docs": FlagSet({SLOP: 17}),
-        "a": FlagSet({COMBINE: 11}),
-        "b": FlagSet({COMBINE: 11, SLOP: 19}),
-        "c": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL"}),
-        "d": FlagSet({COMBINE: "11", "NCCL_PROTO": "LL", SLOP: "17"}),
-        "bad": FlagSet({COMBINE: 13}),
-    }
-    found = {s.name: s for s in screen(Rules()).run({}, named).sets}
-    assert {n: s.same_as for n, s in found.items()} == {
-        "docs": "reference", "a": None, "b": "a", "c": None, "d": "c", "bad": None,
-    }  # fmt: skip
-    assert found["c"].to_measure == ("NCCL_PROTO",)
-    assert "thirteen" in found["bad"].message
+@pytest.mark.parametrize("case", CASES["duplicates"])
+def test_sets_with_one_program_are_named_unless_something_is_left_to_measure(case: dict[str, Any]) -> None:
+    report = screen(Rules()).run({}, {name: FlagSet(named(s)) for name, s in case["sets"].items()})
+    assert {s.name: s.same_as for s in report.sets if s.same_as} == case["same_as"]
+    assert all(("NCCL_PROTO" in s.settings) == (s.to_measure == ("NCCL_PROTO",)) for s in report.sets)
 
 
 def test_sets_that_do_not_fit_are_found_at_the_studys_memory_fraction() -> None:
-    named = {"buffered": FlagSet({BUFFER: True}), "more": FlagSet({BUFFER: True, "XLA_CLIENT_MEM_FRACTION": 0.95})}
-    report = screen(Rules()).run({}, named)
+    sets = {"buffered": FlagSet({BUFFER: True}), "more": FlagSet({BUFFER: True, "XLA_CLIENT_MEM_FRACTION": 0.95})}
+    report = screen(Rules()).run({}, sets)
     assert report.limit_bytes == int(load_target("h100-sxm").memory_bytes * 0.75)
-    assert report.reference.fits is True
-    assert [s.fits for s in report.sets] == [False, True]  # 70 GiB of 59.3 and of 75.2
+    assert [s.fits for s in (report.reference, *report.sets)] == [True, False, True]  # 70 GiB of 59.3 and of 75.2
 
 
 def no_ops(count: int) -> list[str]:
@@ -125,17 +111,6 @@ def test_many_no_op_settings_cost_about_as_much_again_for_each_kernel_choice() -
     assert len(rules.compiled) - len(with_triton) <= 80
 
 
-def test_settings_that_act_only_together_or_with_other_kernels_are_active_and_say_so() -> None:
-    domains = {n: ["1"] for n in no_ops(20)} | {P2P: ["true"], DECOMPOSE: ["0", "7"], COMBINE: ["11"]}
-    found = {s.name: s for s in screen(Rules()).run(domains, {}).settings}
-    assert found[P2P].effect is found[DECOMPOSE].effect is Effect.ACTIVE
-    assert found[P2P].interacts_with[:1] == (DECOMPOSE,)
-    assert found[DECOMPOSE].interacts_with[:1] == (P2P,)
-    assert sum(s.effect is Effect.NO_OP for s in found.values()) == 20
-    (graphs,) = screen(Rules()).run({GRAPHS: ["FUSION,CUSTOM_CALL"]}, {}).settings
-    assert (graphs.effect, graphs.interacts_with, graphs.under) == (Effect.ACTIVE, (), "with cuBLAS GEMMs")
-
-
 def test_one_measurement_serves_sets_of_one_program_whatever_the_kernels() -> None:
     engine = screen(Rules())
     plain, no_op, active, read_later = (
@@ -145,39 +120,21 @@ def test_one_measurement_serves_sets_of_one_program_whatever_the_kernels() -> No
     assert len({plain, active, read_later}) == 3
     assert engine.program_key(FlagSet({COMBINE: "13"})) is None
     assert engine.program_key(FlagSet({"xla_gpu_autotune_level": "0"})) is None
-    engine, graphs = screen(Rules()), FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})
-    assert engine.program_key(graphs) != engine.program_key(FlagSet())
-    report = engine.run({}, {"docs": graphs, "same": graphs.merge({SLOP: "17"})})
-    assert [s.same_as for s in report.sets] == [None, None]
-    report = screen(Rules()).run({}, {"same": FlagSet({SLOP: "17"})})
-    assert [s.same_as for s in report.sets] == ["reference"]
+    assert engine.program_key(FlagSet({GRAPHS: "FUSION,CUSTOM_CALL"})) != plain  # with cuBLAS it is another
 
 
 def test_where_only_one_choice_is_left_only_one_is_compiled() -> None:
     for rules, baseline in ((Rules(target=None), {}), (Rules(), {TRITON: "false"})):
-        report = screen(rules, baseline).run({SLOP: ["17"], GRAPHS: ["FUSION,CUSTOM_CALL"]}, {})
+        screen(rules, baseline).run({SLOP: ["17"], GRAPHS: ["FUSION,CUSTOM_CALL"]}, {})
         assert {s.get(TRITON) for s in rules.compiled} == {baseline.get(TRITON)}
-        (graphs,) = [s for s in report.settings if s.name == GRAPHS]
-        assert (graphs.effect is Effect.ACTIVE) == bool(baseline)
-
-
-def test_when_the_time_is_up_nothing_that_is_not_settled_is_called_a_no_op() -> None:
-    domains = {n: ["1"] for n in no_ops(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
-    whole = Rules()
-    screen(whole).run(domains, {})
-    for allowed in range(len(whole.compiled) + 1):
-        rules = Rules()
-        report = screen(rules).run(domains, {}, is_over=lambda: len(rules.compiled) >= allowed)  # noqa: B023
-        no_op = {s.name for s in report.of_effect(Effect.NO_OP)}
-        assert not no_op & {P2P, DECOMPOSE, GRAPHS}, allowed
-        assert {s.name for s in report.settings} | set(report.skipped) == set(domains)
-        assert bool(no_op) == (allowed >= len(whole.compiled)), allowed
 
 
 class Stopped(Rules):
     """A compiler that is stopped after some sets, as by Ctrl-C."""
 
-    most = 0
+    def __init__(self, most: int = 0) -> None:
+        super().__init__()
+        self.most = most
 
     def compile(self, sets: Sequence[FlagSet]) -> Iterator[CompileResult]:
         for result in super().compile(sets):
@@ -186,19 +143,22 @@ class Stopped(Rules):
             yield result
 
 
-def test_a_screen_that_is_stopped_tells_what_it_knows_and_calls_nothing_else_a_no_op() -> None:
-    whole = screen(Rules()).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
-    rules = Rules()
-    screen(rules).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
-    told = {s.name: s.effect for s in whole.settings}
-    for most in range(2, len(rules.compiled)):
-        stopped = Stopped()
-        stopped.most = most
-        report = screen(stopped).run(domains(space()), {"set one": FlagSet({SLOP: "17"})})
-        assert {s.name for s in report.settings} | set(report.skipped) >= set(domains(space())), most
-        assert all(s.effect is told[s.name] for s in report.settings if s.effect is Effect.NO_OP)
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["the time is up", "it is stopped"])
+def test_what_is_not_settled_in_time_is_skipped_and_never_called_a_no_op(is_stopped: bool) -> None:
+    values = {n: ["1"] for n in no_ops(2)} | {P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]}
+    sets, whole = {"set one": FlagSet({COMBINE: "11"})}, Rules()
+    told = {s.name: s.effect for s in screen(whole).run(values, sets).settings}
+    for allowed in range(1, len(whole.compiled) + 1):
+        rules: Rules = Stopped(allowed) if is_stopped else Rules()
+        is_over = (lambda: False) if is_stopped else (lambda: len(rules.compiled) >= allowed)  # noqa: B023
+        report = screen(rules).run(values, sets, is_over=is_over)
+        told_of = {s.name for s in report.settings} | {s.name for s in report.sets}
+        assert told_of | set(report.skipped) == {*values, *sets}
+        found = {s.name for s in report.of_effect(Effect.NO_OP)}
+        assert found <= {n for n, effect in told.items() if effect is Effect.NO_OP}, allowed
+        assert bool(found) == (allowed == len(whole.compiled)), allowed
     with pytest.raises(StoppedError):  # not even the reference
-        screen(Stopped()).run(domains(space()), {})
+        screen(Stopped()).run(values, {})
 
 
 @pytest.mark.gate
@@ -235,37 +195,23 @@ NCCL_PROTO = ["LL"]
 @pytest.mark.aot
 @pytest.mark.slow
 def test_screen_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-    from typer.testing import CliRunner
-
-    from autotune.cli import compile as cli_screen
-
-    app = typer.Typer()
-    for command in (cli_screen.screen, cli_screen.predict):
-        app.command()(command)
-    source = Path(__file__).with_name("toy_workload.py").read_text(encoding="utf-8")
-    (tmp_path / "toy_workload.py").write_text(source, encoding="utf-8")
-    study = tmp_path / "study.toml"
-    study.write_text(STUDY, encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("toy_workload.py"), tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    where = [str(study), "--target", "h100-sxm", "--topology", "1x8"]
 
-    done = CliRunner().invoke(app, ["screen", *where])
-    assert done.exit_code == 0, done.output
-    rest = done.stdout
-    assert "xla_gpu_enable_while_loop_double_buffering" in done.stdout
-    assert "loop iterations a step: 8 -> 4" in done.stdout
-    assert "NCCL_PROTO" in rest.partition("to be measured")[2]
+    def said(command: str, *options: str) -> str:
+        where = [str(tmp_path / "study.toml"), "--target", "h100-sxm", "--topology", "1x8"]
+        done = CliRunner().invoke(app, [command, *where, *options])
+        assert done.exit_code == 0, done.output
+        return done.stdout
 
+    screened = said("screen")
+    assert "xla_gpu_enable_while_loop_double_buffering" in screened
+    assert "loop iterations a step: 8 -> 4" in screened
+    assert "NCCL_PROTO" in screened.partition("to be measured")[2]
     flags = "--xla_gpu_enable_while_loop_double_buffering=true NCCL_PROTO=LL"
-    done = CliRunner().invoke(app, ["predict", *where, "--set", flags])
-    assert done.exit_code == 0, done.output
-    assert "loop iterations a step: 8 -> 4" in done.stdout
-    assert "exposed communication" in done.stdout
-
-    done = CliRunner().invoke(app, ["predict", *where, "--json"])
-    assert done.exit_code == 0, done.output
-    assert '"predicted": true' in done.stdout
+    assert "loop iterations a step: 8 -> 4" in said("predict", "--set", flags)
+    assert json.loads(said("predict", "--json"))[0]["predicted"] is True
 
 
 def test_narrowed_space_lacks_no_ops_and_what_does_not_fit_and_keeps_every_reason() -> None:
@@ -279,8 +225,7 @@ def test_narrowed_space_lacks_no_ops_and_what_does_not_fit_and_keeps_every_reaso
     assert {p.name: p.condition for p in left.parameters[2:]} == {
         OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
     }  # fmt: skip
-    report = screen(Rules()).run(domains(space()), {})
-    by_name = {p.name: p.choices for p in narrowed(space(), report).parameters}
+    by_name = {p.name: p.choices for p in left.parameters}
     assert by_name[BUFFER] == ("false",)  # 70 GiB of 59.3
     assert by_name[COMBINE] == ("7", "11", "13")
     on_cpu = screen(Rules(target=None)).run(domains(space()), {})
@@ -339,15 +284,7 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
     }
 
 
-FAMILIES: dict[str, tuple[str, str, dict[str, int]]] = {
-    "one GPU": ("llama-tiny", "1x1", {}),
-    "fsdp": ("llama-tiny", "1x8", {"fsdp": 8}),
-    "tensor": ("llama-tiny", "1x2", {"tensor": 2}),
-    "pipeline": ("llama-small", "1x4", {"pipeline": 2, "fsdp": 2}),
-    "experts": ("moe-tiny", "1x8", {"expert": 4, "data": 2}),
-    "ring": ("long-tiny", "1x8", {"context": 8}),
-    "recurrent": ("rssm-tiny", "1x8", {"data": 8}),
-}
+FAMILIES = CASES["families"]
 
 
 @pytest.mark.aot
@@ -364,4 +301,4 @@ def test_a_canary_dies_for_every_family(family: str, tmp_path: Any) -> None:
     gpu = spec.model_copy(update={"device": spec.device.model_copy(update={"platform": "cuda"})})
     target, cluster = load_target("h100-sxm"), parse_topology(topology)
     with open_screener(gpu, study_dir=tmp_path, target=target, topology=cluster) as (_, screener):
-        assert find_canary(screener, screener.reference()).changes
+        assert find_canary(screener)

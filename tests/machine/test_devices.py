@@ -11,14 +11,9 @@ import pytest
 from autotune.machine.devices import reserve_devices
 from autotune.model.errors import LaunchError
 from tests.runs import there
+from tests.tables import toml_beside
 
-OTHER = """
-import sys
-from autotune.machine.devices import reserve_devices
-with reserve_devices("cuda", ["3"]):
-    print(flush=True)
-    sys.stdin.read()
-"""
+OTHER = toml_beside(__file__, "programs.toml")["holds_a_device"]
 
 
 def test_a_device_is_of_one_study_at_a_time() -> None:

@@ -21,6 +21,7 @@ from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedWorker
 from tests.runs import SPACE, Diary, Noting, Times, asking, on_blocks, replay_study, there
+from tests.tables import toml_beside
 
 pynvml = load_nvml()
 compiles = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -113,17 +114,10 @@ def pair(index: int, *, reference_j: float | None, candidate_j: float | None, st
 METER = EnergyMeter(read_j=lambda: 0.0, shortest_s=0.2)
 
 
-@pytest.mark.parametrize(
-    "pairs",
-    [
-        [],
-        [pair(0, reference_j=None, candidate_j=None)],
-        [pair(0, reference_j=40.0, candidate_j=10.0), pair(1, reference_j=40.0, candidate_j=None)],
-        [pair(0, reference_j=40.0, candidate_j=0.0)],
-    ],
-)
-def test_no_figure_is_made_of_blocks_that_were_not_counted(pairs: list[Pair]) -> None:
-    assert METER.use_of(pairs) is None
+@pytest.mark.parametrize("joules", toml_beside(__file__)["joules_that_make_no_figure"])
+def test_no_figure_is_made_of_blocks_that_were_not_counted(joules: list[list[float]]) -> None:
+    counted = [[None if j < 0 else j for j in of_pair] for of_pair in joules]
+    assert METER.use_of([pair(i, reference_j=one, candidate_j=two) for i, (one, two) in enumerate(counted)]) is None
 
 
 def metered_run(path: Path, *, mode: str, **replay: Any) -> Store:

@@ -13,18 +13,10 @@ import pytest
 
 from autotune.machine.files import COMPILES, LANE, Scratch, sweep
 from tests.runs import there
+from tests.tables import toml_beside
 
 PREFIX = LANE
-HOLDS = """
-import sys
-from pathlib import Path
-from autotune.machine.files import LANE, Scratch
-made = Scratch(LANE, Path(sys.argv[1]))
-(made.path / "deep").mkdir()
-(made.path / "deep/lane.log").write_text("x")
-print(made.path, flush=True)
-sys.stdin.read()
-"""
+HOLDS = toml_beside(__file__, "programs.toml")["holds_a_folder"]
 
 
 def age(*paths: Path) -> None:

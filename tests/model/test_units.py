@@ -35,7 +35,13 @@ def test_figures_in_words() -> None:
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
 
 
-DURATIONS: dict[str | float, float] = {"1h30m": 5400.0, "250 ms": 0.25, 90: 90.0, "08:00:00": 28800.0, "1-12:00:30": 129630.0}
+DURATIONS: dict[str | float, float] = {
+    "1h30m": 5400.0,
+    "250 ms": 0.25,
+    90: 90.0,
+    "08:00:00": 28800.0,
+    "1-12:00:30": 129630.0,
+}
 SIZES: dict[str | float, int] = {"72GiB": 72 << 30, "80GB": 80 * 10**9, "1.5 MiB": 3 << 19, 1024: 1024, "7B": 7}
 NO_DURATIONS = ("90", "08:00", "1-12", "-5m", "00:00:00", "")
 NO_SIZES = ("", "GiB", "-1GiB", "0", "72 gigs", "1e9", "nan", True, "9999999TiB", "1GiBB")

@@ -6,7 +6,7 @@ import pytest
 
 import autotune
 from autotune.model.errors import SettingError
-from autotune.settings.atlas import Atlas, atlas_findings, read_atlas
+from autotune.settings.atlas import atlas_findings, read_atlas
 from tests.runs import SMALL_ATLAS
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
@@ -16,7 +16,7 @@ SMALL = read_atlas(SMALL_ATLAS)
 
 def test_the_frame_holds_every_row_and_can_be_counted() -> None:
     frame = autotune.atlas(SMALL_ATLAS)
-    assert len(frame) == len(SMALL.rows)
+    assert len(frame) == len(SMALL)
     moe = frame[(frame.workload == "moe") & (frame.kind == "setting") & (frame.jaxlib == "0.10.2")]
     assert sorted(zip(moe.name, moe.verdict, strict=True)) == [
         (COMBINE, "same"),
@@ -45,5 +45,5 @@ def test_a_setting_is_told_newest_release_first() -> None:
 def test_what_the_table_lacks_is_refused_with_what_it_has() -> None:
     with pytest.raises(SettingError, match="did you mean `xla_gpu_graph_level`"):
         atlas_findings(SMALL, "xla_gpu_graf_level")
-    with pytest.raises(SettingError, match="must have rows"):
-        atlas_findings(Atlas([]), COMBINE)
+    with pytest.raises(SettingError, match="must have the setting"):
+        atlas_findings([], COMBINE)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
+from autotune.model.spec import parse_study
+from autotune.settings.catalog import Catalog, load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport, probe_build
+from autotune.settings.space import SearchSpace, build_space
 from tests.runs import there
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +45,32 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
 @pytest.fixture(scope="session")
 def known(report: ProbeReport) -> KnownSettings:
     return KnownSettings(report)
+
+
+@pytest.fixture(scope="session")
+def cuda(report: ProbeReport) -> KnownSettings:
+    """The same build, as it is judged for GPUs."""
+    return KnownSettings(dataclasses.replace(report, platform="cuda"))
+
+
+def doctored(name: str, change: Mapping[str, Any]) -> Catalog:
+    """The catalogue with another entry for a setting."""
+    catalog = load_catalog()
+    wrong = dataclasses.replace(catalog[name], **change)
+    return Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
+
+
+def space_of(known: KnownSettings, facts: Mapping[str, Any] | None = None, **study: Any) -> SearchSpace:
+    """The space of a study for GPUs, given its tables, where it differs, and what its reference has told."""
+    told: Any = SimpleNamespace(**{"device_count": 1, "mesh": {}, "layer_bytes": {}, **facts}) if facts else None
+    device = {"platform": "cuda", **study.pop("device", {})}
+    spec = parse_study({"name": "space", "workload": {"entry": "x"}, "device": device, **study})
+    return build_space(spec, known, told, cpu_count=4)
+
+
+def searched(space: SearchSpace) -> set[str]:
+    """The names of the parameters of a space."""
+    return {p.name for p in space.parameters}
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from autotune.settings.assignments import COMPUTED, read_assignments
 from autotune.settings.check import SettingVerdict, check_given, check_text, migrate_text
 from autotune.settings.known import KnownSettings
-from autotune.settings.probe import ProbeReport
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -31,39 +29,34 @@ def test_a_file_of_a_public_shape_is_read_whole(file: dict[str, Any]) -> None:
     assert all(name in lines[at - 1] or value.split("=")[0] in lines[at - 1] for name, value, at in file["sets"])
 
 
-@pytest.fixture(scope="module")
-def gpu(report: ProbeReport) -> KnownSettings:
-    return KnownSettings(dataclasses.replace(report, platform="cuda"))
-
-
 LEVEL, GEMM = "xla_gpu_autotune_level", "xla_gpu_enable_triton_gemm"
 
 
 @pytest.mark.parametrize(("text", "verdicts"), CASES["judged"])
-def test_a_script_is_judged_as_its_process_would_read_it(gpu: KnownSettings, text: str, verdicts: list[str]) -> None:
-    assert [str(c.verdict) for c in check_text(text, gpu)] == verdicts
+def test_a_script_is_judged_as_its_process_would_read_it(cuda: KnownSettings, text: str, verdicts: list[str]) -> None:
+    assert [str(c.verdict) for c in check_text(text, cuda)] == verdicts
 
 
 @pytest.mark.parametrize("given", [[f"export XLA_FLAGS='--{LEVEL}=3'"], [f"XLA_FLAGS=--{LEVEL}=3", "NCCL_PROTO=LL"]])
-def test_flags_may_be_given_as_their_assignment(gpu: KnownSettings, given: list[str]) -> None:
-    checks = check_given(gpu, flags=given, recipe=None, file=None, from_environment=False)
+def test_flags_may_be_given_as_their_assignment(cuda: KnownSettings, given: list[str]) -> None:
+    checks = check_given(cuda, flags=given, recipe=None, file=None, from_environment=False)
     assert {c.name for c in checks} <= {LEVEL, "NCCL_PROTO"}
     assert {c.verdict for c in checks} == {SettingVerdict.EFFECTIVE}
 
 
 @pytest.mark.parametrize(("text", "settings"), CASES["migrated"])
 def test_what_a_script_sets_is_migrated_and_nothing_else(
-    gpu: KnownSettings, text: str, settings: dict[str, str]
+    cuda: KnownSettings, text: str, settings: dict[str, str]
 ) -> None:
-    assert dict(migrate_text(text, gpu).settings) == settings
+    assert dict(migrate_text(text, cuda)) == settings
 
 
-def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(gpu: KnownSettings) -> None:
+def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(cuda: KnownSettings) -> None:
     flags = "--xla_gpu_enable_pipelined_all_gather=false --xla_gpu_enable_pipelined_collectives=true"
     kinds = ("all_gather", "all_reduce", "reduce_scatter")
     three = " ".join(f"--xla_gpu_enable_pipelined_{kind}=true" for kind in kinds)
-    assert migrate_text(flags, gpu).settings == migrate_text(three, gpu).settings  # by the names of this build
-    assert any("all_gather" in name for name in migrate_text(flags, gpu).settings)
+    assert migrate_text(flags, cuda) == migrate_text(three, cuda)  # by the names of this build
+    assert any("all_gather" in name for name in migrate_text(flags, cuda))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 import json
@@ -13,12 +12,10 @@ from types import ModuleType
 
 import pytest
 
-from autotune.model.spec import parse_study
 from autotune.settings.catalog import NEVER_SEARCHED, Catalog, Setting, Tier, load_catalog, older
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
-from autotune.settings.space import build_space
-from tests.settings.conftest import docs_script
+from tests.settings.conftest import docs_script, doctored, searched, space_of
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -75,10 +72,7 @@ def test_since_and_removed_are_what_thirteen_builds_say(builds: Mapping[str, set
 
 @pytest.mark.parametrize(("name", "change"), CASES["wrong_lives"])
 def test_a_wrong_since_or_removed_is_found(builds: Mapping[str, set[str]], name: str, change: dict[str, str]) -> None:
-    catalog = load_catalog()
-    wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
-    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
-    assert [w.partition(":")[0] for w in wrong_lives(doctored, builds)] == [name]
+    assert [w.partition(":")[0] for w in wrong_lives(doctored(name, change), builds)] == [name]
 
 
 def test_the_table_has_of_this_build_what_the_build_has(builds: Mapping[str, set[str]], report: ProbeReport) -> None:
@@ -120,10 +114,8 @@ def test_every_setting_is_described_from_a_source() -> None:
 
 @pytest.mark.parametrize("change", CASES["without_meaning"])
 def test_a_setting_without_a_meaning_is_found(change: dict[str, str]) -> None:
-    catalog = load_catalog()
-    wrong = dataclasses.replace(catalog["xla_gpu_autotune_level"], **change)  # type: ignore[arg-type]
-    doctored = Catalog([wrong, *(s for s in catalog.values() if s.name != wrong.name)], catalog.sources)
-    assert [w.partition(":")[0] for w in undescribed(doctored)] == [wrong.name]
+    name = "xla_gpu_autotune_level"
+    assert [w.partition(":")[0] for w in undescribed(doctored(name, change))] == [name]
 
 
 def test_a_source_line_is_a_link() -> None:
@@ -150,10 +142,8 @@ def test_what_acts_on_tpus_or_amd_gpus_is_catalogued_and_never_searched(known: K
     assert {n for n in catalog if "tpu_" in n.lower() or "_rocm_" in n} <= {*elsewhere}
     assert {*elsewhere.values()} == {*NEVER_SEARCHED}
     for platform in ("cpu", "cuda"):
-        study = {"name": "s", "workload": {"entry": "x"}, "device": {"platform": platform}}
-        spec = parse_study({**study, "search": {"groups": list(catalog.groups)}})
-        space = build_space(spec, known, None)
-        assert not {p.name for p in space.parameters} & {*elsewhere}
+        space = space_of(known, device={"platform": platform}, search={"groups": list(catalog.groups)})
+        assert not searched(space) & {*elsewhere}
         told = {n: r for n, r in space.left_out.items() if n in elsewhere}
         assert told.keys() >= {"xla_gpu_experimental_use_ragged_dot_grouped_gemm"}
         assert {*told.values()} <= {*NEVER_SEARCHED.values()}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +9,10 @@ from autotune.model.errors import SettingError
 from autotune.settings.catalog import Catalog, Setting, Stage, Tier, load_catalog, load_symptoms, older, read_entries
 from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.probe import ProbeReport
+from tests.settings.conftest import doctored
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 # Every setting that the five pages we started from name.
 PAGES = sorted(
@@ -54,21 +57,9 @@ def test_every_claim_holds_on_this_build(report: ProbeReport) -> None:
     assert false_claims(load_catalog(), report) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("xla_gpu_autotune_level", {"defaults": {"": "3"}}),
-        ("xla_gpu_autotune_level", {"removed": "0.10.0"}),
-        ("jax_enable_pgle", {"defaults": {"": "true"}}),
-        ("jax_optimization_level", {"values": ("O9",)}),
-        ("xla_disable_hlo_passes", {"repeated": False}),
-    ],
-)
+@pytest.mark.parametrize(("name", "change"), CASES["wrong_claims"])
 def test_a_wrong_claim_is_found(report: ProbeReport, name: str, change: dict[str, object]) -> None:
-    catalog = load_catalog()
-    wrong = dataclasses.replace(catalog[name], **change)  # type: ignore[arg-type]
-    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
-    assert [c.partition(":")[0] for c in false_claims(doctored, report)] == [name]
+    assert [c.partition(":")[0] for c in false_claims(doctored(name, change), report)] == [name]
 
 
 def test_every_setting_of_the_build_has_an_entry(report: ProbeReport) -> None:
@@ -126,20 +117,13 @@ def test_a_name_is_found_with_dashes_value_and_in_upper_case() -> None:
         catalog.find("xla_gpu_autotun_level")
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('tier = "tuna"', r"mine\.toml: `xla_x\.tier`: .*'tune'.* but got 'tuna'"),
-        ("summary = 7", r"mine\.toml: `xla_x\.summary`: Input should be a valid string but got 7"),
-        ("colour = 1", r"mine\.toml: `xla_x\.colour`: Unexpected keyword argument but got 1"),
-    ],
-)
+@pytest.mark.parametrize(("line", "said"), CASES["wrong_entries"])
 def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path, line: str, said: str) -> None:
     keys = {"summary": '"x."', "group": '"gemm"', "tier": '"tune"', "platform": '"cuda"', "type": '"bool"'}
     text = "\n".join(f"{k} = {v}" for k, v in keys.items() if not line.startswith(k))
     (tmp_path / "mine.toml").write_text(f"[xla_x]\n{text}\n{line}\n")
     with pytest.raises(SettingError, match=said):
-        read_entries(tmp_path / "mine.toml", Setting)
+        read_entries("mine.toml", Setting, tmp_path)
 
 
 def test_symptoms_name_groups_that_can_be_searched() -> None:

@@ -7,20 +7,10 @@ from pathlib import Path
 import pytest
 
 from autotune.model.flags import FlagSet
-from autotune.model.spec import parse_study
-from autotune.settings.catalog import Catalog
-from autotune.settings.check import (
-    SettingVerdict,
-    check_setting,
-    check_settings,
-    check_xla_flags,
-    migrate_text,
-    would_start,
-)
+from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, migrate_text
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
-from autotune.settings.space import build_space
-from tests.settings.conftest import rows_of
+from tests.settings.conftest import doctored, rows_of, searched, space_of
 from tests.tables import toml_beside
 
 V = SettingVerdict
@@ -49,7 +39,7 @@ def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
 
 
 def test_a_migrated_page_starts(parser: ParserProcess, known: KnownSettings) -> None:
-    assert parser.ask(migrate_text(PAGE, known).settings.render_xla_flags()).starts
+    assert parser.ask(migrate_text(PAGE, known).render_xla_flags()).starts
 
 
 @pytest.mark.gate
@@ -89,59 +79,48 @@ def test_the_latency_hiding_scheduler_may_be_neither_on_nor_off(report: ProbeRep
     assert check.verdict is (V.EFFECTIVE if unset else V.ALREADY_DEFAULT)
 
 
-def test_variables_of_gpus_act_under_the_plugin(report: ProbeReport, known: KnownSettings) -> None:
-    cuda = dataclasses.replace(report, platform="cuda")
-    assert check_setting("NCCL_PROTO", "Simple", KnownSettings(cuda)).verdict is V.EFFECTIVE
-    check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", KnownSettings(cuda))
+def test_variables_of_gpus_act_under_the_plugin(cuda: KnownSettings) -> None:
+    for name, value, verdict in TEXTS["variables_of_gpus"]:
+        assert check_setting(name, value, cuda).verdict == verdict, name
+    check = check_setting("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9", cuda)
     assert check.replacement == ("XLA_CLIENT_MEM_FRACTION", "0.9")
-    assert check_setting("XLA_CLIENT_MEM_FRACTION", "9", KnownSettings(cuda)).verdict is V.BAD_VALUE
-
-
-def test_a_value_that_its_entry_is_against_has_no_effect(report: ProbeReport) -> None:
-    cuda = KnownSettings(dataclasses.replace(report, platform="cuda"))
-    assert check_setting("NCCL_NVLS_ENABLE", "1", cuda).verdict is V.NO_EFFECT
-    assert check_setting("NCCL_NVLS_ENABLE", "0", cuda).verdict is V.EFFECTIVE
 
 
 @pytest.mark.parametrize("name", ["xla_gpu_autotune_level", "CUDA_DEVICE_MAX_CONNECTIONS"])
 def test_what_should_stay_unset_on_a_gpu_is_advised_against_there(report: ProbeReport, name: str) -> None:
     for target, advice in (("b200", "on b200 leave it unset"), ("h100-sxm", ""), (None, "")):
         known = KnownSettings(dataclasses.replace(report, platform="cuda"), target)
-        entry = dataclasses.replace(known.catalog[name], not_on=("b200", "b300"))
-        known.catalog = Catalog([*known.catalog.values(), entry], known.catalog.sources)
+        known.catalog = doctored(name, {"not_on": ("b200", "b300")})
         check = check_setting(name, "1", known)
         assert (check.verdict, check.advice) == (V.EFFECTIVE, advice)
-        study = {"name": "s", "workload": {"entry": "x"}, "device": {"platform": "cuda"}}
-        search = {"groups": [entry.group]}
-        space = build_space(parse_study({**study, "search": search}), known, None, cpu_count=4)
-        assert (name in {p.name for p in space.parameters}) == (not advice)
+        space = space_of(known, search={"groups": [known.catalog[name].group]})
+        assert (name in searched(space)) == (not advice)
 
 
 @pytest.mark.parametrize("text", TEXTS["texts"])
 def test_a_text_is_judged_as_the_real_parser_reads_it(parser: ParserProcess, known: KnownSettings, text: str) -> None:
     checks = check_xla_flags(text, known)
     assert [c.verdict.name.lower() for c in checks] == TEXTS["texts"][text]
-    assert would_start(checks) == parser.ask(text).starts
+    assert all(c.starts for c in checks) == parser.ask(text).starts
 
 
 SCRIPT = Path(__file__).with_name("train_script.txt").read_text(encoding="utf-8")
 
 
-def test_the_settings_of_a_script_are_given_as_the_build_takes_them(report: ProbeReport) -> None:
-    cuda = dataclasses.replace(report, platform="cuda")
-    migration = migrate_text(SCRIPT, KnownSettings(cuda))
+def test_the_settings_of_a_script_are_given_as_the_build_takes_them(cuda: KnownSettings) -> None:
+    notes = list[str]()
+    migrated = migrate_text(SCRIPT, cuda, note=notes.append)
     by_build = ("xla_gpu_enable_latency_hiding_scheduler", "xla_gpu_enable_dynamic_slice_fusion")  # defaults of some
-    assert dict(migration.settings.without(*by_build)) == {
+    assert dict(migrated.without(*by_build)) == {
         "XLA_CLIENT_MEM_FRACTION": "0.9",
         "xla_gpu_enable_command_buffer": "",
     }
-    named = {note.partition(" ")[0] for note in migration.notes}
+    named = {note.partition(" ")[0] for note in notes}
     by_build = ("xla_gpu_enable_address_computation_fusion", "xla_gpu_enable_custom_fusions")
     assert named | {*by_build} == {*TEXTS["named_in_the_script"]}
 
 
 def test_flags_are_found_in_python_sources_too(known: KnownSettings) -> None:
     source = "FLAGS = ('--xla_gpu_triton_gemm_any=True '\n         '--xla_gpu_cudnn_gemm_fusion=true')\n"
-    assert migrate_text(source, known).settings["xla_gpu_cudnn_gemm_fusion_level"] == "1"
-    nothing = migrate_text("python train.py --xla=1\n", known)
-    assert (dict(nothing.settings), nothing.notes) == ({}, ())
+    assert migrate_text(source, known)["xla_gpu_cudnn_gemm_fusion_level"] == "1"
+    assert migrate_text("python train.py --xla=1\n", known, note=pytest.fail) == FlagSet()

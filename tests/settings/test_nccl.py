@@ -6,20 +6,19 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from autotune.machine.environment import STEERING
-from autotune.model.spec import parse_study
 from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
-from autotune.settings.space import SearchSpace, build_space
-from tests.settings.conftest import docs_script
+from autotune.settings.space import SearchSpace
+from tests.settings.conftest import docs_script, doctored, searched, space_of
 from tests.tables import toml_beside
 
+CASES = toml_beside(__file__)
 HERE = Path(__file__).parent
 # First release, last release, line and default of each variable; the newest of the releases that were asked is 2.30.7.
 NCCL: dict[str, list[str]] = json.loads((HERE / "nccl_parameters.json").read_text("utf-8"))
@@ -39,7 +38,7 @@ def _wrong_claims(setting: Setting) -> Iterator[str]:
         return
     if any(name in OTHERS.get(source, ()) for source in setting.sources):
         return
-    if setting.tier is Tier.REMOVED:
+    if setting.tier == Tier.REMOVED:
         if NCCL.get(name, ["", "never"])[1] == NEWEST:
             yield "NCCL still reads it"
         return
@@ -63,47 +62,24 @@ def test_every_variable_that_nccl_reads_is_described() -> None:
     assert {name for name, (_, last, _, _) in NCCL.items() if last == NEWEST} <= set(load_catalog())
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "claim"),
-    [
-        ("NCCL_PROTO", {"name": "NCCL_PORTO"}, "no library reads it"),
-        ("NCCL_FASTRAK_USE_SNAP", {"name": "NCCL_FASTRACK_USE_SNAP"}, "no library reads it"),
-        ("NVTE_FUSED_ATTN", {"name": "NVTE_FUSED_ATTENTION"}, "no library reads it"),
-        ("NCCL_WIN_ENABLE", {"since": "NCCL 2.26.2"}, "since 'NCCL 2.26.2', the sources say 2.27.3"),
-        ("NCCL_WIN_ENABLE", {"defaults": {"": "0"}}, "default '0', the sources say 1"),
-        ("NCCL_WIN_ENABLE", {"source_line": "src/init.cc:1"}, "line 'src/init.cc:1', the sources say src/init.cc:62"),
-        ("NCCL_WIN_ENABLE", {"tier": Tier.REMOVED}, "NCCL still reads it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "change", "claim"), CASES["wrong_variables"])
 def test_a_wrong_claim_is_found(name: str, change: dict[str, Any], claim: str) -> None:
-    catalog = load_catalog()
-    wrong = dataclasses.replace(catalog[name], **change)
-    doctored = Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
-    assert wrong_claims(doctored) == [f"{wrong.name}: {claim}"]
+    assert wrong_claims(doctored(name, change)) == [f"{change.get('name', name)}: {claim}"]
 
 
 def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
-    script, cases = docs_script("ask_nccl"), toml_beside(__file__)
-    found = script.parameters("\n".join(f"v2.30.7-1:{line}" for line in cases["nccl_lines"]))
-    assert [list(variable) for variable in found] == cases["nccl_variables"]
+    found = docs_script("ask_nccl").parameters("\n".join(f"v2.30.7-1:{line}" for line in CASES["nccl_lines"]))
+    assert [list(variable) for variable in found] == CASES["nccl_variables"]
 
 
-def space_of(known: KnownSettings, groups: list[str], *, nodes: int) -> SearchSpace:
-    study = {
-        "name": "nccl",
-        "workload": {"entry": "llama"},
-        "device": {"platform": "cuda", "node_count": nodes},
-        "search": {"groups": groups},
-    }
-    facts: Any = SimpleNamespace(device_count=8 * nodes, mesh={}, layer_bytes={})
-    return build_space(parse_study(study), known, facts)
+def on_nodes(known: KnownSettings, nodes: int, *groups: str) -> SearchSpace:
+    return space_of(known, {"device_count": 8 * nodes}, device={"node_count": nodes}, search={"groups": [*groups]})
 
 
 def test_what_needs_several_hosts_is_never_tried_on_one(known: KnownSettings) -> None:
     across = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"}
-    one, two = (space_of(known, ["nccl"], nodes=n) for n in (1, 2))
-    searched = {p.name for p in two.parameters} - {p.name for p in one.parameters}
-    assert searched == across
+    one, two = (on_nodes(known, n, "nccl") for n in (1, 2))
+    assert searched(two) - searched(one) == across
     assert {one.left_out[name] for name in across} == {"acts across nodes, the study has one"}
     split = next(p for p in two.parameters if p.name == "NCCL_IB_SPLIT_DATA_ON_QPS")
     assert split.condition == {"NCCL_IB_QPS_PER_CONNECTION": ("2", "4", "8")}
@@ -112,13 +88,12 @@ def test_what_needs_several_hosts_is_never_tried_on_one(known: KnownSettings) ->
 def test_the_group_searches_lists_of_algorithms_and_the_policy_only_with_registered_buffers(
     known: KnownSettings,
 ) -> None:
-    space = space_of(known, ["nccl"], nodes=1)
+    space = on_nodes(known, 1, "nccl")
     algorithms = next(p for p in space.parameters if p.name == "NCCL_ALGO")
     # From NCCL 2.24 a list without Ring ends gathers, which no tree serves.
     assert all("Ring" in value.split(",") for value in algorithms.choices[1:])  # type: ignore[index]
     assert space.left_out["NCCL_CTA_POLICY"] == "acts only if xla_gpu_enable_nccl_user_buffers is 'true'"
-    both = space_of(known, ["nccl", "user_buffers"], nodes=1)
-    conditions = {p.name: p.condition for p in both.parameters}
+    conditions = {p.name: p.condition for p in on_nodes(known, 1, "nccl", "user_buffers").parameters}
     assert conditions["NCCL_CTA_POLICY"] == {"xla_gpu_enable_nccl_user_buffers": ("true",)}
     assert set(conditions["NCCL_NVLS_NCHANNELS"] or {}) == {"NCCL_NVLS_ENABLE"}
 
@@ -143,9 +118,9 @@ def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -
 
 def test_a_script_with_plugins_and_a_misspelled_variable_is_migrated_without_them(known: KnownSettings) -> None:
     script = "export NCCL_TUNER_PLUGIN=libnccl-tuner.so\nexport NCCL_PORTO=LL\nexport NCCL_BUFFSIZE=8388608\n"
-    found = migrate_text(script, known)
-    assert not {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"} & set(found.settings)
-    assert {note.split(" ")[0] for note in found.notes} >= {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"}
+    notes = list[str]()
+    assert not {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"} & set(migrate_text(script, known, note=notes.append))
+    assert {note.split(" ")[0] for note in notes} >= {"NCCL_TUNER_PLUGIN", "NCCL_PORTO"}
 
 
 def test_what_the_installed_nccl_lacks_is_told_and_never_tried(known: KnownSettings) -> None:
@@ -153,12 +128,9 @@ def test_what_the_installed_nccl_lacks_is_told_and_never_tried(known: KnownSetti
         return KnownSettings(dataclasses.replace(known.build, nccl=release, platform="cuda"))
 
     old, new, unknown = with_nccl("2.26.5"), with_nccl("2.27.3"), with_nccl(None)
-    groups = ["nccl", "user_buffers"]
-    searched = [
-        "NCCL_CTA_POLICY" in {p.name for p in space_of(k, groups, nodes=1).parameters} for k in (old, new, unknown)
-    ]
-    assert searched == [False, True, True]
-    assert space_of(old, groups, nodes=1).left_out["NCCL_CTA_POLICY"] == "came with NCCL 2.27.3, installed is 2.26.5"
+    policy, spaces = "NCCL_CTA_POLICY", [on_nodes(k, 1, "nccl", "user_buffers") for k in (old, new, unknown)]
+    assert [policy in searched(space) for space in spaces] == [False, True, True]
+    assert spaces[0].left_out[policy] == "came with NCCL 2.27.3, installed is 2.26.5"
     verdicts = [check_setting("NCCL_CTA_POLICY", "1", k).verdict for k in (old, new, unknown)]
     assert verdicts == [SettingVerdict.NO_EFFECT, SettingVerdict.EFFECTIVE, SettingVerdict.EFFECTIVE]
     assert not old["NCCL_PROTO"].is_too_new

@@ -48,28 +48,19 @@ def test_values_are_spelled_as_the_parser_takes_them(report: ProbeReport) -> Non
     assert not report.flags["xla_gpu_disable_async_collectives"].edits
 
 
-def test_a_build_is_asked_once(
-    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_parser(*_: object, **__: object) -> None:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", no_parser)
-    assert probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp()) == report
-
-
-def test_a_torn_cache_file_is_asked_anew(
+def test_a_build_is_asked_once_and_anew_for_a_torn_file(
     report: ProbeReport,
     parser: ParserProcess,
     tmp_path_factory: pytest.TempPathFactory,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_, **__: contextlib.nullcontext(parser))
-    monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: pytest.fail("asked again"))
+    assert probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp()) == report
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: contextlib.nullcontext(parser))
     (whole,) = tmp_path_factory.getbasetemp().glob("probe-*.json")
-    torn = tmp_path / whole.name
-    torn.write_text(whole.read_text()[:1000])
+    (torn := tmp_path / whole.name).write_text(whole.read_text()[:1000])
+    monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
     assert probe_build(sys.executable, cache_dir=tmp_path) == report
     assert torn.read_text() == whole.read_text()
 
@@ -99,20 +90,13 @@ def test_a_parser_that_does_not_answer_is_an_error() -> None:
         parser.ask("")
 
 
-def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child, tries = tmp_path / "child.py", tmp_path / "tries"
-    child.write_text(f"import os\nopen({str(tries)!r}, 'a').write('x')\nos.kill(os.getpid(), 9)\n")
+def test_a_command_whose_parser_is_killed_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import os\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr(autotune.settings.probe, "_CHILD", child)
     with pytest.raises(StoppedError, match="must answer but was ended by SIGKILL; run the same command again"):
         probe_build(sys.executable, cache_dir=tmp_path)
-    assert tries.read_text() == "xxx"
-
-
-def test_a_command_whose_parser_is_killed_every_time_can_be_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: object) -> None:
-        raise StoppedError("killed")
-
-    monkeypatch.setattr(autotune.settings.probe, "_probe", stop)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert autotune_command("flags", "check", "--xla_a=1").returncode == STOPPED
 
 

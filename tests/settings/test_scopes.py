@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.model.spec import parse_study
 from autotune.settings.catalog import Scope, Stage, Tier, load_catalog
 from autotune.settings.known import KnownSettings
-from autotune.settings.space import GIVES, SearchSpace, build_space
-from tests.settings.conftest import rows_of
+from autotune.settings.space import GIVES, SearchSpace
+from tests.settings.conftest import rows_of, searched, space_of
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -41,21 +39,11 @@ EFFECTS = rows_of("program_effects.tsv")
 
 @pytest.fixture(scope="module")
 def build(known: KnownSettings) -> Build:
-    def make(
-        workload: dict[str, Any] = COMMAND, told: int | None = None, device: dict[str, Any] | None = None, **search: Any
-    ) -> SearchSpace:
-        if not search:
-            search = {"groups": GROUPS.split()}
-        device = {"platform": "cuda", **(device or {})}
-        data = {"name": "scopes", "workload": workload, "device": device, "search": search}
-        facts = SimpleNamespace(device_count=told, mesh={}, layer_bytes={}) if told else None
-        return build_space(parse_study(data), known, facts)
+    def make(workload: dict[str, Any] = COMMAND, told: int | None = None, **study: Any) -> SearchSpace:
+        study.setdefault("search", {"groups": GROUPS.split()})
+        return space_of(known, {"device_count": told} if told else None, workload=workload, **study)
 
     return make
-
-
-def names(space: SearchSpace) -> set[str]:
-    return {p.name for p in space.parameters}
 
 
 def test_ring_attention_is_changed_by_settings_that_were_once_thought_to_need_a_pipeline() -> None:
@@ -87,47 +75,36 @@ def test_nothing_is_left_out_of_what_a_command_does_not_tell(build: Build) -> No
     space = build()
     assert not [reason for reason in space.left_out.values() if reason.startswith("acts on ")]
     assert not [reason for reason in space.left_out.values() if reason.startswith("acts across ")]
-    assert {DECOMPOSER, EINSUM, COMBINE, IN_LOOPS, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"} <= names(space)
+    assert {DECOMPOSER, EINSUM, COMBINE, IN_LOOPS, "NCCL_PROTO", "NCCL_P2P_NET_CHUNKSIZE"} <= searched(space)
     # Nor is "one device" believed of a program that only told of its own process.
-    assert names(build(told=1)) == names(space)
+    assert searched(build(told=1)) == searched(space)
 
 
-@pytest.mark.parametrize(("declared", "searched", "left_out"), CASES["declared"])
+@pytest.mark.parametrize(("declared", "wanted", "left_out"), CASES["declared"])
 def test_a_declaration_leaves_out_what_it_does_not_tell_of(
-    build: Build, declared: dict[str, Any], searched: list[str], left_out: list[str]
+    build: Build, declared: dict[str, Any], wanted: list[str], left_out: list[str]
 ) -> None:
     space = build({**COMMAND, **declared})
-    assert set(searched) <= names(space)
+    assert set(wanted) <= searched(space)
     assert set(left_out) <= set(space.left_out)
 
 
-def test_what_a_searched_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
+def test_what_a_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
     declared = {**COMMAND, "mesh": {"fsdp": 8}}
-    assert DECOMPOSER in build(declared, groups=["p2p"]).left_out
-    assert {DECOMPOSER, PIPELINED} <= names(build(declared, groups=["p2p", "collective_matmul"]))
-    assert DECOMPOSER in names(build(declared, groups=["p2p"], settings={EINSUM: [0, 100_000]}))
+    alone, both = {"groups": ["p2p"]}, {"groups": ["p2p", "collective_matmul"]}
+    assert DECOMPOSER in build(declared, search=alone).left_out
+    assert {DECOMPOSER, PIPELINED} <= searched(build(declared, search=both))
+    assert DECOMPOSER in searched(build(declared, search={**alone, "settings": {EINSUM: [0, 100_000]}}))
+    assert DECOMPOSER in searched(build(declared, search=alone, baseline={EINSUM: 0}))
     # What can not act itself brings nothing.
-    data = {**COMMAND, "mesh": {"data": 8}}
-    assert DECOMPOSER in build(data, groups=["p2p", "collective_matmul"]).left_out
-
-
-def test_what_the_baseline_brings_into_the_program_can_be_acted_on(known: KnownSettings) -> None:
-    data = {
-        "name": "baseline",
-        "workload": {**COMMAND, "mesh": {"fsdp": 8}},
-        "device": {"platform": "cuda"},
-        "search": {"groups": ["p2p"]},
-    }
-    assert DECOMPOSER in build_space(parse_study(data), known, None).left_out
-    data["baseline"] = {EINSUM: 0}
-    assert DECOMPOSER in names(build_space(parse_study(data), known, None))
+    assert DECOMPOSER in build({**COMMAND, "mesh": {"data": 8}}, search=both).left_out
 
 
 @pytest.mark.parametrize(("setting", "values", "workload", "device"), CASES["named"])
 def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     build: Build, setting: str, values: list[Any], workload: dict[str, Any], device: dict[str, Any]
 ) -> None:
-    space = build(workload, device=device, settings={setting: values})
-    assert names(space) == {setting}
+    space = build(workload, device=device, search={"settings": {setting: values}})
+    assert searched(space) == {setting}
     assert space.notes[setting].startswith("named by the study, so it is searched; the catalogue says: acts ")
     assert space.left_out == {}

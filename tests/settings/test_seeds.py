@@ -83,12 +83,12 @@ def _wrong_words(row: Row) -> Iterator[str]:
     for command in re.findall(r"`autotune ([a-z]+(?: [a-z]+)?)", row.where):
         if not _is_command(command.split()):
             yield f"there is no `autotune {command}`"
-    for name in re.findall(r"recipes? `(\w+)`", row.where):
-        if name not in load_recipes():
-            yield f"there is no recipe {name}"
-    for name in re.findall(r"`(\w+)` in `autotune symptoms`", row.where):
-        if name not in load_symptoms():
-            yield f"there is no symptom {name}"
+    named = {
+        "recipe": (r"recipes? `(\w+)`", load_recipes()),
+        "symptom": (r"`(\w+)` in `autotune symp", load_symptoms()),
+    }
+    for kind, (pattern, there) in named.items():
+        yield from (f"there is no {kind} {name}" for name in re.findall(pattern, row.where) if name not in there)
 
 
 def _wrong_settings(row: Row) -> Iterator[str]:
@@ -145,13 +145,10 @@ def test_a_row_that_is_not_true_is_found(old: str, new: str, said: str) -> None:
     assert any(said in wrong for wrong in wrong_rows(changed))
 
 
-def test_a_row_whose_test_is_not_there_is_found() -> None:
+def test_a_missing_row_an_excuse_and_a_test_that_is_not_there_are_found() -> None:
     proofs = ["tests/settings/test_check.py::test_verdict", "studies/recurrence.toml"]
     found = wrong_rows(SEEDS, {**TESTS, "xla_gpu_graph_level": proofs})
     assert found == [f"`xla_gpu_graph_level`: there is no {proof}" for proof in proofs]
-
-
-def test_a_missing_row_and_an_excuse_are_found() -> None:
     line = next(line for line in SEEDS.splitlines() if line.startswith("| `xla_gpu_graph_level`"))
     assert wrong_rows(SEEDS.replace(f"{line}\n", "")) == [
         "xla_gpu_graph_level: no such row",

@@ -25,6 +25,9 @@ from autotune.stats.proof import (
 )
 from harness.proofs import looks_of, study_power
 from tests.runs import there
+from tests.tables import toml_beside
+
+CASES = toml_beside(__file__)
 
 BOUND = math.log1p(-DEFAULT_MIN_EFFECT)
 """The log ratio at which a wrong `faster` is most likely to be said."""
@@ -102,34 +105,21 @@ def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
             assert one.stop
 
 
-def test_a_proof_ends_where_it_is_settled_and_past_a_hopeless_look_a_larger_cap_goes_on() -> None:
-    plan = ProofPlan(base=20, error=0.025)
-    clear = [math.log(0.9) + 0.0005 * (-1) ** i for i in range(20)]
-    assert look(clear[:3], plan, most=20).stop is False
-    found = look(clear, plan, most=20)
-    assert found.holds
-    assert found.used < 6
-    same = [0.0005 * (-1) ** i for i in range(20)]
-    found = look(same, plan, most=20)
-    assert found.stop
-    assert not found.holds
-    assert "no difference" in found.reason
-    assert found.used < 8
-    slower = look([-v for v in clear], plan, most=20)
-    assert slower.stop
-    assert not slower.holds
-    assert "slower" in slower.reason
-    noisy = [0.05 * (-1) ** i for i in range(20)]
-    found = look(noisy, plan, most=20)
-    assert found.stop
-    assert "hardly" in found.reason
-    assert found.used < 20
-    assert look(noisy, plan, most=20, ends_hopeless=False).used == 20
-    plan = ProofPlan(base=8, error=0.025)
-    values = [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
+@pytest.mark.parametrize(("ratio", "apart", "holds", "reason", "used"), CASES["ends_of_proofs"])
+def test_a_proof_ends_where_it_is_settled(ratio: float, apart: float, holds: bool, reason: str, used: int) -> None:
+    plan, values = ProofPlan(base=20, error=0.025), [math.log(ratio) + apart * (-1) ** i for i in range(20)]
+    assert look(values[:3], plan, most=20).stop is False
+    found = look(values, plan, most=20)
+    assert (found.stop, found.holds) == (True, holds)
+    assert reason in found.reason
+    assert found.used <= used
+    assert look(values, plan, most=20, ends_hopeless=False).used == (20 if reason == "hardly" else found.used)
+
+
+def test_past_a_hopeless_look_a_larger_cap_goes_on() -> None:
+    plan, values = ProofPlan(base=8, error=0.025), [math.log(0.985) + 0.02 * (-1) ** i for i in range(8)]
     ended = look(values, plan, most=8)
-    assert ended.stop
-    assert not ended.holds
+    assert (ended.stop, ended.holds) == (True, False)
     assert not look(values, plan, most=200).stop
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -94,11 +95,24 @@ def test_stalls_that_come_like_clockwork_are_found_when_a_soak_holds_four() -> N
     assert vetoed(all_runs, 0.2, "quiet") == 1.0
 
 
-def test_stalls_of_the_machine_are_no_ones_fault() -> None:
-    rng, all_runs = np.random.default_rng(3), soaks("quiet", 0.02, 400, seed=6, cases=200)
-    for arm in all_runs:
-        arm += 5.0 * (rng.random(arm.shape) < 1 / 50)
-    assert vetoed(all_runs, 0.02, "quiet") <= 0.01
+LOADS: dict[str, tuple[str, float, Callable[[Floats, np.random.Generator], Floats]]] = {
+    "stalls of the machine": ("quiet", 0.02, lambda run, rng: run + 5.0 * (rng.random(run.shape) < 1 / 50)),
+    "minutes of load": ("quiet", 0.05, lambda run, rng: run * np.exp(0.3 * rng.standard_normal((len(run), 1)))),
+    # As on two processors under eight loads: the share of steps that wait for one changes from run to run.
+    "shared processors": (
+        "white",
+        0.05,
+        lambda run, rng: run * np.where(rng.random(run.shape) < rng.uniform(0, 0.8, (len(run), 1)), 3.5, 1.0),
+    ),
+    "slowing machine": ("quiet", 0.05, lambda run, rng: run * np.linspace(1.0, 1.5, run.shape[1])),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_what_a_machine_does_to_both_is_no_fault_of_the_set(load: str) -> None:
+    noise, gain, loaded = LOADS[load]
+    rng, all_runs = np.random.default_rng(3), soaks(noise, gain, 400, seed=6, cases=200)
+    assert vetoed([loaded(run, rng) for run in all_runs], gain, noise) <= 0.01
 
 
 def test_a_busy_minute_that_only_the_first_process_meets_counts_for_nothing() -> None:
@@ -107,19 +121,6 @@ def test_a_busy_minute_that_only_the_first_process_meets_counts_for_nothing() ->
     assert vetoed([*slow[:2], *all_runs[2:]], 0.05, "quiet") == 0.0
     assert vetoed([*slow[:4], *all_runs[4:]], 0.05, "quiet") == 0.0
     assert vetoed(slow, 0.05, "quiet") == 1.0
-
-
-def test_minutes_of_load_that_come_and_go_are_not_the_candidates() -> None:
-    rng, all_runs = np.random.default_rng(4), soaks("quiet", 0.05, 200, seed=9, cases=200)
-    loaded = [run * np.exp(0.3 * rng.standard_normal((len(run), 1))) for run in all_runs]
-    assert vetoed(loaded, 0.05, "quiet") <= 0.01
-
-
-def test_a_machine_that_shares_its_processors_makes_long_steps_and_no_stalls() -> None:
-    """As on two processors under eight loads: the share of steps that wait for a processor changes from run to run."""
-    rng, all_runs = np.random.default_rng(5), soaks("white", 0.05, 200, seed=10, cases=200)
-    busy = [run * np.where(rng.random(run.shape) < rng.uniform(0, 0.8, (len(run), 1)), 3.5, 1.0) for run in all_runs]
-    assert vetoed(busy, 0.05, "white") <= 0.01
 
 
 def changing(kind: str, size: float, onset: float, steps: int) -> Floats:
@@ -139,11 +140,6 @@ def test_a_set_is_not_excused_by_its_own_slowing(kind: str, size: float, onset: 
     left = math.log(0.92 * np.mean(mine[500:]))
     found = vetoed(changed, 0.08, "quiet")
     assert found == 1.0 if left > -0.05 else found == 0.0 if left < -0.07 else True
-
-
-def test_a_machine_that_slows_down_both_is_no_fault_of_the_set() -> None:
-    ramp, all_runs = np.linspace(1.0, 1.5, 400), soaks("quiet", 0.05, 400, seed=9, cases=100)
-    assert vetoed([run * ramp for run in all_runs], 0.05, "quiet") <= 0.01
 
 
 def proofs(

@@ -94,7 +94,7 @@ def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
     # And afterwards, from what its reference told.
     after = shown(path)
     assert same(after, space)
-    assert after["facts"]["source"] == "the reference of runs/quick"
+    assert after["source"] == "the reference of runs/quick"
 
 
 def told(tmp_path: Path, **changes: Any) -> SpacePreview:
@@ -121,4 +121,4 @@ def test_what_only_a_reference_knows_is_said_to_come(tmp_path: Path) -> None:
 def test_a_run_of_another_study_is_passed_over(tmp_path: Path, study: Callable[[str], Path]) -> None:
     record(tmp_path / "runs" / "quick", replay_study(noise="quiet"), trials=1)
     path = study(QUICK)
-    assert "the study" in shown(path)["facts"]["source"]
+    assert "the study" in shown(path)["source"]

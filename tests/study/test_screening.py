@@ -6,14 +6,14 @@ On a GPU that runs, what the screen calls no-ops is measured once, and returns t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingReport, ValueReport
-from autotune.compiler.targets import load_target, toolkit_of
+from autotune.compiler.screen import ScreenReport
+from autotune.compiler.targets import load_target
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -139,7 +139,7 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
 def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_otherwise(run: Run) -> None:
     run(study(), Rules(), trials=1)
     rules = Rules()
-    rules.job.target = load_target("h100-sxm", toolkit=toolkit_of({"jax-cuda13-plugin": "1"}))
+    rules.job.target = load_target("h100-sxm", versions={"jax-cuda13-plugin": "1"})
     _, store, _, _ = run(study(), rules, trials=2)
     reports = [r.report for r in store.of(ScreenRecord) if r.report is not None]
     assert len({r["target_digest"] for r in reports}) == len(reports) == 2
@@ -225,52 +225,39 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path:
     assert launcher.sets.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
 
 
-@pytest.mark.parametrize(("more", "on", "said"), CASES["screened"])
-def test_studies_are_screened_where_they_ask_for_it(more: dict[str, Any], on: bool, said: str) -> None:
-    spec = parse_study({"name": "a", "workload": {"entry": "llama"}, **more})
-    is_on, why_not = is_wanted(spec)
+@pytest.mark.parametrize(("more", "versions", "on", "said"), CASES["screened"])
+def test_studies_are_screened_where_they_ask_for_it(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], versions: dict[str, str], on: bool, said: str
+) -> None:
+    monkeypatch.setattr(stage, "compiler_versions", lambda: versions)
+    is_on, why_not = is_wanted(parse_study({"name": "a", "workload": {"entry": "llama"}, **more}))
     assert is_on is on
     assert said in why_not
     assert bool(said) == bool(why_not)
 
 
-@pytest.mark.parametrize("versions", [{"jaxlib": "0.10.2"}, {"jaxlib": "0.10.2", "jax-cuda12-plugin": "0.9.0"}])
-def test_gpu_study_without_a_fitting_plugin_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]
-) -> None:
-    monkeypatch.setattr(stage, "compiler_versions", lambda: versions)
-    spec = parse_study({"name": "a", "workload": {"entry": "llama"}, "device": {"platform": "cuda"}})
-    is_on, why_not = is_wanted(spec)
-    assert not is_on
-    assert "pip install" in why_not
-
-
 MERGER = "xla_gpu_dot_merger_threshold_mb"
 NO_OPS = FlagSet({SLOP: "17", MERGER: "0"})
-Rechecked = Callable[..., tuple[Store, Diary]]
-
-
-def whole() -> SearchSpace:
-    domains = {COMBINE: ("7", "11"), SLOP: ("95", "17", "19"), MERGER: ("64", "0")}
-    return SearchSpace(tuple(Parameter(name=n, choices=c, default=c[0]) for n, c in domains.items()))
+DOMAINS = {COMBINE: ("7", "11"), SLOP: ("95", "17", "19"), MERGER: ("64", "0")}
+Rechecked = Callable[..., tuple[Sequence[TrialResult], Diary]]
 
 
 @pytest.fixture
 def rechecked(run: Run) -> Rechecked:
     """Runs a simulated study on a GPU on which the screen's no-ops may do what `simulation` says."""
 
-    def go(trials: int, platform: str = "cuda", **simulation: Any) -> tuple[Store, Diary]:
+    def go(trials: int, platform: str = "cuda", **simulation: Any) -> tuple[Sequence[TrialResult], Diary]:
         spec = study(platform, simulation={"noise": {"white_sd": 1e-4}, **simulation})
         rules = Rules(target="h100-sxm" if platform == "cuda" else None)
-        _, store, diary, _ = run(spec, rules, trials=trials, space=whole())
-        return store, diary
+        searched = SearchSpace(tuple(Parameter(name=n, choices=c, default=c[0]) for n, c in DOMAINS.items()))
+        _, store, diary, _ = run(spec, rules, trials=trials, space=searched)
+        return store.of(TrialResult), diary
 
     return go
 
 
 def test_no_ops_that_do_nothing_here_are_tried_together_and_never_again(rechecked: Rechecked) -> None:
-    store, diary = rechecked(6)
-    results = store.of(TrialResult)
+    results, diary = rechecked(6)
     assert [(r.settings, r.origin, r.status) for r in results[:2]] == [
         (NO_OPS, NO_OPS_TOGETHER, TrialStatus.MEASURED),
         (NO_OPS.merge({SLOP: "19"}), NO_OPS_TOGETHER, TrialStatus.MEASURED),
@@ -281,8 +268,7 @@ def test_no_ops_that_do_nothing_here_are_tried_together_and_never_again(rechecke
 
 @pytest.mark.parametrize("effect", [0.9, 1.1])
 def test_no_op_that_acts_here_returns_to_the_space_and_wins_if_it_can(rechecked: Rechecked, effect: float) -> None:
-    store, diary = rechecked(8, effects={f"{MERGER}=0": effect})
-    results = store.of(TrialResult)
+    results, diary = rechecked(8, effects={f"{MERGER}=0": effect})
     assert contradicts(results, min_effect=0.005)
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
     later = [r for r in results if r.origin != NO_OPS_TOGETHER]
@@ -292,34 +278,29 @@ def test_no_op_that_acts_here_returns_to_the_space_and_wins_if_it_can(rechecked:
 
 
 def test_no_ops_that_fail_here_return(rechecked: Rechecked) -> None:
-    store, _ = rechecked(8, failures={f"{SLOP}=17": "crash"})
-    assert any(SLOP in r.settings for r in store.of(TrialResult) if r.origin != NO_OPS_TOGETHER)
+    results, _ = rechecked(8, failures={f"{SLOP}=17": "crash"})
+    assert any(SLOP in r.settings for r in results if r.origin != NO_OPS_TOGETHER)
 
 
 def test_study_that_goes_on_proposes_what_it_would_have_proposed(rechecked: Rechecked, tmp_path: Path) -> None:
     effects = {f"{MERGER}=0": 0.9}
     rechecked(3, effects=effects)
-    store, _ = rechecked(6, effects=effects)
-    resumed = [(r.settings, r.origin) for r in store.of(TrialResult)]
+    resumed, _ = rechecked(6, effects=effects)
     (tmp_path / "run").rename(tmp_path / "stopped")
-    store, _ = rechecked(6, effects=effects)
-    assert [(r.settings, r.origin) for r in store.of(TrialResult)] == resumed
+    at_once, _ = rechecked(6, effects=effects)
+    assert [(r.settings, r.origin) for r in at_once] == [(r.settings, r.origin) for r in resumed]
 
 
 def test_where_the_screen_compiled_for_what_runs_there_is_no_doubt(rechecked: Rechecked) -> None:
-    store, _ = rechecked(4, platform="cpu")
-    assert not any(r.origin == NO_OPS_TOGETHER for r in store.of(TrialResult))
+    results, _ = rechecked(4, platform="cpu")
+    assert not any(r.origin == NO_OPS_TOGETHER for r in results)
 
 
-def valued(text: str, *changes: str, message: str = "") -> ValueReport:
-    return ValueReport(value=text, is_active=bool(changes), changes=changes, message=message)
-
-
-def reported(*settings: SettingReport) -> ScreenReport:
-    return ScreenReport(
-        target="h100-sxm", topology="1x8", versions={}, reference=SetReport(name="reference", settings=FlagSet()),
-        settings=settings, sets=(), limit_bytes=None, compiled_count=1, cached_count=0, duration_s=1.0,
-    )  # fmt: skip
+def reported(settings: list[dict[str, Any]]) -> ScreenReport:
+    reference = {"name": "reference", "settings": {}}
+    target: dict[str, Any] = {"target": "h100-sxm", "topology": "1x8", "versions": {}, "sets": (), "limit_bytes": None}
+    counts = {"compiled_count": 1, "cached_count": 0, "duration_s": 1.0, "canary": {}}
+    return ScreenReport.model_validate({**target, **counts, "reference": reference, "settings": settings})
 
 
 def searched(*names: str) -> SearchSpace:
@@ -336,25 +317,8 @@ def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
 
 
 def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
-    settings = [
-        SettingReport(
-            name=NAMES[0],
-            effect=Effect.ACTIVE,
-            stage="program",
-            values=(valued("1", "a", "b"), valued("2")),
-        ),
-        SettingReport(
-            name=NAMES[1],
-            effect=Effect.ACTIVE,
-            stage="program",
-            values=(valued("1"),),
-            interacts_with=("xla_other",),
-        ),
-        SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(valued("1", message="no"),)),
-        SettingReport(name=NAMES[3], effect=Effect.NO_OP, stage="program", values=(valued("1"),)),
-        SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
-    ]
-    found = priors_of(searched(*NAMES), reported(*settings))
+    settings = [{"name": name, **told} for name, told in zip(NAMES, CASES["screened_settings"], strict=False)]
+    found = priors_of(searched(*NAMES), reported(settings))
     active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
     assert active > together == measure > fails == no_op > 0
     assert max(found.values()) <= LARGEST_PRIOR

@@ -21,7 +21,7 @@ from tests.runs import there
 from tests.tables import toml_beside
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
 
-CASES = toml_beside(__file__)
+CASES, TEXTS = toml_beside(__file__), toml_beside(__file__, "programs.toml")
 
 HOOKED: dict[str, Any] = {"program": "hooked.py", "hook": True}
 HANGS_SOON = {"block_limit_s": 2}
@@ -95,17 +95,11 @@ def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: St
 
 
 LOOP = (PROGRAMS / "stubborn.txt").read_text(encoding="utf-8")
-TERM = "signal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, said)"
-ENDINGS = {
-    "an interrupt runs finally and atexit": ("atexit.register(said)", "pass", ["finally", "saved yyy"]),
-    "one that ignores it is terminated": (TERM, "sys.exit(0)", ["saved yyy"]),
-    "one that ignores both is killed": (TERM, "pass", ["saved yyy"]),
-}
 
 
-@pytest.mark.parametrize("kind", ENDINGS)
+@pytest.mark.parametrize("kind", TEXTS["endings"])
 def test_a_program_may_end_by_itself_and_a_stubborn_one_is_killed(kind: str, start: Start, tmp_path: Path) -> None:
-    before, at_signal, wanted = ENDINGS[kind]
+    before, at_signal, wanted = TEXTS["endings"][kind]
     code = LOOP.format(before=before, at_signal=at_signal)
     read = {"pattern": r"(?P<step_ms>[\d.]+) ms"}
     start(study({"command": [sys.executable, "-c", code], "read": read})).close()
@@ -116,22 +110,15 @@ def test_a_program_may_end_by_itself_and_a_stubborn_one_is_killed(kind: str, sta
 def test_a_file_that_the_program_appends_to_is_read(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"perf": {"step": 99.0}}\n' * 9)  # of an earlier run
-    code = f"""
-import json, time
-for i in range(1000):
-    with open({str(file)!r}, "a") as f:
-        f.write(json.dumps({{"perf": {{"step": 0.25}}, "loss": 1 / (1 + i)}}) + "\\n")
-    time.sleep(0.005)
-"""
     read = {"json_key": "perf.step", "loss": "loss", "file": str(file)}
-    worker = start(study({"command": [sys.executable, "-c", code], "read": read}))
+    worker = start(study({"command": [sys.executable, "-c", TEXTS["appends"], str(file)], "read": read}))
     assert worker.report.losses == pytest.approx([1 / n for n in range(1, 1 + CHECK_STEPS)])
     assert worker.run_block(5) == (0.25,) * 5
 
 
 def test_the_folder_of_the_trial_can_be_an_argument(start: Start, tmp_path: Path) -> None:
-    code = "import sys, time; open(sys.argv[1] + '/made', 'w')\nwhile True: print('5 ms', flush=True), time.sleep(.01)"
-    start(study({"command": [sys.executable, "-c", code, "{folder}"], "read": {"pattern": "(?P<step_ms>5) ms"}}))
+    command = [sys.executable, "-c", TEXTS["makes_a_file"], "{folder}"]
+    start(study({"command": command, "read": {"pattern": "(?P<step_ms>5) ms"}}))
     assert (tmp_path / "files" / "made").exists()
 
 
@@ -229,20 +216,14 @@ def test_a_hook_in_a_process_that_the_study_did_not_start_says_so(start: Start) 
         pytest.param("crash", FailureKind.CRASH, marks=pytest.mark.gate),
         pytest.param("hang", FailureKind.HANG, marks=pytest.mark.gate),
         ("nan", FailureKind.WRONG_LOSS),
+        ("oom", FailureKind.OUT_OF_MEMORY),
     ],
 )
 def test_what_goes_wrong_in_a_workload_is_named(start: Start, fault: str, kind: FailureKind) -> None:
     spec = study({"entry": "faulty:build", "options": {"fault": fault}}, measure={"block_limit_s": 3})
-    worker = start(spec)
     with pytest.raises(WorkerFailed) as error:
-        worker.run_block(19)
+        start(spec).run_block(19)
     assert error.value.failure.kind is kind
-
-
-def test_a_workload_without_memory_is_named(start: Start) -> None:
-    with pytest.raises(WorkerFailed) as error:
-        start(study({"entry": "faulty:build", "options": {"fault": "oom"}}))
-    assert error.value.failure.kind is FailureKind.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("says", ["", pytest.param("report", marks=pytest.mark.gate)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs import there
 from tests.workers.conftest import Start, command, study
 
 MB = 1 << 20
@@ -21,13 +22,9 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: str) -> None:
     worker = start(study(PROGRAMS[kind]))
     worker.run_block(2)
-    told = [worker.last_memory]
+    assert worker.last_memory is None
     worker.watches_memory = True
     worker.run_block(2)
-    told.append(worker.last_memory)
-    before, after = told
-    assert before is None
-    assert after is not None
-    assert after.host_bytes is not None
-    assert 4 * MB < after.host_bytes < 4096 * MB
-    assert after.device_bytes is None  # XLA's CPU does not tell
+    told = there(worker.last_memory)
+    assert 4 * MB < there(told.host_bytes) < 4096 * MB
+    assert told.device_bytes is None  # XLA's CPU does not tell

@@ -18,25 +18,13 @@ from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from harness.simulated import GivenSetup, given_run
 from tests.runs import Diary
+from tests.tables import toml_beside
 from tests.workers.conftest import PROGRAMS, Start, command, study
 
 pytestmark = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
 
 CUDA = {"device": {"platform": "cuda"}}
-PRINTS = """
-import jax, time
-jax.devices()
-for i in range(200):
-    print(f'step {i}: 1.0 ms loss = 1.0', flush=True)
-    time.sleep(0.01)
-"""
-ASSERTS = """
-import os
-os.environ.clear()
-import jax
-jax.config.update('jax_platforms', 'cuda')
-jax.devices()
-"""
+TEXTS = toml_beside(__file__, "programs.toml")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +32,7 @@ jax.devices()
     [
         {"entry": "faulty:build"},
         pytest.param(command(program="hooked.py", hook=True), marks=pytest.mark.slow),
-        {**command(), "command": [sys.executable, "-c", PRINTS]},
+        {**command(), "command": [sys.executable, "-c", TEXTS["prints"]]},
     ],
 )
 def test_a_program_that_runs_on_the_cpu_instead_is_refused(start: Start, workload: dict[str, Any]) -> None:
@@ -96,5 +84,5 @@ def test_a_program_that_is_not_installed_is_started_once_and_told_so(tmp_path: P
 @pytest.mark.gate
 def test_a_command_that_asserts_without_a_message_is_understood(start: Start) -> None:
     with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
-        start(study({**command(), "command": [sys.executable, "-c", ASSERTS]}, **CUDA))
+        start(study({**command(), "command": [sys.executable, "-c", TEXTS["asserts"]]}, **CUDA))
     assert error.value.failure.kind is FailureKind.LAUNCH

@@ -14,6 +14,7 @@ from autotune.model.records import Outcome, TrialResult
 from autotune.results.winner import winner_of
 from autotune.study.reproduce import by_hand
 from tests.console import autotune_process
+from tests.tables import toml_beside
 from tests.workers.conftest import PRINTED, Start, study, whole_study
 
 MEASURE = {"pairs_cap": 12, "block_s": 0.02, "run_steps": 30}
@@ -43,11 +44,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
 
 
 def test_a_command_runs_with_the_options_of_its_set(start: Start, tmp_path: Path) -> None:
-    code = """
-import os, sys, time
-while True:
-    print(f"step 1: 5.0 ms loss = 1.0 {sys.argv[1:]} kind={os.environ['KIND']}", flush=True), time.sleep(0.005)
-"""
+    code = toml_beside(__file__, "programs.toml")["shows_its_options"]
     workload = {"tokens_per_step": 1, "read": PRINTED}
     workload["command"] = ["env", "KIND=is {kind}", sys.executable, "-c", code, "--rounds={rounds}"]
     spec = study(workload, search={"options": OPTIONS}, measure={"run_steps": 5})

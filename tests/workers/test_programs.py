@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.workers.programs import SHOWN_BY_DUMP, NotKnown, ProgramWatch
 from autotune.workers.settings_check import DUMP_FLAG
+from tests.tables import toml_beside
 from tests.workers.conftest import PROGRAMS, Start, command, study
 
 MODULE = "module_0003.jit_step"
@@ -70,27 +71,15 @@ def test_memory_is_that_of_the_largest_module(watch: ProgramWatch) -> None:
     assert watch.has_compiled_more()
 
 
-def remove(folder: Path) -> None:
-    (folder / f"{MODULE}.debug_options").unlink()
-
-
-def add(folder: Path) -> None:
-    (folder / "module_0004.jit_f.cpu_after_optimizations.txt").write_text("HloModule")
-
-
-def half(folder: Path) -> None:
-    (folder / "module_0009.jit_eval.before_optimizations.txt").write_text("HloModule")
-
-
-def dump_less(folder: Path) -> None:
-    with (folder / f"{MODULE}.debug_options").open("a") as file:
-        file.write('xla_dump_hlo_module_re: "none"')
-
-
-@pytest.mark.parametrize("fault", [remove, add, half, dump_less])
-def test_a_dump_that_is_not_whole_names_no_program(fault: Callable[[Path], None], watch: ProgramWatch) -> None:
+@pytest.mark.parametrize(("file", "more"), toml_beside(__file__)["dumps_that_are_not_whole"])
+def test_a_dump_that_is_not_whole_names_no_program(file: str, more: str, watch: ProgramWatch) -> None:
     compile_module(folder_of(watch))
-    fault(folder_of(watch))
+    path = folder_of(watch) / file
+    text = path.read_text() if path.exists() else ""
+    if more:
+        path.write_text(text + more)
+    else:
+        path.unlink()
     with pytest.raises(NotKnown):
         watch.read_programs(1)
 

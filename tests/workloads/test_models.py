@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from tests.tables import toml_beside
 from tests.workloads import plain_models as plain
 from tests.workloads.conftest import SOON, train
 from workloads.base import parse_options
@@ -26,19 +27,12 @@ from workloads.mesh import make_layout
 from workloads.noise import Stream
 from workloads.presets import FAMILIES, PRESETS
 
-GEMMA2: dict[str, Any] = {
-    **{"attention_cap": 0.7, "logit_cap": 2.0, "local_layers": 1, "qk_norm": "none"},
-    **{"rope_theta": 1e4, "local_rope_theta": 0.0, "rope_scaling": "none"},
-}
-DEEPSEEK2: dict[str, Any] = {
-    **{"q_rank": 0, "router": "softmax", "choice_bias": False, "router_groups": 1, "router_top_groups": 1},
-    **{"router_normalised": False, "router_scale": 1.0, "yarn_mscale": 0.707},
-}
-LLAMA31 = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 16}
+CASES = toml_beside(__file__)
+VARIANTS = CASES["variants"]
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
     "llama3.1": (
         "llama",
-        LLAMA31,
+        VARIANTS["llama3.1"],
         partial(plain.llama, frequency=plain.llama31_frequencies(8, 1e4, factor=8, original=16), has_bias=False),
     ),
     "qwen2.5": (
@@ -48,11 +42,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
     ),
     "qwen3": ("qwen", {}, plain.qwen3),
     "qwen3-moe": ("qwen-moe", {}, partial(plain.qwen3, top_k=3)),
-    "gemma2": ("gemma", GEMMA2, partial(plain.gemma, is_third=False)),
+    "gemma2": ("gemma", VARIANTS["gemma2"], partial(plain.gemma, is_third=False)),
     "gemma3": ("gemma", {}, partial(plain.gemma, is_third=True)),
     "olmo3": ("olmo", {"scan": False}, plain.olmo3),
     "gpt-oss": ("gpt-oss", {}, plain.gpt_oss),
-    "deepseek2": ("deepseek", DEEPSEEK2, partial(plain.deepseek, is_third=False)),
+    "deepseek2": ("deepseek", VARIANTS["deepseek2"], partial(plain.deepseek, is_third=False)),
     "deepseek3": ("deepseek", {}, partial(plain.deepseek, is_third=True)),
 }
 
@@ -146,13 +140,7 @@ def test_each_kind_learns_the_rule_in_the_data(family: str) -> None:
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
-RESIZED: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt3-52k": ("gpt3-175b", {"layers": 1, "d_model": 16, "ffw": 64, "heads": 2, "kv_heads": 2, "head_size": 8}),
-    "gpt3-6b": ("gpt3-175b", {"layers": 48, "d_model": 3072, "ffw": 12_288, "heads": 12, "kv_heads": 12}),
-    "olmo3-7b-pt": ("olmo3-7b", {"rope_scaling": "none"}),
-    "deepseek3-tiny": ("deepseek3-671b", {"d_model": 64, "ffw": 64, "heads": 4, "kv_heads": 4, "experts": 16}),
-    "qwen3-vl-2b": ("qwen3-1.7b", {"rope_theta": 5e6}),
-}
+RESIZED = CASES["resized"]
 
 
 def model_names(text: str) -> set[str]:

@@ -21,28 +21,8 @@ from workloads.step import bytes_per_device
 
 CASES = toml_beside(__file__)
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-
-# every size is a prime times no more than what the meshes below need
-DENSE: dict[str, Any] = {
-    **{"vocab": 2 * 11, "layers": 2, "d_model": 4 * 5, "ffw": 2 * 7, "heads": 6, "kv_heads": 2},
-    **{"head_size": 2 * 3, "seq": 4 * 3, "batch": 8, "microbatches": 2},
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama": DENSE,
-    "gpt": {**DENSE, "kv_heads": 6, "vocab": 23, "max_seq": 13},
-    "moe": {**DENSE, "experts": 4, "ffw": 2 * 3},
-    "gemma": {**DENSE, "layers": 4},
-    "olmo": {**DENSE, "layers": 4},
-    "gpt-oss": {**DENSE, "experts": 4, "ffw": 2 * 3, "layers": 4},
-    "deepseek": {
-        **{**DENSE, "kv_heads": 6, "rope_size": 2, "value_size": 5, "kv_rank": 4 * 3, "q_rank": 4 * 7},
-        **{"expert_ffw": 2 * 3, "layers": 3},
-    },
-    "rssm": {
-        **{"vocab": 23, "deter": 14, "hidden": 7, "classes": 3, "units": 11, "stoch": 5, "blocks": 2},
-        **{"horizon": 3, "actions": 5, "seq": 5, "batch": 8},
-    },
-}
+SHAPES = {family: CASES["shapes"]["dense"] | own for family, own in CASES["shapes"]["families"].items()}
+SHAPES["rssm"] = CASES["shapes"]["rssm"]
 
 
 def build(family: str, mesh: dict[str, int], **options: Any) -> Workload:
