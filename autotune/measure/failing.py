@@ -13,7 +13,7 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.workers.base import WorkerFailed
 
-SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
+SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR, FailureKind.SLOW_COMPILE})
 """Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
 
 MOST_STARTS, MOST_HANGS = 12, 4
