@@ -65,18 +65,14 @@ def refuse_slow_compile(spec: StudySpec, report: WorkerReport) -> None:
     limit_s, took_s = spec.limits.compile, report.compile_s
     if limit_s is None or (took_s is not None and took_s <= limit_s):
         return
-    kind = FailureKind.SLOW_COMPILE
-    message = (
-        f"compiled for {format_seconds(took_s)} but limits.compile allows {format_seconds(limit_s)}; raise the limit "
-        "if that is not too long"
+    kind, message = (
+        FailureKind.SLOW_COMPILE,
+        f"compiled for {format_seconds(took_s)}: limits.compile forbids that",
     )
     if took_s is None:
-        kind = FailureKind.WORKLOAD_ERROR
-        message = (
-            "must report how long it compiles for limits.compile to be kept but does not; an `entry` reports it, and a "
-            "`command` on the CPU: take the limit out"
-        )
-    raise WorkerFailed(Failure(kind=kind, message=message, phase=LIMIT_PHASE))
+        kind, message = FailureKind.WORKLOAD_ERROR, "must report how long it compiles for limits.compile but does not"
+    advice = f"raise limits.compile ({format_seconds(limit_s)}), or take it out"
+    raise WorkerFailed(Failure(kind=kind, message=f"{message}; {advice}", phase=LIMIT_PHASE))
 
 
 def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:

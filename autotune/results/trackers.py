@@ -12,7 +12,6 @@ import importlib.util
 import math
 import os
 import select
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,28 +21,23 @@ from typing import Any, NamedTuple
 from autotune.child.channel import Channel
 from autotune.machine.child_process import format_end
 from autotune.machine.environment import caller_environment, driver_python, with_packages
-from autotune.model.errors import RunDirectoryError, StudyFileError
+from autotune.model.errors import StudyFileError
 from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
 from autotune.model.redaction import redact_data, redact_text
 from autotune.results.format import provable_gain
 from autotune.results.tables import TRIAL_COLUMNS, trial_row
 from autotune.rundir.files import append_synced
 from autotune.rundir.store import Folders, Store
-from autotune.workers.base import GuardedProcess, WorkerFailed
+from autotune.workers.base import GuardedProcess
 
 PROJECT = "autotune"
 """Project of W&B and experiment of MLflow, unless the user's variables name another."""
-
 LOOK_EVERY_S, END_S = 2.0, 60.0
 """Seconds between two looks at the records, and the longest wait for a tracker when the study has ended."""
-
 LIMIT_S = 300
 """Longest time for one record, seconds: trials may leave a tracker's process little of the machine."""
-
 LONGEST = 500
 """Most characters of a text."""
-
-_LATER = "the run directory holds everything; the same command writes what it lacks"
 
 Tracked = TrialResult | FinalistResult | ConclusionRecord
 
@@ -145,9 +139,7 @@ def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
     writer = SummaryWriter(str(logs))
 
     def write(run: TrackedRun) -> None:
-        name = f"{run.name.replace(' ', '-')}-{run.key}"
-        shutil.rmtree(logs / name, ignore_errors=True)  # of a process that ended before it noted the key
-        writer.add_hparams({**run.facts, **run.settings}, run.figures, name=name)
+        writer.add_hparams({**run.facts, **run.settings}, run.figures, name=f"{run.name.replace(' ', '-')}-{run.key}")
 
     return write, f"tensorboard --logdir {logs}"
 
@@ -215,44 +207,36 @@ class TrackerProcess:
     """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a note, once."""
 
     def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
-        self._name, self._note, self._error = name, note, ""
-        self._process: GuardedProcess | None = None
+        self._name, self._note, self._error, self._is_lost = name, note, "", False
         env = {"MLFLOW_ALLOW_FILE_STORE": "true", **caller_environment(), "CUDA_VISIBLE_DEVICES": ""}
         command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
-        try:
-            log = Folders(run).folder("trackers", name) / "tracker.log"
-            self._process = GuardedProcess(command, with_packages(env), log)
-        except (RunDirectoryError, WorkerFailed) as error:
-            self._end(f"failed ({error}); the study continues, for {_LATER}")
+        log = Folders(run).folder("trackers", name) / "tracker.log"
+        self._process = GuardedProcess(command, with_packages(env), log)
 
     def look(self, limit_s: float = 0.0) -> None:
         """Notes what the process said, waiting for its end up to `limit_s` seconds."""
-        if self._process is None:
-            return
         for message in [*self._process.receive(), *self._process.messages(limit_s)]:
             if message["type"] == "where":
                 self._note(f"tracker {self._name}: {message['text']}")
             elif message["type"] == "error":
                 self._error = str(message["message"])
-        if (end := self._process.end) is not None and (status := end["exit_status"]) != 0:
+        status = self._process.end["exit_status"] if self._process.end is not None else 0
+        if status != 0 and not self._is_lost:
             said = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"it {format_end(status or 0)}"
-            self._end(f"failed ({self._error or said}); the study continues, for {_LATER}")
+            self._lose(f"failed ({self._error or said})")
 
     def close(self, patience_s: float) -> None:
         """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""
-        if self._process is not None:
-            self._process.send({"type": "end"})
-            self.look(patience_s)
-        if self._process is not None:
-            is_late = patience_s > 0 and self._process.end is None
-            self._end(f"was ended after {patience_s:.0f} s; {_LATER}" if is_late else "")
+        self._process.send({"type": "end"})
+        self.look(patience_s)
+        if patience_s and self._process.end is None:
+            self._lose(f"was ended after {patience_s:.0f} s")
+        self._process.close(END_S)
 
-    def _end(self, why: str) -> None:
-        if why:
-            self._note(f"tracker {self._name} {why}")
-        if self._process is not None:
-            self._process.close(END_S)
-            self._process = None
+    def _lose(self, why: str) -> None:
+        self._is_lost = True
+        later = "the run directory holds everything, and the same command writes what the tracker lacks"
+        self._note(f"tracker {self._name} {why}; the study does not need it: {later}")
 
 
 if __name__ == "__main__":

@@ -190,11 +190,9 @@ class StudyRun:
 
     def close(self) -> None:
         """Ends every process of the session and releases its devices; the records can still be read."""
-        try:
-            self._resources.close()
-        finally:
-            for tracker in self._trackers:
-                tracker.close(END_S if hasattr(self, "conclusion") else 0.0)
+        self._resources.close()
+        for tracker in self._trackers:
+            tracker.close(END_S if hasattr(self, "conclusion") else 0.0)
 
 
 def _this_process(run: StudyRun) -> Engine:
