@@ -77,22 +77,22 @@ def tensor(devices: Sequence[Any]) -> SimpleNamespace:
     return _workload(loss, weights, _shaped(mesh, (2, ROWS, WIDTH), None, "tensor"))
 
 
-def fsdp(devices: Sequence[Any]) -> SimpleNamespace:
+def fsdp(devices: Sequence[Any], rows: int = ROWS, width: int = WIDTH) -> SimpleNamespace:
     """Scanned layers whose weights are gathered one layer at a time."""
     mesh = Mesh(np.array(devices), ("fsdp",))
-    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    spread = NamedSharding(mesh, PartitionSpec("fsdp"))
 
     def loss(weights: Any, x: Any) -> Any:
         def layer(x: Any, w: Any) -> Any:
-            return jax.lax.with_sharding_constraint(x + jnp.tanh(x @ w["up"]) @ w["down"], rows), None
+            return jax.lax.with_sharding_constraint(x + jnp.tanh(x @ w["up"]) @ w["down"], spread), None
 
         return _mean_square(jax.lax.scan(jax.checkpoint(layer), x, weights)[0])
 
     weights = {
-        "up": _shaped(mesh, (LAYERS, WIDTH, 2 * WIDTH), None, "fsdp", None),
-        "down": _shaped(mesh, (LAYERS, 2 * WIDTH, WIDTH), None, "fsdp", None),
+        "up": _shaped(mesh, (LAYERS, width, 2 * width), None, "fsdp", None),
+        "down": _shaped(mesh, (LAYERS, 2 * width, width), None, "fsdp", None),
     }
-    return _workload(loss, weights, _shaped(mesh, (ROWS, WIDTH), "fsdp"))
+    return _workload(loss, weights, _shaped(mesh, (rows, width), "fsdp"))
 
 
 def one_gpu(devices: Sequence[Any]) -> SimpleNamespace:

@@ -24,8 +24,10 @@ from autotune.settings.probe import probe_build
 from autotune.settings.space import Parameter, SearchSpace
 from harness import build_atlas as module
 from harness.build_atlas import CellBuilder, Plan, build_atlas, build_rows, guess_active, load_kinds, planned_cells
+from tests.compiler import rules as names
 from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, GRAPHS, OVERLAP, P2P, SLOP, Rules, screen
 from tests.runs import there
+from tests.tables import toml_beside
 
 CELL = {"jaxlib": "1.0", "workload": "w", "target": "h100-sxm", "gpus": 8}
 
@@ -34,16 +36,11 @@ def parameter(name: str, *values: str, condition: Mapping[str, tuple[str, ...]] 
     return Parameter(name=name, choices=("(default)", *values), condition=condition)
 
 
+CELLS = toml_beside(__file__, "build_atlas.toml")
 SPACE = SearchSpace(
-    (
-        parameter(COMBINE, "11", "13"),
-        parameter(BUFFER, "true"),
-        parameter(SLOP, "17", "70"),
-        parameter(OVERLAP, "2", condition={BUFFER: ("true",)}),
-        parameter(P2P, "true"),
-        parameter(DECOMPOSE, "1024"),
-        parameter(GRAPHS, "FUSION,CUSTOM_CALL"),
-        parameter("jax_optimization_level", "O1"),
+    tuple(
+        parameter(getattr(names, n, n), *of, condition={BUFFER: ("true",)} if n == "OVERLAP" else None)
+        for n, of in CELLS["verdicts"].items()
     )
 )
 
@@ -63,18 +60,8 @@ ALL = {p.name for p in SPACE.parameters}
 @pytest.mark.parametrize("acting", [set(), ALL, {COMBINE}, {SLOP, P2P}], ids=["none", "all", "one", "wrong"])
 def test_verdicts_do_not_hang_on_the_guess(acting: set[str]) -> None:
     found = judged(Rules(), acting)
-    assert {k: r.verdict for k, r in found.items()} == {
-        (COMBINE, "11"): AtlasVerdict.CHANGES,
-        (COMBINE, "13"): AtlasVerdict.FAILS,
-        (BUFFER, "true"): AtlasVerdict.CHANGES,
-        (SLOP, "17"): AtlasVerdict.SAME,
-        (SLOP, "70"): AtlasVerdict.SAME,
-        (OVERLAP, "2"): AtlasVerdict.CHANGES,  # only with BUFFER, as its condition says
-        (P2P, "true"): AtlasVerdict.CHANGES,  # only with DECOMPOSE
-        (DECOMPOSE, "1024"): AtlasVerdict.CHANGES,
-        (GRAPHS, "FUSION,CUSTOM_CALL"): AtlasVerdict.CHANGES,  # only with cuBLAS
-        ("jax_optimization_level", "O1"): AtlasVerdict.SAME,
-    }
+    expected = {(getattr(names, n, n), v): e for n, of in CELLS["verdicts"].items() for v, e in of.items()}
+    assert {k: r.verdict for k, r in found.items()} == expected
     assert BUFFER in found[OVERLAP, "2"].needs
     assert DECOMPOSE in found[P2P, "true"].needs
     assert "with cuBLAS GEMMs" in found[GRAPHS, "FUSION,CUSTOM_CALL"].needs

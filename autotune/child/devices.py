@@ -28,11 +28,7 @@ OWN = (b"RssAnon:", b"RssShmem:")
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
-    """Bytes used by a process and its descendants, and on the devices of this process; None where unknown.
-
-    Args:
-        root: Process number; None for this process, the only one whose devices can be asked.
-    """
+    """Bytes used by a process (default: this one) and its descendants, and on this one's devices; None if unknown."""
     found = [_own_bytes(pid) for pid in (root or os.getpid(), *descendants(root or os.getpid()))]
     host = None if found[0] is None else sum(n or 0 for n in found)
     return {"host_bytes": host, "device_bytes": _device_bytes() if root is None else None}
@@ -49,12 +45,7 @@ def _own_bytes(pid: int) -> int | None:
 
 
 def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> dict[str, Any]:
-    """The fields of a `WorkerReport` that JAX tells after the steps, which load the libraries.
-
-    Args:
-        versions: Of packages; those of libraries are added.
-        places: Of this process's devices among the visible GPUs.
-    """
+    """The fields of a `WorkerReport` that JAX tells after the steps; `places` are those among the visible GPUs."""
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]  # None on CPU
     memory = [{"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats if s]

@@ -45,11 +45,7 @@ def load_nvml() -> Any:
 
 
 def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
-    """The GPUs in CUDA_VISIBLE_DEVICES, in its order, without lost ones.
-
-    Args:
-        visible: The variable's value; None (unset) shows all.
-    """
+    """The GPUs in CUDA_VISIBLE_DEVICES (None: unset), in its order, without lost ones."""
     if nvml is None:
         return []
     handles: dict[int, Any] = {}
@@ -141,11 +137,7 @@ _WHEELS = {
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
-    """Versions of NVIDIA's driver and loaded libraries (``versions``), and the state of each GPU (``gpus``).
-
-    Args:
-        devices: Places among the visible GPUs; None for all.
-    """
+    """Versions of NVIDIA's driver and loaded libraries (``versions``), and the state of each GPU (``gpus``) in use."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
     chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]

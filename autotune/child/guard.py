@@ -106,11 +106,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING) -> None:
-    """Ends all descendants of this process, also those that start meanwhile, by signals as in `ENDING`.
-
-    Args:
-        wait: Called until none is left; it waits for a moment, and handles the last output.
-    """
+    """Ends all descendants of this process, also new ones, by signals as in `ENDING`; calls `wait` meanwhile."""
     for number, patience_s in signals:
         told = set[int]()
         deadline = time.monotonic() + patience_s

@@ -138,11 +138,7 @@ class Job:
         self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and returns the seconds between their ends; the next step is queued while one runs, as always.
-
-        Args:
-            fresh: Whether each step makes a batch of its own, for comparing losses over long runs.
-        """
+        """Runs steps and returns the seconds between their ends; the next step is queued while one runs, as always."""
         times: list[float] = []
         gc.disable()
         last = time.perf_counter()

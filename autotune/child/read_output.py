@@ -66,6 +66,7 @@ class ProgramRun:
         """Runs the program to its end or until ``stop``; returns the exit status."""
         lines, waiting = Lines(), [self.output, self.channel.fileno()]
         while True:
+            is_over = self.program.poll() is not None  # before its last words are looked for
             readable, _, _ = select.select(waiting, [], [], POLL_S)
             if self.channel.fileno() in readable and not self.take_orders():
                 return 0
@@ -74,11 +75,13 @@ class ProgramRun:
                 if not data:
                     waiting.remove(self.output)
                 write_all(data)
-                self.take(lines.feed(data or b"\n"))
+                self.take(lines.feed(data or b"\n"), of="output")
+            if self.file is not None:
+                self.take(self.file.read(), of="file")
             status = self.look()
             if status is not None:
                 return status
-            if self.program.poll() is not None and self.output not in readable:
+            if is_over and self.output not in readable:
                 return self.ended()
 
     def end(self) -> None:
@@ -104,8 +107,8 @@ class ProgramRun:
         """Receives messages of the driver; False ends the run."""
         return False
 
-    def take(self, lines: Iterable[str]) -> None:
-        """Handles printed lines."""
+    def take(self, lines: Iterable[str], *, of: str) -> None:
+        """Handles lines of the ``output`` or of the ``file`` that the program writes."""
         raise NotImplementedError
 
     def look(self) -> int | None:
@@ -155,17 +158,16 @@ class Session(ProgramRun):
         self.end()
         return False
 
-    def take(self, lines: Iterable[str]) -> None:
-        """Keeps lines for messages, and reads steps from them unless a file has the steps."""
+    def take(self, lines: Iterable[str], *, of: str) -> None:
+        """Keeps printed lines for messages, and reads steps from the file or, without one, from them."""
         kept = list(lines)
-        self._last.extend(kept)
-        if self.file is None:
+        if of == "output":
+            self._last.extend(kept)
+        if of == "file" or self.file is None:
             self._read_all(kept)
 
     def look(self) -> int | None:
-        """Reads the program's file, and sends complete blocks."""
-        if self.file is not None:
-            self._read_all(self.file.read())
+        """Sends complete blocks."""
         self._answer()
         if self._times or time.monotonic() - self._started <= self.job["limit_s"]:
             return None
@@ -285,11 +287,8 @@ class ProbedRun(ProgramRun):
         self._processes: list[dict[str, Any]] = []
         self._writes = set[str]()
 
-    def take(self, lines: Iterable[str]) -> None:
-        """Sends lines of the output with their time."""
-        self._send(lines, of="output")
-
-    def _send(self, lines: Iterable[str], *, of: str) -> None:
+    def take(self, lines: Iterable[str], *, of: str) -> None:
+        """Sends lines with their time."""
         at_s = time.monotonic() - self._began
         waiting = [(at_s, line) for line in lines][: MOST_LINES - self._counts[of]]
         self._counts[of] += len(waiting)
@@ -297,9 +296,7 @@ class ProbedRun(ProgramRun):
             self.channel.send("lines", of=of, lines=waiting[first : first + LINES_AT_ONCE])
 
     def look(self) -> None:
-        """Sends lines of the file, files that are new, and the processes that have loaded XLA, if they changed."""
-        if self.file is not None:
-            self._send(self.file.read(), of="file")
+        """Sends files that are new, and the processes that have loaded XLA, if they changed."""
         now_s = time.monotonic()
         # Below the guard, which inherits orphans: a launcher may leave a daemon.
         guard = os.getppid()
@@ -317,9 +314,7 @@ class ProbedRun(ProgramRun):
             self.channel.send("processes", processes=found)
 
     def ended(self) -> int:
-        """Sends the last lines of the file, and the program's status."""
-        if self.file is not None:
-            self._send(self.file.read(), of="file")
+        """Sends the program's status."""
         self.channel.send("ended", status=self.program.returncode)
         return 0
 

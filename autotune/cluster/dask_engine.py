@@ -70,7 +70,6 @@ class DaskEngine:
     Args:
         scheduler: Its address, or the ``.json`` file that ``dask scheduler --scheduler-file`` writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
-        command: The lane program, for tests; default: `LANE_COMMAND`.
         patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
 
     Raises:
@@ -283,17 +282,12 @@ async def _reach(address: str) -> None:
 
 def _refuse_another_driver(client: Client) -> None:
     """Refuses a cluster with another driver: both studies would disturb each other's times."""
-    clients = client.run_on_scheduler(_clients)
+    clients = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
     if others := [c for c in clients if c.startswith(f"Client-{TOPIC}-") and c != client.id]:
         raise LaunchError(
             f"a Dask cluster must have one study at a time but another driver is there ({others[0]}); wait "
             "until it has ended, or start another cluster"
         )
-
-
-def _clients(dask_scheduler: Any) -> list[str]:
-    """Runs on the scheduler; lists the ids of its clients."""
-    return list(dask_scheduler.clients)
 
 
 # ---------------------------------------------------------------------- on the workers
@@ -327,7 +321,7 @@ def run_lane(driver: str, study: Message, command: Sequence[str] | None, holds_g
                 lane.send(unit)
                 _carry(lane, tell, is_wanted)
             if lane is not None and lane.end is not None:
-                tell(LEFT, why=_describe(lane))
+                tell(LEFT, why=lane.why_ended())
                 return
 
 
@@ -357,9 +351,3 @@ def _open_process(
     held.callback(lane.close, KILL_PATIENCE_S)
     lane.send(study)
     return lane
-
-
-def _describe(lane: GuardedProcess) -> str:
-    end = lane.end or {}
-    said = " ".join(end.get("last_lines", [])[-3:])
-    return f"its lane process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]

@@ -192,10 +192,7 @@ class Processes:
             return
         for message in lane.process.receive():
             if message["type"] == "exit":
-                carrier = lane.process.said_by_carrier()
-                errors = [line for line in carrier if "error" in line]  # srun ends with advice
-                why = "".join(message["last_lines"][-1:] or errors[:1] or carrier[-1:])
-                self._end(name, lane, f"its process ended ({message['exit_status']}){': ' if why else ''}{why}")
+                self._end(name, lane, lane.process.why_ended())
                 return
             if message["type"] != "hello":
                 self._take(name, lane, message)

@@ -222,11 +222,7 @@ def _directive(option: str) -> str:
 
 
 def submit_script(program: Program, script: str, *, storage: str | None) -> str:
-    """Writes the script and submits it; returns the job's number.
-
-    Args:
-        script: See `render_script`.
-        storage: URL of the study's Optuna storage, passed through the environment.
+    """Writes the script and submits it with the URL of the Optuna storage in its environment; returns the job's number.
 
     Raises:
         LaunchError: If SLURM refuses the job, or would never start it; no script is left behind.

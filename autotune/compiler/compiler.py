@@ -143,7 +143,8 @@ class Compiler:
                     settings = next((s for s in waiting if worker_settings(s) == shared), waiting[0])
                     waiting.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done = wait(running, return_when=FIRST_COMPLETED).done
+                for future in sorted(done, key=lambda f: f.exception() is not None):  # so that each result counts
                     free.append(running.pop(future))
                     yield future.result()
 

@@ -236,8 +236,7 @@ class Screener:
             StoppedError: If compiling was stopped, or `is_over` before the last one.
         """
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
-        compiled = self._compiler.compile(missing)
-        with contextlib.closing(compiled) as results:
+        with contextlib.closing(self._compiler.compile(missing)) as results:
             for done in range(len(wanted) - len(missing), len(wanted)):
                 if self.is_over():
                     raise StoppedError("the time for compiling is up")

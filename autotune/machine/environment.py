@@ -49,13 +49,7 @@ def steering_settings(environment: Mapping[str, str]) -> FlagSet:
 def child_environment(
     base: Mapping[str, str], settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
-    """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`.
-
-    Args:
-        settings: The settings under trial, merged with the baseline.
-        platform_name: ``cpu`` or ``cuda``; sets JAX_PLATFORMS.
-        virtual_devices: Number of CPU devices that JAX makes.
-    """
+    """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`."""
     env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
     env["JAX_PLATFORMS"] = PLATFORMS.get(platform_name, platform_name)
     if virtual_devices is not None:

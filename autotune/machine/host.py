@@ -73,9 +73,6 @@ def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, 
     """Returns processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
 
     At least one core for each device, whose host thread needs it, and one more are left.
-
-    Args:
-        usable: Processors to choose from; default: those that this process may use.
     """
     cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
     kept = max(math.ceil(len(cores) / 2), device_count + 1)
@@ -163,12 +160,9 @@ class RanOn:
 
 
 def would_run_on(environment: Mapping[str, str], count: int | None = None) -> RanOn:
-    """Returns the libraries, driver, firmware and clocks that a workload in this environment would run on.
+    """Returns the libraries, driver, firmware and clocks that a workload on `count` visible GPUs would run on.
 
     A child process loads the libraries that JAX would, and starts nothing on a GPU.
-
-    Args:
-        count: Number of visible GPUs that the workload uses; None is all.
     """
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:

@@ -92,10 +92,8 @@ class ArmWatch:
     seconds: float = 0.0
     blocks: int = 0
     samples: list[GpuSample] = field(default_factory=list)
-    counted_in: dict[tuple[int, str], int] = field(default_factory=dict)
-    """Number of blocks with a reading of a GPU's throttle counter, by GPU and reason."""
-    counted_s: dict[tuple[int, str], float] = field(default_factory=dict)
-    """Sum of those readings, in seconds."""
+    counted_s: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """Readings of a GPU's throttle counter, at most one of each block, in seconds, by GPU and reason."""
     indices: set[int] = field(default_factory=set)
 
     def add(
@@ -115,14 +113,13 @@ class ArmWatch:
             for reason in before[index].keys() & after[index].keys():
                 rise = after[index][reason] - before[index][reason]
                 if rise >= 0:  # a reloaded driver starts its counters anew
-                    self.counted_in[index, reason] = self.counted_in.get((index, reason), 0) + 1
-                    self.counted_s[index, reason] = self.counted_s.get((index, reason), 0.0) + rise / 1e9
+                    self.counted_s.setdefault((index, reason), []).append(rise / 1e9)
 
     def throttled_s(self, index: int, reason: str) -> float | None:
         """Returns the seconds for which a GPU was throttled: by its counter, else by samples; None if unknown."""
-        counted = self.counted_s.get((index, reason), 0.0)
-        if self.blocks and self.counted_in.get((index, reason)) == self.blocks and counted <= TOO_FAST * self.seconds:
-            return min(counted, self.seconds)
+        counted = self.counted_s.get((index, reason), [])
+        if len(counted) == self.blocks > 0 and sum(counted) <= TOO_FAST * self.seconds:
+            return min(sum(counted), self.seconds)
         seen = [s.throttled_by for s in self.samples if s.index == index and s.throttled_by is not None]
         if len(seen) < LEAST_SAMPLES:
             return None
@@ -190,10 +187,7 @@ class Stuck(Exception):
 
 @contextlib.contextmanager
 def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0) -> Iterator[None]:
-    """Calls `sample` every `every_s` seconds, in a thread of the lowest priority, while the block of code runs.
-
-    Args:
-        after_s: Additional seconds before the first sample.
+    """Calls `sample` every `every_s` seconds, first `after_s` later, in a thread of the lowest priority.
 
     Raises:
         Stuck: If the last sample does not return; its thread is left behind.
@@ -219,13 +213,7 @@ def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0
 
 
 class GpuWatch:
-    """Samples the GPUs that a study uses.
-
-    Args:
-        nvml: The module ``pynvml``, or None where there is none.
-        visible: The value of CUDA_VISIBLE_DEVICES, or None.
-        count: Number of GPUs, from the first; None is all.
-    """
+    """Samples the first `count` GPUs that CUDA_VISIBLE_DEVICES (`visible`) names, by the module ``pynvml``."""
 
     def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
         self._nvml = nvml
@@ -246,11 +234,7 @@ class GpuWatch:
 
     @contextlib.contextmanager
     def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
-        """Watches one block of an arm (``reference`` or ``candidate``) while the caller waits for it.
-
-        Args:
-            settle_s: Seconds at its begin that are not sampled, for clocks and power still follow the switch.
-        """
+        """Watches one block of an arm (``reference`` or ``candidate``) but for its first `settle_s` seconds."""
         if not self._devices:
             yield
             return

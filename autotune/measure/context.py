@@ -128,13 +128,14 @@ class MeasurementContext:
             except WorkerFailed as error:
                 if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
+                        self.share.is_programs_own = True
                         said = "the program sets its share of the GPU's memory itself, so it is left to it"
                         self.progress.incident(f"{said}: {error}"[:300])
-                    self.share.is_programs_own = True
                     continue
+                # A kill is a fault of the machine where no setting could have caused it.
                 is_reference = not settings and may_be_killed_from_outside(error.failure)
                 if not error.infrastructure and not is_reference:
-                    raise  # a kill counts as a fault of the machine where no setting could have caused it
+                    raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(

@@ -308,7 +308,7 @@ def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
     does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else "cannot tell whether it is faster"
     return (
-        f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the default "
+        f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the reference "
         f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, interleaved "
         f'{format_change(beside.ratio)}; `measure.mode = "aba"` measures everything in isolation, and a larger '
         "`confirm.isolated` allows more runs"

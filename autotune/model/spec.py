@@ -182,6 +182,11 @@ class StudySpec(Section):
             )
         return self
 
+    @property
+    def reference_name(self) -> str:
+        """What candidates are compared with: the build's defaults, or this study's baseline."""
+        return "the baseline" if self.baseline else "the default"
+
     def _option_values(self) -> dict[str, list[Any]]:
         """Each option with all values that a set of this study may give it."""
         found = {n: [value] for n, value in self.reference_options.items()}

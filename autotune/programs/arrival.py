@@ -41,19 +41,12 @@ class OwnSettings:
 
 
 def marks_of(dump: Path | None) -> str:
-    """Returns the XLA_FLAGS of a probed program.
-
-    Args:
-        dump: An empty folder to which XLA writes what it compiles under these flags; None for no dump.
-    """
+    """Returns the XLA_FLAGS of a probed program, with an empty folder to which XLA dumps what it compiles."""
     return f"{MARK} {dump_flag(dump) if dump is not None else ''}".strip()
 
 
 def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSettings:
-    """Compares the environments of a program's processes with the one that it was given.
-
-    Args:
-        folder: In which the command ran.
+    """Compares the environments of the processes of a command, run in `folder`, with the one that it was given.
 
     Raises:
         LaunchError: If XLA_FLAGS do not arrive, with the line to write instead.

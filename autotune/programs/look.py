@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import re
 import shlex
@@ -34,7 +33,7 @@ from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
+from autotune.programs.probe import FIRST_LOOK, Probe, files_in, run_probe, written_lines
 from autotune.workers.failures import classify_failure
 from autotune.workers.settings_check import texts_named
 
@@ -55,9 +54,6 @@ STUCK_S = 20.0
 
 MOST_BYTES = 1 << 30
 """Limit of a log that was compressed."""
-
-MOST_FILES = 2000
-"""Limit of a search for changed files in each folder."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 
@@ -326,7 +322,7 @@ def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
     for place in places - {Path.home(), Path(tempfile.gettempdir()).resolve()}:
         is_apart = not folder.is_relative_to(place) and not place.is_relative_to(folder)
         if is_apart and len(place.parts) > 2:  # not /data, which others write to
-            files = [place] if place.is_file() else itertools.islice(place.rglob("*"), MOST_FILES)
+            files = [place] if place.is_file() else files_in(place)
             found.update(str(p) for p in files if _has_changed(p, since_s))
     return found
 
@@ -381,9 +377,6 @@ def default_platform() -> str:
 def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
     """Returns the interpreter that the study names, or that its command begins with; else autotune's own.
 
-    Args:
-        note: Called with a warning if the interpreter is not known; `refuse_other_build` looks again.
-
     Raises:
         StudyFileError: If the study names one that is not there.
     """
@@ -409,9 +402,6 @@ def direct_python(command: Sequence[str], folder: Path) -> str | None:
 
 def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
     """Refuses a study whose reference ran on another jaxlib than `asked` of `python`, whose settings were checked.
-
-    Args:
-        facts: The reference's report; without a version nothing is refused.
 
     Raises:
         StudyFileError: With both versions.

@@ -92,7 +92,6 @@ def run_probe(
 
     Args:
         command: ``{folder}`` in it stands for a folder that is removed afterwards.
-        is_enough: Called about twice a second.
         file: The file that it writes its steps to, as `ReadSpec.file`.
 
     Raises:
@@ -164,14 +163,14 @@ def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
     Rows of a table are JSON. The names are relative to the folder.
     """
     found = {}
-    for path in _files_in(folder):
+    for path in files_in(folder):
         with contextlib.suppress(OSError):
             if path.suffix in FIRST_LOOK["step_files"] and (status := path.stat()).st_mtime >= since and status.st_size:
                 found[path.relative_to(folder).as_posix()] = status.st_mtime
     return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
+def files_in(folder: Path) -> Iterator[Path]:
     """Yields the files of a folder and those below it, within bounds; links and hidden folders are left out."""
     count = 0
     for here, folders, names in os.walk(folder):

@@ -93,9 +93,9 @@ class Study:
         """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial, measurement (folder), pair,
-            arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the pair,
-            since the study began), is_counted (False while the device settles).
+            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial, measurement (folder),
+            pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the
+            pair, since the study began), is_counted (False while the device settles).
         """
         rows = []
         for stage, trial, directory in self._measurements():

@@ -66,31 +66,28 @@ def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[S
 
 def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
     """Checks one setting with its value; `as_flag` in XLA_FLAGS, whose parser refuses what is no flag."""
-    setting, replacement = known[name], None
+    setting = known[name]
     exists = setting.is_flag if as_flag else setting.exists
     is_variable = not as_flag and not name.startswith("xla_")
+    is_missing = not exists and (name[:4] == "jax_" or not is_variable or setting.entry.tier is Tier.REMOVED)
     if COMPUTED in value and (exists or (setting.is_catalogued and not as_flag)):
         return SettingCheck(name, value, *_NAME_ONLY)
-    if not exists and (name[:4] == "jax_" or not is_variable or setting.entry.tier is Tier.REMOVED):
-        replacement = known.replacement(setting, value)
+    refused, replacement = setting.refused(value), known.replacement(setting, value)
+    if is_missing:
         judged = _judge_missing(setting, replacement, known, as_flag=as_flag)
-        return SettingCheck(name, value, *judged, starts=is_variable, replacement=replacement)
-    refused = setting.refused(value)
-    if refused:
+    elif refused:
         named = setting.legal_values and "legal" not in refused
         advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
         judged = SettingVerdict.BAD_VALUE, refused, advice
     elif setting.is_flag and known.is_older_name(setting):
-        replacement = known.replacement(setting, value)
         advice = "write the new name" if replacement is not None else "remove it: that is the default"
         new = f"{setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
         judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
-    elif not exists and (of_variable := _judge_variable(setting, known)) is not None:
-        replacement = known.replacement(setting, value) if of_variable[0] is SettingVerdict.RENAMED else None
-        judged = of_variable
     else:
-        judged = _judge(setting, value, known)
-    return SettingCheck(name, value, *judged, starts=not (refused and exists), replacement=replacement)
+        judged = (None if exists else _judge_variable(setting, known)) or _judge(setting, value, known)
+    starts = is_variable if is_missing else not (refused and exists)
+    instead = replacement if judged[0] is SettingVerdict.RENAMED else None
+    return SettingCheck(name, value, *judged, starts=starts, replacement=instead)
 
 
 def for_build(

@@ -170,6 +170,9 @@ ANSWER_LIMIT_S, STOP_PATIENCE_S = 60.0, 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _PARSER = "jaxlib's flag parser"
+_TRIES = 3
+"""Of a probe whose processes are killed from outside."""
+
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
@@ -287,8 +290,15 @@ def probe_build(
 
     Raises:
         LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
-        StoppedError: If it was killed from outside.
+        StoppedError: If it was killed from outside again and again.
     """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(StoppedError):
+            return _probe(python, platform, cache_dir)
+    return _probe(python, platform, cache_dir)
+
+
+def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeReport:
     here = _locate(python)
     whole = {n: v for n, v in here.versions.items() if _PLUGIN_FOLDERS.get(n) in here.folders}
     plugin = cuda_plugin(whole) if platform == "cuda" else None

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Annotated
 
@@ -223,12 +223,10 @@ class SequentialPlan:
 
     cap: int = 40
     """Pairs after which a trial ends in any case."""
-    looks: tuple[int, ...] = field(init=False)
-    """The pair counts at which to decide; the last one is `cap`."""
-    critical_value: float = field(init=False)
-    """Normal quantile that a single look's interval uses."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def looks(self) -> tuple[int, ...]:
+        """The pair counts at which to decide; the last one is `cap`."""
         looks = [min(TRIAL_FIRST_LOOK, self.cap)]
         while (following := max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))) < self.cap:
             looks.append(following)
@@ -237,13 +235,12 @@ class SequentialPlan:
             looks.pop()
         if looks[-1] < self.cap:
             looks.append(self.cap)
-        object.__setattr__(self, "looks", tuple(looks))
-        object.__setattr__(self, "critical_value", pocock_critical_value(tuple(looks), LEVEL))
+        return tuple(looks)
 
     @property
     def nominal_level(self) -> float:
         """Level of the single interval of each look."""
-        return 2.0 * NORMAL.cdf(self.critical_value) - 1.0
+        return 2.0 * NORMAL.cdf(pocock_critical_value(self.looks, LEVEL)) - 1.0
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""

@@ -55,8 +55,8 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
             "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than the default on this machine: "
-            f"{time_of(proven.work)} ratio {format_estimate(ratio)} over "
+            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than {spec.reference_name} on this "
+            f"machine: {time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
             f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow",
             "settings": proven.settings,
@@ -119,10 +119,10 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (
-            "inconclusive: no setting tried is proven to beat the default on this machine, but gains of step time up "
-            f"to {format_share(open_gain)} are not ruled out ({settings})"
+            f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
+            f"step time up to {format_share(open_gain)} are not ruled out ({settings})"
         )
-    beats = "no setting tried beats the default on this machine by more than"
+    beats = f"no setting tried beats {run.spec.reference_name} on this machine by more than"
     if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"

@@ -100,8 +100,8 @@ def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) 
         return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
     verdicts = {
         Verdict.FASTER: "still holds",
-        Verdict.SLOWER: "does not hold any more: it is slower than the default",
-        Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the default",
+        Verdict.SLOWER: "does not hold any more: it is slower than the reference",
+        Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the reference",
         Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
     }
     return f"{winner.settings} {verdicts[result.verdict]}: {of} ratio {figures}"

@@ -142,7 +142,8 @@ class GuardedProcess(ChildProcess):
         """Returns the messages received so far, without waiting."""
         found = [m for m in super().receive() if isinstance(m.get("type"), str)]
         self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
-        self._step = next((str(m["step"]) for m in found if m["type"] == "hello"), self._step)
+        steps = (str(m.get("step") or "") for m in found if m["type"] == "hello")
+        self._step = self._step or next(steps, "")  # the first is the guard's, later ones a program's
         if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
             found.append(self.end)
@@ -156,6 +157,13 @@ class GuardedProcess(ChildProcess):
             return ()
         lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
         return tuple(lines[-8:])
+
+    def why_ended(self) -> str:
+        """Formats its end as a clause, with the last words of its command or of what carries its guard."""
+        end, carrier = self.end or {}, self.said_by_carrier()
+        errors = [line for line in carrier if "error" in line]  # srun ends with advice
+        said = " ".join(end.get("last_lines", [])[-3:] or errors[:1] or carrier[-1:])
+        return f"its process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]
 
     def first(self, kinds: Collection[str], limit_s: float) -> dict[str, Any] | None:
         """Waits for a message of some kinds; None if the process ended or sent none within `limit_s` seconds."""

@@ -27,10 +27,7 @@ SHARED = "shared"
 
 
 class OwnFolder:
-    """The folder in which one process runs; made when it starts, removed by `close`.
-
-    Args:
-        wanted: Of `workload.folder`.
+    """The folder in which one process runs, as `workload.folder` says; made when it starts, removed by `close`.
 
     Attributes:
         kind: ``overlay``, ``copy`` or ``shared``.
@@ -57,11 +54,7 @@ class OwnFolder:
         return self._scratch.path / f"{WRITTEN}-0" if self._scratch is not None and is_overlay else Path(self.cwd)
 
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
-        """Returns the command that makes the folder and becomes `command`.
-
-        Args:
-            kept: Paths whose content is not thrown away.
-        """
+        """Returns the command that makes the folder and becomes `command`; the content of `kept` paths is kept."""
         if self._scratch is None:
             return list(command)
         paths = [self._folder, str(self._scratch.path), *map(os.path.realpath, kept)]

@@ -41,10 +41,6 @@ def dump_flag(folder: Path) -> str:
 class ProgramWatch:
     """Dump folder of one process tree.
 
-    Args:
-        environment: Of the process.
-        platform: As `device.platform`; only on ``cpu`` a dump shows all that runs.
-
     Attributes:
         environment: With the flag that makes XLA dump its programs.
         problem: Why there is no such flag, as a clause; empty if there is.

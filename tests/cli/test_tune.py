@@ -138,7 +138,7 @@ def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
     request = ProbeRequest(command=("python", name), cwd=Path(), platform="cpu", rules=None, limit_s=1.0)
     found = ProbeResult(
         request=request, probe=Probe(), steps=Steps(tuple(range(40)), (1.0,) * 40, name, None), device=name,
-        device_count=1, rules={"preset": "clu"}, how="recognised", doubt="", own=OwnSettings(),
+        device_count=1, rules={"preset": "clu"}, how=name, doubt="", own=OwnSettings(),
     )  # fmt: skip
     plan = plan_of(found, name="x", trials=4, budget_s=None, said=f"x {name}")
     assert plan.spec.workload.command == request.command

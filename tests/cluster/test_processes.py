@@ -105,7 +105,7 @@ def test_a_lane_whose_program_fails_says_why_in_its_own_words(
     monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", "raise SystemExit('no disk here')"))
     heard = wait_for(lanes, LEFT, "a", "b", "c")
     whys = {t.message["why"] for t in heard if t.message["type"] == LEFT}
-    assert whys == {"its process ended (1): no disk here"}
+    assert whys == {"its process ended (status 1): no disk here"}
 
 
 def test_a_lane_is_there_once_its_own_program_says_so(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.compiler import compile_worker
-from autotune.compiler import compiler as compiler_module
 from autotune.compiler.compile_worker import CompileJob, require_applied
-from autotune.compiler.compiler import Compiler
+from autotune.compiler.compiler import Cache, Compiler
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
 from autotune.compiler.schedule import HLO, read_program
@@ -21,8 +20,11 @@ from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
 from autotune.compiler.targets import Topology, load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
+from autotune.model.measurement import Failure, FailureKind
 from autotune.settings.catalog import load_catalog
 from tests.compiler.rules import COMBINE, Deaf, Rules, screen
+from tests.runs import there
+from tests.tables import toml_beside
 
 NONE, SMALL = FlagSet(), "small_workload:make"
 WIDTH = "xla_cpu_prefer_vector_width"
@@ -31,30 +33,15 @@ DUMPS = Path(__file__).parent / "dumps"
 WRITTEN = (DUMPS / "debug_options.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("asked", "written", "said"),
-    [
-        ({}, WRITTEN, ""),
-        ({WIDTH: "128", "xla_gpu_enable_triton_gemm": "0", "xla_gpu_autotune_gemm_rtol": "0.6000000014901161"},
-         WRITTEN, ""),
-        ({"xla_disable_hlo_passes": "one,two", "xla_gpu_not_listed": "7", "xla_detailed_logging": "true"},
-         WRITTEN, ""),
-        ({"NCCL_PROTO": "LL", "jax_default_matmul_precision": "bfloat16"}, WRITTEN, ""),
-        ({}, "", "does not say that it read them"),
-        ({}, WRITTEN.replace(MARKER, "/tmp/another/dump"), "does not say that it read them"),
-        ({}, WRITTEN + f'xla_dump_to: "{MARKER}"\n', "does not say that it read them"),
-        ({WIDTH: "256"}, WRITTEN, f"{WIDTH}=256 became 128"),
-        ({"xla_gpu_enable_triton_gemm": "true"}, WRITTEN, "xla_gpu_enable_triton_gemm=true became false"),
-        ({"jax_default_matmul_precision": "float32"}, WRITTEN, "the program made it bfloat16"),
-        ({"jax_no_such_option": "1"}, WRITTEN, "no such option"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("asked", "written", "said"), toml_beside(__file__)["options_in_force"])
 def test_options_in_force_prove_a_set_and_nothing_else_does(asked: dict[str, str], written: str, said: str) -> None:
+    marked = f'xla_dump_to: "{MARKER}"\n'
+    another = WRITTEN.replace(MARKER, "/tmp/another/dump")
+    texts = {"": WRITTEN, "nothing": "", "another": another, "twice": WRITTEN + marked}
     wrong = pytest.raises(LaunchError, match=f"must be applied by XLA .*{said}") if said else contextlib.nullcontext()
     with wrong:
-        require_applied(
-            FlagSet(asked), marker=MARKER, written=written, jax_options={"jax_default_matmul_precision": "bfloat16"}
-        )
+        options = {"jax_default_matmul_precision": "bfloat16"}
+        require_applied(FlagSet(asked), marker=MARKER, written=texts[written], jax_options=options)
 
 
 def kept(folder: Path) -> list[Path]:
@@ -157,16 +144,11 @@ def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: t
     assert rules.forgotten == {FlagSet(), *canaries}
 
 
-class NoGraphs(Rules):
-    """A program without command buffers: the first canary changes nothing."""
-
-    def canaries(self, settings: FlagSet) -> list[str]:
-        return [c for c in super().canaries(settings) if "command_buffer" not in c]
-
-
-def test_the_first_canary_that_changes_the_program_stands_in_the_report() -> None:
+def test_the_first_canary_that_changes_the_program_stands_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[0]
-    assert screen(NoGraphs()).run({}, {}).canary == GPU_CANARIES[1]
+    # A step without graphs: the first canary changes nothing.
+    monkeypatch.setattr(Rules, "canaries", lambda self, s: [str(c) for c in GPU_CANARIES[1:] if s.merge(c) == s])
+    assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[1]
 
 
 FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
@@ -190,24 +172,13 @@ def test_a_step_that_takes_no_time_is_an_error() -> None:
         predict_step(program, load_target("h100-sxm"), parse_topology("1x8"))
 
 
-def test_results_of_another_version_of_the_worker_are_not_believed(
-    tmp_path: Path, toy_job: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def compiled(self: Compiler, seat: object, settings: FlagSet) -> CompileResult:
-        program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
-        return CompileResult(settings=settings, program=program)
-
-    monkeypatch.setattr(compiler_module.Compiler, "_tried", compiled)
-    job = toy_job("1x1", None)
-
-    def compile_once() -> Iterator[bool]:
-        with Compiler(job, cache_dir=tmp_path) as compiler:
-            yield from (r.from_cache for r in compiler.compile([FlagSet()]))
-
-    assert list(compile_once()) == [False]
-    assert list(compile_once()) == [True]
+def test_failures_of_the_machine_and_results_of_another_version_are_not_believed(tmp_path: Path) -> None:
+    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
+    hung, cache = FlagSet({WIDTH: "64"}), Cache(tmp_path, "job")
+    cache.store(CompileResult(settings=NONE, program=program))
+    cache.store(CompileResult(settings=hung, failure=Failure(kind=FailureKind.HANG, message="", phase="compile")))
+    assert there(cache.load(NONE)).from_cache
+    assert cache.load(hung) is None
     (folder,) = tmp_path.iterdir()
-    now = f"v{SCHEMA_VERSION}-"
-    assert folder.name.startswith(now)
-    folder.rename(tmp_path / folder.name.replace(now, f"v{SCHEMA_VERSION - 1}-"))
-    assert list(compile_once()) == [False]
+    folder.rename(tmp_path / folder.name.replace(f"v{SCHEMA_VERSION}-", f"v{SCHEMA_VERSION - 1}-"))
+    assert cache.load(NONE) is None

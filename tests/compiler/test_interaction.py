@@ -15,10 +15,12 @@ def names(count: int) -> list[str]:
     return [f"xla_{i}" for i in range(count)]
 
 
-FEW, MANY = range(120), range(120, 4000)
+SEVERAL = pytest.mark.parametrize(
+    "seeds", [range(120), pytest.param(range(120, 4000), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 
 
-@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@SEVERAL
 @pytest.mark.parametrize("conflicts", [0, 2], ids=["", "that fail"])
 def test_no_program_is_lost_whatever_pairs_do(seeds: range, conflicts: int) -> None:
     for seed in seeds:
@@ -27,7 +29,7 @@ def test_no_program_is_lost_whatever_pairs_do(seeds: range, conflicts: int) -> N
         assert not machine.lost(no_ops), (seed, machine.effects, machine.conflicts)
 
 
-@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@SEVERAL
 def test_no_program_is_lost_where_a_third_setting_switches_a_pair_off(seeds: range) -> None:
     for seed in seeds:
         draw = random.Random(seed)

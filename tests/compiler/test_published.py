@@ -31,22 +31,16 @@ def is_dense(name: str) -> bool:
     return row["options"].get("dtype") != "float8" and not row["entry"].startswith("mixtral")
 
 
-def test_every_row_names_what_is_needed_to_compile_it_and_where_it_is_from() -> None:
-    assert len(ROWS["rows"]) >= 25
+def test_every_row_names_what_is_needed_to_compile_it_and_where_it_is_from_and_has_a_result() -> None:
+    assert FOUND.keys() == ROWS["rows"].keys()
     for name, row in ROWS["rows"].items():
         topology = parse_topology(row["topology"])
         assert row["target"] in target_names(), name
-        assert row["measured_s"] > 0, name
         assert row["source"], name
         assert parse_set(ROWS["flags"][row["flags"]]), name
         assert math.prod(row["options"]["mesh"].values()) == topology.device_count, name
         assert row["options"]["batch"] % topology.device_count == 0, name
-
-
-def test_results_are_of_the_rows_of_today() -> None:
-    assert FOUND.keys() == ROWS["rows"].keys()
-    for name, row in FOUND.items():
-        assert row["ratio"] == pytest.approx(row["step_s"] / ROWS["rows"][name]["measured_s"]), name
+        assert FOUND[name]["ratio"] == pytest.approx(FOUND[name]["step_s"] / row["measured_s"]), name
 
 
 def test_what_predictions_carry_is_what_the_results_say() -> None:

@@ -69,9 +69,6 @@ class FakeWorker:
     def close(self) -> None:
         pass
 
-    def abort(self) -> None:
-        pass
-
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:

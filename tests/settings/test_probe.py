@@ -90,12 +90,13 @@ def test_a_parser_that_does_not_answer_is_an_error() -> None:
         parser.ask("")
 
 
-def test_a_command_whose_parser_is_killed_can_be_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = tmp_path / "child.py"
-    child.write_text("import os\nos.kill(os.getpid(), 9)\n")
+def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child, tries = tmp_path / "child.py", tmp_path / "tries"
+    child.write_text(f"import os\nopen({str(tries)!r}, 'a').write('x')\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr(autotune.settings.probe, "_CHILD", child)
     with pytest.raises(StoppedError, match="must answer but was ended by SIGKILL; run the same command again"):
         probe_build(sys.executable, cache_dir=tmp_path)
+    assert tries.read_text() == "xxx"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert autotune_command("flags", "check", "--xla_a=1").returncode == STOPPED
 

@@ -83,11 +83,8 @@ def _wrong_words(row: Row) -> Iterator[str]:
     for command in re.findall(r"`autotune ([a-z]+(?: [a-z]+)?)", row.where):
         if not _is_command(command.split()):
             yield f"there is no `autotune {command}`"
-    named = {
-        "recipe": (r"recipes? `(\w+)`", load_recipes()),
-        "symptom": (r"`(\w+)` in `autotune symp", load_symptoms()),
-    }
-    for kind, (pattern, there) in named.items():
+    recipes, symptoms = r"recipes? `(\w+)`", r"`(\w+)` in `autotune symptoms`"
+    for kind, pattern, there in (("recipe", recipes, [*load_recipes()]), ("symptom", symptoms, [*load_symptoms()])):
         yield from (f"there is no {kind} {name}" for name in re.findall(pattern, row.where) if name not in there)
 
 

@@ -63,12 +63,8 @@ def shown(study: Path, *options: str) -> dict[str, Any]:
     return dict(json.loads(result.stdout))
 
 
-def as_json(space: SearchSpace) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(plain(space))))
-
-
 def same(told: dict[str, Any], space: SearchSpace) -> bool:
-    return all(told[key] == value for key, value in as_json(space).items())
+    return all(told[key] == value for key, value in json.loads(json.dumps(plain(space))).items())
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from autotune.compiler.targets import load_target
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import AblationResult, ConclusionRecord, Outcome, ScreenRecord, TrialResult, TrialStatus
+from autotune.model.records import AblationResult, ConclusionRecord, ScreenRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
@@ -145,14 +145,6 @@ def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_other
     assert len({r["target_digest"] for r in reports}) == len(reports) == 2
 
 
-def test_a_screen_to_which_all_are_no_ops_is_not_believed_and_the_winner_is_found(run: Run) -> None:
-    conclusion, store, diary, _ = run(study(), Deaf())
-    assert there(conclusion.settings)[BUFFER] == "true"
-    assert [r.report for r in store.of(ScreenRecord)] == [None]
-    assert any("continues without a screen" in note and "canary" in note for note in diary.notes)
-    assert not any("no-ops here" in note for note in diary.notes)
-
-
 class Failing(Rules):
     """A compiler that cannot even do the reference, or breaks at sets with one setting."""
 
@@ -167,15 +159,21 @@ class Failing(Rules):
 
 
 @pytest.mark.parametrize(
-    "error", [LaunchError("the plugin is of another version"), pytest.param(KeyError("thunk"), marks=pytest.mark.gate)]
+    ("rules", "said"),
+    [
+        (Deaf(), "no canary does"),  # all are no-ops to it
+        (Failing(LaunchError("the plugin is of another version")), "the plugin is of another version"),
+        pytest.param(Failing(KeyError("thunk")), "KeyError: 'thunk'", marks=pytest.mark.gate),
+    ],
 )
-def test_a_screen_that_cannot_run_is_a_note_and_the_study_goes_on(run: Run, error: Exception) -> None:
-    conclusion, store, diary, _ = run(study(), Failing(error))
-    assert conclusion.outcome is Outcome.WINNER
-    record = there(store.last(ScreenRecord))
+def test_a_screen_that_cannot_be_believed_is_a_note_and_the_winner_is_found(run: Run, rules: Rules, said: str) -> None:
+    conclusion, store, diary, _ = run(study(), rules)
+    assert there(conclusion.settings)[BUFFER] == "true"
+    (record,) = store.of(ScreenRecord)
     assert record.report is None
-    assert str(error) in record.reason
+    assert said in record.reason
     assert any("continues without a screen" in note for note in diary.notes)
+    assert not any("no-ops here" in note for note in diary.notes)
 
 
 @pytest.mark.gate
@@ -266,20 +264,19 @@ def test_no_ops_that_do_nothing_here_are_tried_together_and_never_again(rechecke
     assert not any("after all" in note for note in diary.notes)
 
 
-@pytest.mark.parametrize("effect", [0.9, 1.1])
-def test_no_op_that_acts_here_returns_to_the_space_and_wins_if_it_can(rechecked: Rechecked, effect: float) -> None:
-    results, diary = rechecked(8, effects={f"{MERGER}=0": effect})
+@pytest.mark.parametrize(
+    "simulation",
+    [{"effects": {f"{MERGER}=0": 0.9}}, {"effects": {f"{MERGER}=0": 1.1}}, {"failures": {f"{SLOP}=17": "crash"}}],
+)
+def test_no_op_that_acts_or_fails_here_returns_to_the_space(rechecked: Rechecked, simulation: dict[str, Any]) -> None:
+    results, diary = rechecked(8, **simulation)
     assert contradicts(results, min_effect=0.005)
     assert sum("2 settings are searched after all" in note for note in diary.notes) == 1
     later = [r for r in results if r.origin != NO_OPS_TOGETHER]
+    assert any(SLOP in r.settings for r in later)
     assert any(MERGER in r.settings for r in later)
     # The screen's word for what is equal does not count any more: nothing is a duplicate of a program.
     assert not any(r.status is TrialStatus.SAME_PROGRAM for r in later)
-
-
-def test_no_ops_that_fail_here_return(rechecked: Rechecked) -> None:
-    results, _ = rechecked(8, failures={f"{SLOP}=17": "crash"})
-    assert any(SLOP in r.settings for r in results if r.origin != NO_OPS_TOGETHER)
 
 
 def test_study_that_goes_on_proposes_what_it_would_have_proposed(rechecked: Rechecked, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.model.records import MemoryUse
 from tests.runs import there
 from tests.workers.conftest import Start, command, study
 
@@ -25,6 +26,6 @@ def test_memory_is_told_with_a_block_when_it_is_asked_for(start: Start, kind: st
     assert worker.last_memory is None
     worker.watches_memory = True
     worker.run_block(2)
-    told = there(worker.last_memory)
+    told: MemoryUse = there(worker.last_memory)
     assert 4 * MB < there(told.host_bytes) < 4096 * MB
     assert told.device_bytes is None  # XLA's CPU does not tell

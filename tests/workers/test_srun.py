@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.model.errors import LaunchError
-from autotune.workers import srun
+from autotune.workers import base, srun
+from autotune.workers.base import GuardedProcess
 from autotune.workers.srun import SRUN_VARIABLE, SrunLauncher
+from tests.runs import there
 from tests.tables import toml_beside
 from tests.workers.conftest import command, study
 
@@ -42,3 +46,20 @@ def test_what_a_job_lacks_is_told(base: dict[str, str], nodes: int, words: str) 
 def test_a_command_over_several_nodes_is_refused() -> None:
     with pytest.raises(LaunchError, match="must be an `entry`"):
         launcher(JOB, command())
+
+
+HELLO = """echo '{"type": "hello", "node": "n1", "step": "3", "port": 1}'; exec sleep 600"""
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_a_step_whose_guard_does_not_confirm_its_end_is_cancelled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(base, "end_slurm_step", lambda step, env: ended.append(step))
+    through = ["sh", "-c", HELLO] if is_silent else ["env", "SLURM_STEP_ID=3"]
+    process = GuardedProcess(["sleep", "600"], dict(os.environ), tmp_path / "worker.log", through=through)
+    there(process.first({"hello"}, 20.0))
+    process.close(0.2 if is_silent else 20.0)
+    process.close(0.2)
+    assert ended == ["3"] * is_silent

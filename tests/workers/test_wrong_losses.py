@@ -15,6 +15,7 @@ from autotune.results.export import ExportFormat, render_winner
 from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
 from tests.runs import there
+from tests.tables import toml_beside
 from tests.workers.conftest import command, whole_study
 
 FLAG = {"xla_cpu_enable_fast_min_max": True}
@@ -79,20 +80,12 @@ def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("options", "least"),
-    [
-        ({"dtype": "float32", "since": 12, "share": 0.5}, 12),
-        ({"dtype": "bfloat16", "since": 12, "share": 0.5}, 12),
-        ({"dtype": "bfloat16", "since": 2, "share": 0.01}, 2),
-    ],
-    ids=["float32 half from step 12", "bfloat16 half from step 12", "bfloat16 1 % from step 2"],
-)
-def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[str, Any], least: int) -> None:
+@pytest.mark.parametrize("options", toml_beside(__file__)["wrong_steps"], ids=str)
+def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     _, store = run(tmp_path, {"entry": "wrong_step:build", "options": options})
     message = refused(store)
     assert message.startswith("loss at step ")
-    assert int(message.split()[3]) >= least
+    assert int(message.split()[3]) >= options["since"]
     (aa_run,) = store.of(AaRecord)
     assert aa_run.loss_spread.is_rounded
     assert max(aa_run.loss_spread.steps) > 12
