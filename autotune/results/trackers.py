@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.child.channel import Channel
-from autotune.machine.child_process import format_end
 from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.model.errors import StudyFileError
 from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
@@ -36,22 +35,19 @@ LOOK_EVERY_S, END_S = 2.0, 60.0
 """Seconds between two looks at the records, and the longest wait for a tracker when the study has ended."""
 LIMIT_S = 300
 """Longest time for one record, seconds: trials may leave a tracker's process little of the machine."""
-LONGEST = 500
-"""Most characters of a text."""
+LONGEST = 500  # characters of a text
 
 Tracked = TrialResult | FinalistResult | ConclusionRecord
 
 
 class TrackedRun(NamedTuple):
-    """One record as a run of a tracker; the same record always has the same key."""
+    """One record as a run of a tracker; the same record always has the same key. Seconds and bytes."""
 
     key: str
     name: str
     settings: dict[str, str]
-    facts: dict[str, str]
-    """Texts, among them `study` and `kind`."""
+    facts: dict[str, str]  # among them study and kind
     figures: dict[str, float]
-    """Times in seconds, sizes in bytes."""
 
 
 def tracked(record: Tracked, store: Store) -> TrackedRun:
@@ -84,13 +80,10 @@ def _texts(told: Mapping[str, Any]) -> dict[str, str]:
     return {name: value[:LONGEST] for name, value in texts.items()}
 
 
-# ---------------------------------------------------------------------- trackers, by their own libraries
-
 Write = Callable[[TrackedRun], None]
 
 
 def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
-    """Writes to the user's account if there is a login, else into a folder for ``wandb sync``."""
     import wandb
 
     try:
@@ -107,9 +100,8 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
             mode=mode, resume="allow", settings=settings,
         ) as opened:  # fmt: skip
             opened.summary.update(run.figures)
-        for log in folder.glob(f"wandb/*-{run.key}/logs/*"):
-            if log.is_symlink():  # into the user's cache; a run directory has none
-                log.unlink()
+        for link in filter(Path.is_symlink, folder.glob(f"wandb/*-{run.key}/logs/*")):
+            link.unlink()  # it leads into the user's cache; a run directory has no links
 
     return write, mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later"
 
@@ -124,8 +116,8 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
 
     def write(run: TrackedRun) -> None:
         known = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1)
-        run_id = known[0].info.run_id if known else None
-        with mlflow.start_run(run_id=run_id, run_name=run.name, tags={tag: run.key, **run.facts}):
+        tags = {tag: run.key, **run.facts}
+        with mlflow.start_run(run_id=known[0].info.run_id if known else None, run_name=run.name, tags=tags):
             mlflow.log_params(run.settings)
             mlflow.log_metrics(run.figures)
 
@@ -164,9 +156,6 @@ def refuse_trackers(names: Sequence[str]) -> None:
                 f"the tracker {name} needs the package {package} but it is not installed here; run "
                 f"`{driver_python()} -m pip install {package}`. Nothing was started"
             )
-
-
-# ---------------------------------------------------------------------- the process of a tracker
 
 
 def follow(store: Store, write: Write, written: Path, is_last: Callable[[], bool]) -> None:
@@ -222,7 +211,7 @@ class TrackerProcess:
                 self._error = str(message["message"])
         status = self._process.end["exit_status"] if self._process.end is not None else 0
         if status != 0 and not self._is_lost:
-            said = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"it {format_end(status or 0)}"
+            said = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"its exit status is {status}"
             self._lose(f"failed ({self._error or said})")
 
     def close(self, patience_s: float) -> None:

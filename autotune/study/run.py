@@ -167,8 +167,7 @@ class StudyRun:
                 f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
                 "them; they are kept"
             )
-        names = dict.fromkeys(self.trackers)
-        self._trackers = [TrackerProcess(name, self.store.path, self.view.note) for name in names]
+        self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""
