@@ -65,14 +65,11 @@ def refuse_slow_compile(spec: StudySpec, report: WorkerReport) -> None:
     limit_s, took_s = spec.limits.compile, report.compile_s
     if limit_s is None or (took_s is not None and took_s <= limit_s):
         return
-    kind, message = (
-        FailureKind.SLOW_COMPILE,
-        f"compiled for {format_seconds(took_s)}: limits.compile forbids that",
-    )
+    kind, limit = FailureKind.SLOW_COMPILE, f"limits.compile ({format_seconds(limit_s)})"
+    message = f"compiled for {format_seconds(took_s)}, longer than {limit}; raise that limit if it need not hold"
     if took_s is None:
-        kind, message = FailureKind.WORKLOAD_ERROR, "must report how long it compiles for limits.compile but does not"
-    advice = f"raise limits.compile ({format_seconds(limit_s)}), or take it out"
-    raise WorkerFailed(Failure(kind=kind, message=f"{message}; {advice}", phase=LIMIT_PHASE))
+        kind, message = FailureKind.WORKLOAD_ERROR, f"must report its compile time for {limit}; take that limit out"
+    raise WorkerFailed(Failure(kind=kind, message=message, phase=LIMIT_PHASE))
 
 
 def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:

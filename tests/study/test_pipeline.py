@@ -102,7 +102,7 @@ def test_only_the_first_processes_are_held_to_the_limit_of_compiling(run_replay:
 
     conclusion, _, _ = run_replay(spec, trials=1, first=(("set", settings),), launcher=Noting(spec, after=slow))
     assert conclusion.settings == settings
-    with pytest.raises(WorkerFailed, match="must report how long") as error:
+    with pytest.raises(WorkerFailed, match="must report its compile time") as error:
         refuse_slow_compile(spec, worker_report())
     assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR
 
