@@ -178,19 +178,35 @@ def test_the_library_itself_gets_each_record_once_over_two_sessions(
     assert check_run(store.path).problems == ()
 
 
+HANGING = "import subprocess; subprocess.run(['sleep', '1234.5'])"
+FAULTS = {
+    "it raises": f"raise RuntimeError('no answer from https://me:{SECRET}@host')",
+    "it is killed": "import os; os.kill(os.getpid(), 9)",
+    "it hangs": HANGING,
+    "it hangs over a record": f"""
+import __main__
+__main__.LIMIT_S = 1
+
+class SummaryWriter:
+    def __init__(self, logdir): ...
+
+    def add_hparams(self, *_, **__):
+        {HANGING}
+""",
+}
+
+
 @pytest.mark.gate
-@pytest.mark.parametrize("fault", ["raises", "hangs", "is killed"])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_study_goes_on_whatever_its_tracker_does(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = {
-        "raises": f"raise RuntimeError('no answer from https://me:{SECRET}@host')",
-        "hangs": "import subprocess; subprocess.run(['sleep', '1234.5'])",
-        "is killed": "import os; os.kill(os.getpid(), 9)",
-    }[fault]
-    (tmp_path / "tensorboardX.py").write_text(body)
+    (tmp_path / "tensorboardX.py").write_text(FAULTS[fault])
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(study_run, "END_S", 5.0)
+    monkeypatch.setattr(study_run, "END_S", 4.0 if fault == "it hangs" else 54.0)
     store, notes = study(tmp_path / "run", ["tensorboard"], 2)
     assert len(store.of(TrialResult)) == 2
-    assert len(notes) == 1
-    assert SECRET not in notes[0]
+    *_, lost = notes
+    assert len(notes) == 1 + (fault == "it hangs over a record"), notes
+    assert SECRET not in lost
+    assert ("4 s" in lost) == (fault == "it hangs")
+    assert "54 s" not in lost
     assert not [p for p in psutil.process_iter(["cmdline"]) if "1234.5" in (p.info["cmdline"] or [])]
