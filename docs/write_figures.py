@@ -52,7 +52,6 @@ def claims() -> list[Claim]:
     """Every sentence whose figures are written from results."""
     return [
         *_of_truth(),
-        *_of_proofs(),
         *_of_real_processes(),
         *_of_screening(),
         *_of_search(),
@@ -83,21 +82,6 @@ def _of_truth() -> Iterator[Claim]:
         "README.md",
         r"of (\d+) without a true winner, on (\d+) kinds .*? (\d+) name one.*?found in (\d+) of (\d+) studies",
         [studies, str(len(rows[0])), wrong, found[1], str(loud["studies"])],
-    )
-
-
-def _of_proofs() -> Iterator[Claim]:
-    rows = {(row["machine"], row["gain"]): row for row in read("proof_rules.json")}
-    loud, quiet = rows["pairs differ by 1.8 %", 0.02], rows["pairs differ by 0.7 %", 0.01]
-    figures = []
-    for row in (loud, quiet):
-        figures += [percent(row[f"found, {rule}"]) for rule in ("one proof", "two stages")]
-        figures += [f"{row[f'pairs, {rule}']:.0f}" for rule in ("one proof", "two stages")]
-    yield Claim(
-        "docs/measurement.md",
-        r"differ by 1.8 % it finds (\d+) of 100 instead of (\d+), with (\d+) pairs instead of (\d+); of gains of 1 % "
-        r"where they differ by 0.7 %, (\d+) of 100 instead of (\d+), with (\d+) pairs instead of (\d+)",
-        figures,
     )
 
 

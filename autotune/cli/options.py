@@ -39,6 +39,10 @@ Storage = Annotated[
         help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
     ),
 ]
+Tracker = Annotated[
+    list[str] | None,
+    typer.Option(metavar="wandb|mlflow|tensorboard", help="Write trials and proofs there as runs; may be repeated."),
+]
 
 Plugin = Annotated[PluginChoice, typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")]
 Python = Annotated[str | None, typer.Option(help="Interpreter whose jaxlib is asked.")]

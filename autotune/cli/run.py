@@ -35,6 +35,7 @@ def run(
     ] = None,
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
+    tracker: options.Tracker = None,
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or continues it where it was stopped."""
@@ -47,7 +48,7 @@ def run(
     groups = parse_groups(devices)
     run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
-        make_engine=choose_engine(spec, groups, scheduler=scheduler),
+        make_engine=choose_engine(spec, groups, scheduler=scheduler), trackers=tracker or (),
     )  # fmt: skip
 
 

@@ -65,6 +65,7 @@ def tune(
     step_file: StepFile = None,
     loss: Loss = None,
     look_limit: LookLimit = "10m",
+    tracker: options.Tracker = None,
 ) -> None:
     """Tunes a program as it is: no study file, no change to it.
 
@@ -72,7 +73,9 @@ def tune(
     file and runs that. The same command again goes on.
     """
     from autotune.model.errors import AutotuneError
+    from autotune.results.trackers import refuse_trackers
 
+    refuse_trackers(tracker or ())
     asked = ask_for(command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
@@ -94,7 +97,7 @@ def tune(
     if dry_run:
         print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
         return
-    _run(file, trials=trials, time_budget=time_budget)
+    _run(file, trials=trials, time_budget=time_budget, trackers=tracker or ())
 
 
 # ---------------------------------------------------------------------- options
@@ -286,7 +289,7 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- run
 
 
-def _run(file: Path, *, trials: int | None, time_budget: str | None) -> None:
+def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: Sequence[str]) -> None:
     from autotune.model.records import Outcome
     from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
@@ -294,7 +297,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None) -> None:
 
     spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
     path = options.RUNS / spec.name
-    done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()))
+    done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers)
     conclusion, store = done.conclusion, done.store
     command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:

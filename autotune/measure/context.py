@@ -24,8 +24,8 @@ from autotune.measure.loss_gate import (
     refuse_resumed,
     refuse_unusable_dtype,
 )
-from autotune.measure.memory import MemoryShare, refuse_over_limit
-from autotune.measure.tasks import Assignment
+from autotune.measure.memory import MemoryShare, refuse_over_limit, refuse_slow_compile
+from autotune.measure.tasks import Assignment, FailingSetTask, TrialTask
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -162,6 +162,9 @@ class MeasurementContext:
         try:
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
+            is_searched = isinstance(self.assignment.task, TrialTask | FailingSetTask)
+            if (settings and is_searched) or self._first_report is None:  # later ones may be slow by chance
+                refuse_slow_compile(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             refuse_unusable_dtype(worker.report)
             self._first_report = self._first_report or worker.report

@@ -13,11 +13,12 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.workers.base import WorkerFailed
 
-SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
+SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR, FailureKind.SLOW_COMPILE})
 """Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
 
-MOST_STARTS, MOST_HANGS = 12, 4
-"""A start that hangs costs its whole time limit, so few of them are tried."""
+MOST_STARTS, MOST_LONG_STARTS = 12, 4
+LONG = frozenset({FailureKind.HANG, FailureKind.SLOW_COMPILE})
+"""Failures by a start that takes up to its whole time limit, so few of them are tried."""
 
 
 def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:
@@ -47,7 +48,7 @@ def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
 
 def most_starts(kind: FailureKind) -> int:
     """Returns the starts after which a search ends in any case."""
-    return MOST_HANGS if kind is FailureKind.HANG else MOST_STARTS
+    return MOST_LONG_STARTS if kind in LONG else MOST_STARTS
 
 
 def minimise_failure(

@@ -1,4 +1,4 @@
-"""Memory of the devices: the bound that a study sets, and what two interleaved processes get of a GPU.
+"""The limits that a study sets on memory and compile time, and what two interleaved processes get of a GPU.
 
 JAX takes three quarters of a GPU's memory when it starts, so of two processes the second would find too little. Each
 gets less than half, unless the study, or the program itself, says otherwise; what does not fit so is measured alone.
@@ -13,7 +13,7 @@ from autotune.compiler.screen import Screener
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_bytes
+from autotune.model.units import format_bytes, format_seconds
 from autotune.workers.base import WorkerFailed
 from autotune.workers.failures import is_not_installed, read_log
 
@@ -32,7 +32,7 @@ _REFUSED = re.compile(
 )
 
 
-# ---------------------------------------------------------------------- the bound of the study
+# ---------------------------------------------------------------------- the limits of the study
 
 
 def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | None:
@@ -58,6 +58,18 @@ def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
             "([screen] enabled = true) by compiling: use one of them, or take the limit out"
         )
         raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=LIMIT_PHASE))
+
+
+def refuse_slow_compile(spec: StudySpec, report: WorkerReport) -> None:
+    """Refuses a process that compiled for longer than `limits.compile`, or that cannot tell, by a WorkerFailed."""
+    limit_s, took_s = spec.limits.compile, report.compile_s
+    if limit_s is None or (took_s is not None and took_s <= limit_s):
+        return
+    kind, limit = FailureKind.SLOW_COMPILE, f"limits.compile ({format_seconds(limit_s)})"
+    message = f"compiled for {format_seconds(took_s)}, longer than {limit}; raise that limit if it need not hold"
+    if took_s is None:
+        kind, message = FailureKind.WORKLOAD_ERROR, f"must report its compile time for {limit}; take that limit out"
+    raise WorkerFailed(Failure(kind=kind, message=message, phase=LIMIT_PHASE))
 
 
 def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:

@@ -147,6 +147,7 @@ class FailureKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     CRASH = "crash"
     HANG = "hang"
+    SLOW_COMPILE = "slow_compile"
     WRONG_LOSS = "wrong_loss"
     LEAK = "leak"
     SLOWER_IN_TOTAL = "slower_in_total"

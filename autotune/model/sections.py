@@ -329,6 +329,8 @@ class LimitsSpec(Section):
 
     memory: Bytes | None = None
     """Most bytes that it may need of each device, compiled or measured: ``"72GiB"``."""
+    compile: Seconds | None = None
+    """Longest time that it may compile in its trial, ``"5m"``: one noisy figure, without JAX's persistent cache."""
     rules: tuple[str, ...] = ()
     """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``."""
 

@@ -300,6 +300,8 @@ class StudySpec(Section):
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
             data["search"].pop(key)
+        if self.limits.compile is None:  # studies recorded before this key was there are the same
+            data["limits"].pop("compile")
         return data
 
 

@@ -54,11 +54,7 @@ LONGEST_DOCKER_LINE = 65_535
 
 
 def render_winner(winner: Winner, form: ExportFormat) -> str:
-    """Renders a winner in one format.
-
-    Raises:
-        AutotuneError: If the format cannot represent one of its values.
-    """
+    """Renders a winner in one format; raises AutotuneError if that cannot represent one of its values."""
     if form is ExportFormat.JSON:
         return _json(winner)
     evidence, record = format_evidence(winner), comment_line(winner)
@@ -130,11 +126,7 @@ def comment_line(winner: Winner) -> str:
 
 
 def read_winner(path: Path) -> Winner:
-    """Reads the winner of a run directory or an exported file of any format.
-
-    Raises:
-        AutotuneError: If there is none.
-    """
+    """Reads the winner of a run directory or an exported file of any format; raises AutotuneError without one."""
     if path.is_dir():
         return winner_of(Store.open(path))
     try:
@@ -150,11 +142,7 @@ def read_winner(path: Path) -> Winner:
 
 
 def parse_winner(text: str, *, source: str) -> Winner:
-    """Parses the winner in the text of an exported file.
-
-    Raises:
-        AutotuneError: If there is none, or it is damaged.
-    """
+    """Parses the winner in the text of an exported file; raises AutotuneError if there is none, or it is damaged."""
     try:
         marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
         data = json.loads(marked[1]) if marked else json.loads(text)["winner"]

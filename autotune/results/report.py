@@ -73,9 +73,6 @@ def build(store: Store) -> dict[str, Any]:
     Returns:
         state (finished, running, stopped or empty), verdict (one sentence), winner (its settings), tone (winner,
         default or none: its colour), tables (lists of rows: text by column heading), charts, and lines of text.
-
-    Raises:
-        RunDirectoryError: If records are damaged.
     """
     trials = trial_rows(store)
     state, conclusion = run_state(store)

@@ -229,11 +229,7 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """Lists the parts of a conclusion that do not follow from the records and raw pairs of its run.
-
-    Raises:
-        RunDirectoryError: If a file of raw pairs is damaged.
-    """
+    """Lists what in a conclusion does not follow from records and raw pairs (RunDirectoryError if damaged)."""
     records = evidence_of(store, conclusion)
     found = [*_of_session(store, records), *_of_plans(records), *_of_proofs(store.spec, records, conclusion)]
     found += [*_of_soak(conclusion, records), *_of_runs(store, records), *_of_work(store.spec, records)]

@@ -20,6 +20,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
 from autotune.model.records import AaRecord, Callbacks, ConclusionRecord, FinalistResult
 from autotune.model.spec import StudySpec
+from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
@@ -94,6 +95,7 @@ class StudyRun:
         devices: Groups of this machine's devices, one for each lane; empty for all in one.
         make_engine: None if this process is the only lane.
         command, asked_trials: For the record of the session.
+        trackers: Names of `autotune.results.trackers.TRACKERS`.
         recheck: Sets to try because the screen may be wrong on the actual GPU.
         first: Sets to try before the sampler proposes, with origins.
         search_more: Tries more sets with the time that proofs left, and returns whether it did.
@@ -109,6 +111,7 @@ class StudyRun:
     make_engine: Callable[[StudyRun], Engine] | None = None
     command: Sequence[str] = ()
     asked_trials: int | None = None
+    trackers: Sequence[str] = ()
 
     setup: Setup = field(init=False)
     store: Store = field(init=False)
@@ -123,6 +126,10 @@ class StudyRun:
     candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+    _trackers: list[TrackerProcess] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        refuse_trackers(self.trackers)
 
     @property
     def waiting(self) -> list[Candidate]:
@@ -160,6 +167,7 @@ class StudyRun:
                 f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
                 "them; they are kept"
             )
+        self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""
@@ -176,10 +184,14 @@ class StudyRun:
         """Shows that a stage begins, here and in `autotune status`."""
         self.store.tell_stage(name)
         self.view.stage(name, detail)
+        for tracker in self._trackers:
+            tracker.look()
 
     def close(self) -> None:
         """Ends every process of the session and releases its devices; the records can still be read."""
         self._resources.close()
+        for tracker in self._trackers:
+            tracker.close(END_S if hasattr(self, "conclusion") else 0.0)
 
 
 def _this_process(run: StudyRun) -> Engine:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.measure.durations import RECENT
-from autotune.measure.failing import failing_task, most_starts, needs_search
+from autotune.measure.failing import LONG, failing_task, most_starts, needs_search
 from autotune.measure.tasks import PendingTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -186,7 +186,7 @@ class Search:
         takes, limits = self._run.time.takes, self._run.lanes.limits
         if takes is None or self._table is None:
             return True
-        each_s = limits.start_s if kind is FailureKind.HANG and limits is not None else takes.start_s
+        each_s = limits.start_s if kind in LONG and limits is not None else takes.start_s
         return not self._run.time.is_used_up(most_starts(kind) * each_s, self._kept_s)
 
     def _end_failing_set(self, record: FailingSetRecord) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ def run(
     trials: int | None = None,
     time_budget: str | None = None,
     progress: bool = True,
+    tracker: str | Sequence[str] = (),
 ) -> Study:
     """Runs a study, or continues it where it was stopped, with the checks of `autotune run`.
 
@@ -39,6 +40,7 @@ def run(
         run_dir: Default: ``runs/NAME``.
         trials: Trials in all, over all sessions; default: those of the study.
         time_budget: Wall time of the whole study, such as ``30m``; default: that of the study.
+        tracker: One or several of ``wandb``, ``mlflow`` and ``tensorboard``.
 
     Raises:
         StudyFileError: If the study, or an argument, is not legal; nothing was started.
@@ -58,8 +60,9 @@ def run(
         console.print(
             "note: this process has imported jax; once it uses GPUs, it holds the memory that the study needs"
         )
+    trackers = [tracker] if isinstance(tracker, str) else tracker
     try:
-        done = run_shown(spec, path, console, study_dir=folder, make_engine=choose_engine(spec, ()))
+        done = run_shown(spec, path, console, study_dir=folder, make_engine=choose_engine(spec, ()), trackers=trackers)
     except KeyboardInterrupt:
         print(f"autotune: stopped; everything so far is in {path}; the same call continues", file=sys.stderr)
         raise

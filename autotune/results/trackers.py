@@ -1,0 +1,232 @@
+"""Writes a study's trials, proofs and conclusions as runs of W&B, MLflow or TensorBoard.
+
+A process of its own reads the records and calls the tracker's library, so that a tracker that fails or hangs does not
+touch the study. `RUN/trackers/NAME/written` has the keys of what a tracker has, which is not written again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import math
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autotune.child.channel import Channel
+from autotune.machine.environment import caller_environment, driver_python, with_packages
+from autotune.model.errors import StudyFileError
+from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
+from autotune.model.redaction import redact_data, redact_text
+from autotune.results.format import provable_gain
+from autotune.results.tables import TRIAL_COLUMNS, trial_row
+from autotune.rundir.files import append_synced
+from autotune.rundir.store import Folders, Store
+from autotune.workers.base import GuardedProcess
+
+PROJECT = "autotune"
+"""Project of W&B and experiment of MLflow, unless the user's variables name another."""
+LOOK_EVERY_S, END_S = 2.0, 60.0
+"""Seconds between two looks at the records, and the longest wait for a tracker when the study has ended."""
+LIMIT_S = 300
+"""Longest time for one record, seconds: trials may leave a tracker's process little of the machine."""
+LONGEST = 500  # characters of a text
+
+Tracked = TrialResult | FinalistResult | ConclusionRecord
+
+
+class TrackedRun(NamedTuple):
+    """One record as a run of a tracker; the same record always has the same key. Seconds and bytes."""
+
+    key: str
+    name: str
+    settings: dict[str, str]
+    facts: dict[str, str]  # among them study and kind
+    figures: dict[str, float]
+
+
+def tracked(record: Tracked, store: Store) -> TrackedRun:
+    """Makes the run of a record, without secrets."""
+    name, told = _told(record, store)
+    told = {"study": store.spec.name, "kind": record.kind, **told}
+    return TrackedRun(
+        key=hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:16],
+        name=name,
+        settings=_texts(dict(record.settings or {})),
+        facts=_texts(told),
+        figures={n: float(v) for n, v in told.items() if isinstance(v, int | float) and math.isfinite(v)},
+    )
+
+
+def _told(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(record, TrialResult):
+        row = trial_row(record, min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
+        return f"trial {record.number}", {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
+    told = record.model_dump(mode="json", exclude={"settings", "provenance"})
+    for part, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
+        told |= {above + name: value for name, value in (told.pop(part, None) or {}).items()}
+    if isinstance(record, ConclusionRecord):
+        return "conclusion", told
+    return f"{record.stage} of trial {record.trial}" if record.trial else record.stage, told
+
+
+def _texts(told: Mapping[str, Any]) -> dict[str, str]:
+    texts = redact_data({name: value for name, value in told.items() if isinstance(value, str)})
+    return {name: value[:LONGEST] for name, value in texts.items()}
+
+
+Write = Callable[[TrackedRun], None]
+
+
+def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+    import wandb
+
+    try:
+        mode = env.get("WANDB_MODE") or ("online" if wandb.login() else "offline")
+    except Exception:  # nobody is logged in, or the server does not answer
+        mode = "offline"
+    quiet = {"console": "off", "silent": True, "disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
+    settings = wandb.Settings(symlink=False, **quiet)
+
+    def write(run: TrackedRun) -> None:
+        with wandb.init(
+            project=env.get("WANDB_PROJECT", PROJECT), group=run.facts["study"], job_type=run.facts["kind"],
+            name=run.name, id=run.key, config={**run.facts, **run.settings}, dir=env.get("WANDB_DIR", str(folder)),
+            mode=mode, resume="allow", settings=settings,
+        ) as opened:  # fmt: skip
+            opened.summary.update(run.figures)
+        for link in filter(Path.is_symlink, folder.glob(f"wandb/*-{run.key}/logs/*")):
+            link.unlink()  # it leads into the user's cache; a run directory has no links
+
+    return write, mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later"
+
+
+def _to_mlflow(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+    import mlflow
+
+    if "MLFLOW_TRACKING_URI" not in env:
+        mlflow.set_tracking_uri((folder / "mlruns").resolve().as_uri())
+    mlflow.set_experiment(env.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+    tag = "autotune.record"
+
+    def write(run: TrackedRun) -> None:
+        known = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1)
+        tags = {tag: run.key, **run.facts}
+        with mlflow.start_run(run_id=known[0].info.run_id if known else None, run_name=run.name, tags=tags):
+            mlflow.log_params(run.settings)
+            mlflow.log_metrics(run.figures)
+
+    return write, redact_text(mlflow.get_tracking_uri())
+
+
+def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+    from tensorboardX import SummaryWriter
+
+    logs = folder / "events"
+    writer = SummaryWriter(str(logs))
+
+    def write(run: TrackedRun) -> None:
+        writer.add_hparams({**run.facts, **run.settings}, run.figures, name=f"{run.name.replace(' ', '-')}-{run.key}")
+
+    return write, f"tensorboard --logdir {logs}"
+
+
+TRACKERS = {
+    "wandb": ("wandb", _to_wandb),
+    "mlflow": ("mlflow", _to_mlflow),
+    "tensorboard": ("tensorboardX", _to_tensorboard),
+}
+"""Package and opening function of each; that returns what writes a run, and where the runs are."""
+
+
+def refuse_trackers(names: Sequence[str]) -> None:
+    """Refuses trackers that are unknown, or whose package is not installed (StudyFileError)."""
+    for name in names:
+        if name not in TRACKERS:
+            raise StudyFileError(f"a tracker must be one of {', '.join(TRACKERS)} but got {name!r}")
+        package, _ = TRACKERS[name]
+        found = importlib.util.find_spec(package)
+        if found is None or found.origin is None:  # a folder of that name, such as ./wandb, is no package
+            raise StudyFileError(
+                f"the tracker {name} needs the package {package} but it is not installed here; run "
+                f"`{driver_python()} -m pip install {package}`. Nothing was started"
+            )
+
+
+def follow(store: Store, write: Write, written: Path, is_last: Callable[[], bool]) -> None:
+    """Writes each record once, within `LIMIT_S`, until no more will come."""
+    known = set(written.read_text(encoding="utf-8").split() if written.exists() else ())
+    seen, is_over = 0, False
+    while not is_over:
+        is_over = is_last()
+        new = store.records()[seen:]
+        seen += len(new)
+        for run in (tracked(r, store) for r in new if isinstance(r, Tracked)):
+            if run.key not in known:
+                signal.alarm(LIMIT_S)  # ends this process, whatever it waits for
+                write(run)
+                append_synced(written, f"{run.key}\n")
+                signal.alarm(0)
+
+
+def main() -> int:
+    """Writes records to one tracker until the driver says that there will be no more."""
+    name, path = sys.argv[1], Path(sys.argv[2])
+    os.nice(19)
+    channel, folder = Channel(), Folders(path).folder("trackers", name)
+    told = functools.partial(select.select, [channel], [], [], LOOK_EVERY_S)
+    try:
+        signal.alarm(LIMIT_S)
+        write, where = TRACKERS[name][1](folder, caller_environment())
+        signal.alarm(0)
+        channel.send("where", text=where)
+        follow(Store.open(path), write, folder / "written", lambda: bool(told()[0]))
+    except Exception as error:  # whatever a library of others says
+        channel.send_error(type(error).__name__, redact_text(f"{error}"))
+        raise
+    return 0
+
+
+class TrackerProcess:
+    """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a note, once."""
+
+    def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
+        self._name, self._note, self._error, self._is_lost = name, note, "", False
+        env = {"MLFLOW_ALLOW_FILE_STORE": "true", **caller_environment(), "CUDA_VISIBLE_DEVICES": ""}
+        command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
+        log = Folders(run).folder("trackers", name) / "tracker.log"
+        self._process = GuardedProcess(command, with_packages(env), log)
+
+    def look(self, limit_s: float = 0.0) -> None:
+        """Notes what the process said, waiting for its end up to `limit_s` seconds."""
+        for message in [*self._process.receive(), *self._process.messages(limit_s)]:
+            if message["type"] == "where":
+                self._note(f"tracker {self._name}: {message['text']}")
+            elif message["type"] == "error":
+                self._error = str(message["message"])
+        status = self._process.end["exit_status"] if self._process.end is not None else 0
+        if status != 0 and not self._is_lost:
+            said = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"its exit status is {status}"
+            self._lose(f"failed ({self._error or said})")
+
+    def close(self, patience_s: float) -> None:
+        """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""
+        self._process.send({"type": "end"})
+        self.look(patience_s)
+        if patience_s and self._process.end is None:
+            self._lose(f"was ended after {patience_s:.0f} s")
+        self._process.close(END_S)
+
+    def _lose(self, why: str) -> None:
+        self._is_lost = True
+        later = "the run directory holds everything, and the same command writes what the tracker lacks"
+        self._note(f"tracker {self._name} {why}; the study does not need it: {later}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
