@@ -41,10 +41,10 @@ _STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
 _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
 _STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
 _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
-_LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf))"
+_LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))"
 
 _MENTION = re.compile(
-    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|(?i:nan|inf))(?!\.?\d|:\d|-\d\d-\d)"
+    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))(?!\.?\d|:\d|-\d\d-\d)"
     rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?![\w/])))?"
     r"(?!\s?%|[\w/]*[A-Za-z_])"
 )

@@ -123,7 +123,7 @@ def test_midnight_passes() -> None:
     assert [b - a for a, b in itertools.pairwise(clock)] == [1.0] * 2 + [2.0] + [1.0] * 2
 
 
-@pytest.mark.parametrize("times", [0.7, 1.3])
+@pytest.mark.parametrize("times", [0.5, 0.7, 0.84, 1.3])
 @pytest.mark.parametrize("before", ["", "[2026-03-04 09:10:00] ", "I0304 09:10:00.1 1398 train.py:2] "])
 def test_a_duration_that_differs_from_the_clock_is_said(before: str, times: float) -> None:
     lines = printed(before + "step {i} step time: {d:.3f}s")
@@ -198,8 +198,9 @@ def test_a_long_record_is_read_whole(tmp_path: Path, name: str, content: str) ->
     assert best.step_s == pytest.approx(0.5, rel=0.01)
 
 
-def test_a_loss_that_is_no_number_makes_strict_json(tmp_path: Path) -> None:
-    (tmp_path / "train.log").write_text("\n".join(printed("step {i} | loss nan | step time {ms:.1f} ms")))
+@pytest.mark.parametrize("loss", ["nan", "NaN", "-nan", "inf", "Infinity", "-inf", "NAN", "+inf"])
+def test_a_loss_that_is_no_number_makes_strict_json(tmp_path: Path, loss: str) -> None:
+    (tmp_path / "train.log").write_text("\n".join(printed(f"step {{i}} | loss {loss} | step time {{ms:.1f}} ms")))
     done = autotune("read", "--json", "train.log", cwd=tmp_path)
     found = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
     assert (found["losses"], found["loss"]) == (COUNT, None)
