@@ -13,6 +13,7 @@ import numpy as np
 
 from autotune.search.additive import AdditiveModel, Tables
 from autotune.search.failures import FailureModel
+from autotune.search.memory import MemoryModel
 from autotune.search.space import Codes, Design
 
 IMPROVING_SHARE = 2 / 3
@@ -37,6 +38,7 @@ LAST_TRIES = 200
 def propose(
     model: AdditiveModel,
     failures: FailureModel,
+    memory: MemoryModel,
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
@@ -52,9 +54,9 @@ def propose(
     minimal, explored = [], []
     for at in range(DRAWN):
         tables = model.mean if at == 0 else draws.tables(at)
-        best = tables.smallest(failures.risks, FAILURE_COST * model.scale)
-        explored.append(_within_risk(model.design, failures, rng, best, tables))
-        minimal.append(_minimal(model.design, best, tables))
+        best = memory.candidates(tables, failures.risks, FAILURE_COST * model.scale, rng)
+        explored.append(_within_risk(model.design, failures, memory, rng, best[-1], tables))
+        minimal += [_minimal(model.design, codes, tables) for codes in best]
     is_new = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c) and failures.known_cause(c) is None}
     if not is_new:
         return _near(model.design, failures, rng, is_open, explored[-1])
@@ -62,7 +64,8 @@ def propose(
         table = np.array(list(is_new.values()))
         least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
         least = np.where(np.isfinite(least), least, 0.0)
-        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(failures.log_survivals(table))
+        survivals = np.exp(failures.log_survivals(table) + memory.log_chances(table))
+        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * survivals
         if gains.max() >= LEAST_GAIN * model.scale:
             return np.asarray(table[int(np.argmax(gains))])
     return next((c for c in reversed(explored) if c.tobytes() in is_new), next(iter(is_new.values())))
@@ -78,14 +81,23 @@ def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
 
 
 def _within_risk(
-    design: Design, failures: FailureModel, rng: np.random.Generator, codes: Codes, tables: Tables
+    design: Design,
+    failures: FailureModel,
+    memory: MemoryModel,
+    rng: np.random.Generator,
+    codes: Codes,
+    tables: Tables,
 ) -> Codes:
     """Settles a set, and resets inert settings, the riskiest first, until it has a fair chance to run."""
     codes = design.settle(codes)
     changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
     rng.shuffle(changed)
     changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
-    while changed and float(failures.log_survivals(codes[None])[0]) < np.log(FAIR_CHANCE):
+
+    def log_chance() -> float:
+        return float((failures.log_survivals(codes[None]) + memory.log_chances(codes[None]))[0])
+
+    while changed and log_chance() < np.log(FAIR_CHANCE):
         i = changed.pop()
         codes[i] = design.neutral[i]
         codes = design.settle(codes)
