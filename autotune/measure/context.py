@@ -121,20 +121,21 @@ class MeasurementContext:
         """
         attempt = 0
         while True:
-            is_given = self.share.is_given(settings, isolated=isolated)
-            merged = self.share.settings_of(settings, isolated=isolated)
+            share = self.share.given(settings, isolated=isolated)
+            merged = self.spec.baseline.merge(settings).merge(share)
             try:
                 return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
             except WorkerFailed as error:
-                if is_given and self.share.is_refused(error.failure):
+                if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
+                        self.share.is_programs_own = True
                         said = "the program sets its share of the GPU's memory itself, so it is left to it"
                         self.progress.incident(f"{said}: {error}"[:300])
-                    self.share.is_programs_own = True
                     continue
+                # A kill is a fault of the machine where no setting could have caused it.
                 is_reference = not settings and may_be_killed_from_outside(error.failure)
                 if not error.infrastructure and not is_reference:
-                    raise  # a kill counts as a fault of the machine where no setting could have caused it
+                    raise
                 if attempt == INFRASTRUCTURE_RETRIES:
                     if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
                         raise NodeLostError(

@@ -86,16 +86,11 @@ _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
 _DATA_OPTION = re.compile(r"(^|_)(?<!micro_)(batch|seq|sequence|length|context)")
 
 
-def changed_options(spec: StudySpec, sets: Sets) -> list[str]:
-    """Options of a candidate that have another value than those of the set that it is compared with."""
-    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
-    return [n for n, value in after.items() if n not in before or before[n] != value]
-
-
 def basis_of(spec: StudySpec, sets: Sets, reports: Reports) -> LossBasis:
     """How the loss of a candidate can be compared with the reference's."""
     reference, candidate = reports
-    changed = changed_options(spec, sets)
+    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
+    changed = [n for n, value in after.items() if n not in before or before[n] != value]
     if not changed:
         return LossBasis.STEPS
     if reference.dtype != candidate.dtype or any(_DTYPE_OPTION.search(n) for n in changed):

@@ -105,17 +105,13 @@ class MemoryShare:
         self.is_programs_own = False
         """Whether the program turned out to set its share itself, so that it is given none."""
 
-    def settings_of(self, settings: FlagSet, *, isolated: bool) -> FlagSet:
-        """The baseline plus `settings`, plus the share of one of two processes unless it is alone."""
-        share = {MEMORY_FRACTION: SHARED_FRACTION} if self.is_given(settings, isolated=isolated) else {}
-        return self._spec.baseline.merge(settings).merge(share)
-
-    def is_given(self, settings: FlagSet, *, isolated: bool) -> bool:
-        """Whether a process is given a share: not if anybody else decides on its memory."""
-        if isolated or self.is_programs_own or self._spec.device.platform != "cuda":
-            return False
+    def given(self, settings: FlagSet, *, isolated: bool) -> dict[str, str]:
+        """What gives a process its share of the memory; nothing if it is alone, or anybody else decides on it."""
         own = ("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR")  # a study or a set decides on memory itself
-        return not any(name.endswith(own) for name in self._spec.baseline.merge(settings))
+        is_decided = any(name.endswith(own) for name in self._spec.baseline.merge(settings))
+        if isolated or self.is_programs_own or self._spec.device.platform != "cuda" or is_decided:
+            return {}
+        return {MEMORY_FRACTION: SHARED_FRACTION}
 
     @property
     def is_optional(self) -> bool:
@@ -140,7 +136,7 @@ class MemoryShare:
 
     def advice(self, failure: Failure) -> str:
         """What to do about a reference that cannot run, to begin a sentence with."""
-        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.is_given(FlagSet(), isolated=False):
+        if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.given(FlagSet(), isolated=False):
             if is_not_installed(failure):
                 return "install what cannot be started, or write its path into `workload.command`"
             if (command := self._spec.workload.shown.command) is not None:

@@ -57,8 +57,6 @@ class TaskRunner:
     """One lane's measurement context, and how it compares: that may change once the A/A run tells what fits."""
 
     def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
-        self._spec = spec
-        self._folders = folders
         self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
         self.context = MeasurementContext(spec, folders, launcher, progress)
@@ -66,7 +64,7 @@ class TaskRunner:
 
     def _open_comparer(self, mode: str) -> Comparer:
         """How a study compares: as it asks, or as its workload allows."""
-        is_isolated = mode == ABA or (mode == "auto" and not self._spec.workload.can_interleave)
+        is_isolated = mode == ABA or (mode == "auto" and not self.context.spec.workload.can_interleave)
         return Isolated(self.context) if is_isolated else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
@@ -83,7 +81,7 @@ class TaskRunner:
             self.comparer = self._open_comparer(assignment.aa_run.comparison.mode)
         if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
-        folder = self._folders.folder(*assignment.folder)
+        folder = self.context.folders.folder(*assignment.folder)
         try:
             record = self._record(assignment, folder)
             self._lost_in_a_row = 0
@@ -123,8 +121,6 @@ class TaskRunner:
     def _measure_aa(self, folder: Path) -> AaRecord:
         """The reference against other processes of itself."""
         found = self._aa_run(folder)
-        if found.comparison.mode != self.comparer.mode:
-            self.comparer = self._open_comparer(found.comparison.mode)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
         last = len(found.reference.losses) - 1
@@ -135,7 +131,7 @@ class TaskRunner:
             provenance=describe_machine(),
             loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
             loss_spread=spread.joined(self._rounding(found, folder)),
-            directory=self._folders.relative(folder),
+            directory=self.context.folders.relative(folder),
         )
 
     def _aa_run(self, folder: Path) -> AaRun:
@@ -160,11 +156,11 @@ class TaskRunner:
 
         def look(settings: FlagSet, isolated: bool) -> LossSpread:
             with contextlib.closing(context.start(settings, beside, isolated=isolated)) as worker:
-                return spread_of_rounding(self._spec, worker, found.reference, found.pairs)
+                return spread_of_rounding(self.context.spec, worker, found.reference, found.pairs)
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), isolated=self.comparer.mode == ABA)
+                return context.where_it_fits(functools.partial(look, settings), isolated=found.comparison.mode == ABA)
             except WorkerFailed as error:
                 context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
         return LossSpread()
@@ -172,7 +168,7 @@ class TaskRunner:
     # ------------------------------------------------------------------ trials, proofs and ablations
 
     def _rule(self, most: int | None, incumbent: Estimate | None = None) -> StoppingRule:
-        spread, min_effect = self.context.assignment.spread, self._spec.measure.min_effect
+        spread, min_effect = self.context.assignment.spread, self.context.spec.measure.min_effect
         return sequential(self._plan, min_effect=min_effect, incumbent=incumbent, spread=spread, most=most)
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
@@ -243,7 +239,7 @@ class TaskRunner:
 
     def _ablation(self, task: AblationTask, folder: Path, name: str) -> AblationResult:
         """A set without one setting, or several, against the whole set."""
-        context, settings, min_effect = self.context, task.settings, self._spec.measure.min_effect
+        context, settings, min_effect = self.context, task.settings, self.context.spec.measure.min_effect
         less = task.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:

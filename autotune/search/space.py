@@ -178,12 +178,12 @@ class CodedSpace:
     def __init__(self, space: Mapping[str, BaseDistribution], flags: Mapping[str, Flag]) -> None:
         self.names = _ordered(list(space), flags)
         self._at = {n: i for i, n in enumerate(self.names)}
-        self.choices = [_values_of(space[n], flags.get(n, Flag()).default) for n in self.names]
+        self._flags = [flags.get(n, Flag()) for n in self.names]
+        self.choices = [_values_of(space[n], flag.default) for n, flag in zip(self.names, self._flags, strict=True)]
         self._ranges = [
             None if isinstance(space[n], CategoricalDistribution) else np.array(values, dtype=float)
             for n, values in zip(self.names, self.choices, strict=True)
         ]
-        self._flags = [flags.get(n, Flag()) for n in self.names]
         self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
         self._plain = Design(self.factors, [])
         self.neutral = self._plain.neutral

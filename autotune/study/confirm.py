@@ -208,10 +208,9 @@ def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:
 
 def name_winner(run: StudyRun) -> None:
     """Compares the best confirmed set with isolated runs; if they do not agree, the next one."""
-    confirmed = [c for c in run.candidates if c.state is SetState.CONFIRMED]
-    for candidate in sorted(confirmed, key=lambda c: c.proof_ratio):
-        assert candidate.proof is not None
-        candidate.report = report(run, candidate.proof)
+    confirmed = [(c, c.proof) for c in run.candidates if c.state is SetState.CONFIRMED and c.proof is not None]
+    for candidate, proof in sorted(confirmed, key=lambda pair: pair[1].corrected.ratio if pair[1].corrected else 1.0):
+        candidate.report = report(run, proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
         if run.winner is not None:
             return
@@ -276,9 +275,8 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
     """
-    plan_proofs(run, stage, [settings for _, settings in sets])
-    most = most_pairs(run, stage)
-    proofs = [_Open(run, trial, plan, most) for trial, s in sets if (plan := _plan_of(run.store, stage, s)) is not None]
+    plans, most = _plans(run, stage, [settings for _, settings in sets]), most_pairs(run, stage)
+    proofs = [_Open(run, trial, plans[settings], most) for trial, settings in sets]
 
     def next_task() -> PendingTask | None:
         passed = [p.ratio for p in proofs if p.standing().result.is_passed]
@@ -357,25 +355,21 @@ def most_pairs(run: StudyRun, stage: str) -> int:
     return max(FIRST_LOOK, confirm.isolated if stage == ISOLATED else confirm.processes)
 
 
-def plan_proofs(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> None:
-    """Records the plan of each proof, with its share of the study's error, unless it is recorded already."""
+def _plans(run: StudyRun, stage: str, sets: Sequence[FlagSet]) -> dict[FlagSet, ProofRecord]:
+    """Returns the plan of each proof, recorded with its share of the study's error, now or in an earlier session."""
     store, most = run.store, most_pairs(run, stage)
-    new = [s for s in sets if _plan_of(store, stage, s) is None]
-    if not new:
-        return
+    plans = {p.settings: p for p in store.of(ProofRecord) if p.stage == stage}
+    new = [s for s in sets if s not in plans]
     plan = alone_plan(most)
-    if stage != ISOLATED:
-        used = sum(p.error for p in store.of(ProofRecord) if p.stage == stage)
+    if stage != ISOLATED and new:
+        used = sum(p.error for p in plans.values())
         plan = ProofPlan(base=most, error=allot(ERROR, used, len(new)), least=LEAST_PAIRS)
     for settings in new:
         first = max((r.repeat + 1 for r in _runs(store, stage, settings)), default=0)
-        store.append(
-            ProofRecord(stage=stage, settings=settings, base=plan.base, error=plan.error, least=plan.least, first=first)
-        )
-
-
-def _plan_of(store: Store, stage: str, settings: FlagSet) -> ProofRecord | None:
-    return next((p for p in store.of(ProofRecord) if p.stage == stage and p.settings == settings), None)
+        numbers = {"base": plan.base, "error": plan.error, "least": plan.least, "first": first}
+        plans[settings] = ProofRecord.model_validate({"stage": stage, "settings": settings, **numbers})
+        store.append(plans[settings])
+    return plans
 
 
 def _runs(store: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:

@@ -79,11 +79,6 @@ class Candidate:
     proof: FinalistResult | None = None
     report: Report = field(default_factory=Report)
 
-    @property
-    def proof_ratio(self) -> float:
-        """Its ratio by the proof; 1 without one."""
-        return self.proof.corrected.ratio if self.proof is not None and self.proof.corrected else 1.0
-
 
 @dataclass(kw_only=True)
 class StudyRun:

@@ -46,7 +46,10 @@ def run(
     """
     from autotune.results.api import Study  # imports pandas, which no command line needs
 
-    spec, folder = _read(study)
+    if isinstance(study, Mapping):
+        spec, folder = parse_study(dict(study)), Path.cwd()
+    else:
+        spec, folder = load_study(Path(study)), Path(study).resolve().parent
     spec = study_with(spec, trials=trials, time_budget=time_budget)
     path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
     as_text: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
@@ -61,13 +64,6 @@ def run(
         print(f"autotune: stopped; everything so far is in {path}; the same call continues", file=sys.stderr)
         raise
     return Study(done.store.path)
-
-
-def _read(study: str | Path | Mapping[str, Any]) -> tuple[StudySpec, Path]:
-    """Returns a checked study and the folder of its programs."""
-    if isinstance(study, Mapping):
-        return parse_study(dict(study)), Path.cwd()
-    return load_study(Path(study)), Path(study).resolve().parent
 
 
 def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:

@@ -108,8 +108,6 @@ STEPS, STARTS, BUDGETS = (
     (10 * MINUTE, 30 * MINUTE, 60 * MINUTE, 120 * MINUTE),
 )
 GRID = list(itertools.product(STEPS, STARTS, ("interleaved", "aba"), BUDGETS))
-
-
 AT_ONCE = [(0.02, 0.0, "auto", 30 * MINUTE), (0.5, 0.0, "auto", 30 * MINUTE)]
 
 

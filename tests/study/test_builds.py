@@ -171,13 +171,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-PROGRAM = """
-import time
-for step in range(2000):
-    began = time.perf_counter()
-    time.sleep(0.01)
-    print(f"step {step}: loss {4 - step / 1e4:.4f}, step_time_ms={1e3 * (time.perf_counter() - began):.3f}", flush=True)
-"""
+PROGRAM = Path(__file__).with_name("train.txt").read_text(encoding="utf-8")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,18 +87,14 @@ def test_raw_runs_are_kept_and_make_the_estimate(run_replay: Run) -> None:
         assert aba_estimate(pairs) == there(result.comparison).estimate
 
 
-@pytest.mark.parametrize("own", ["XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"])
+@pytest.mark.parametrize("own", ["", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_CLIENT_MEM_FRACTION"])
 def test_two_processes_on_a_gpu_share_its_memory_unless_the_study_says_how(run_replay: Run, own: str) -> None:
-    cuda = {"device": {"platform": "cuda"}}
-    spec = replay_study(study=cuda)
+    spec = replay_study(study={"device": {"platform": "cuda"}, "baseline": {own: "0.3"} if own else {}})
     launcher = Noting(spec)
     _, store, _ = run_replay(spec, trials=1, launcher=launcher)
-    assert all(s["XLA_CLIENT_MEM_FRACTION"] == "0.45" for s, _ in launcher.started[:3])
+    shares = {s.get("XLA_CLIENT_MEM_FRACTION") for s, _ in launcher.started[:3]}
+    assert shares == {"": {"0.45"}, "XLA_CLIENT_MEM_FRACTION": {"0.3"}}.get(own, {None})
     assert "XLA_CLIENT_MEM_FRACTION" not in store.of(TrialResult)[0].settings
-    other = replay_study(study={**cuda, "baseline": {own: "0.3"}})
-    launcher = Noting(other)
-    run_replay(other, trials=1, launcher=launcher, folder="other")
-    assert all(s.get("XLA_CLIENT_MEM_FRACTION") in (None, "0.3") for s, _ in launcher.started)
 
 
 def test_a_reference_that_dies_in_an_aba_run_is_not_the_candidates_fault(run_replay: Run) -> None:
@@ -131,26 +126,24 @@ def test_a_wrong_finalist_does_not_win_alone(run_replay: Run) -> None:
 
 
 class Clockwork(Worker):
-    """A worker whose every step takes the same time; remembers when it ran."""
+    """A worker whose every step takes the same time; tells a diary when it runs."""
 
-    def __init__(self, step_s: float, diary: list[str], name: str) -> None:
-        self.report = worker_report(warmup_step_times_s=(step_s,))
-        self._step_s, self._diary, self._name = step_s, diary, name
+    def __init__(self, diary: list[str], name: str) -> None:
+        self.report, self._diary, self._name = worker_report(), diary, name
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         self._diary.append(self._name)
-        return (self._step_s,) * steps
+        return (0.1,) * steps
 
     def close(self) -> None:
         return
 
 
-def interleaved(
-    ratio: float, stop: Callable[[list[float]], str | None], seed: int = 0
-) -> tuple[list[Pair], str, list[str]]:
+def interleaved(count: int, seed: int = 0) -> tuple[list[Pair], list[str]]:
+    """Pairs of blocks of two equal workers, and who ran in which order."""
     diary: list[str] = []
-    pairs, why = interleaved_pairs(Clockwork(0.1, diary, "r"), Clockwork(0.1 * ratio, diary, "c"), stop, seed=seed)
-    return pairs, why, diary
+    pairs, _ = interleaved_pairs(Clockwork(diary, "r"), Clockwork(diary, "c"), fixed(count).stop, seed=seed)
+    return pairs, diary
 
 
 @pytest.mark.parametrize(
@@ -161,12 +154,12 @@ def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
 
 
 def test_every_pair_has_one_block_of_each_in_an_order_that_the_seed_gives() -> None:
-    pairs, _, diary = interleaved(1.0, fixed(23).stop)
+    pairs, diary = interleaved(23)
     assert len(pairs) == 23
     told = "".join("rc" if p.first is Arm.REFERENCE else "cr" for p in pairs)
     assert told == "".join(diary)
     assert {p.first for p in pairs} == {Arm.REFERENCE, Arm.CANDIDATE}
-    one, two, other = (interleaved(1.0, fixed(31).stop, seed)[2] for seed in (5, 5, 6))
+    one, two, other = (interleaved(31, seed)[1] for seed in (5, 5, 6))
     assert one == two
     assert one != other
     pair = Pair(index=0, first=Arm.REFERENCE, reference_s=(1.0, 3.0), candidate_s=(0.5, 0.5), at_s=0)
@@ -175,10 +168,9 @@ def test_every_pair_has_one_block_of_each_in_an_order_that_the_seed_gives() -> N
 
 def test_a_clear_effect_and_what_cannot_beat_the_incumbent_stop_early() -> None:
     plan = SequentialPlan(cap=40)
-    pairs, why, _ = interleaved(0.9, sequential(plan, min_effect=0.005, incumbent=None).stop)
-    assert len(pairs) == plan.looks[0]
-    assert why == "its interval is narrow enough"
-    plan = SequentialPlan(cap=40)
+    clear = sequential(plan, min_effect=0.005, incumbent=None).stop
+    told = [clear([math.log(0.9)] * count) for count in range(1, plan.looks[0] + 1)]
+    assert told == [*[None] * (len(told) - 1), "its interval is narrow enough"]
     noisy = [math.log(0.98) + 0.05 * (-1) ** i + 0.001 * i for i in range(plan.looks[0])]
     best = estimate_pairs([math.log(0.8)] * 12)
     isolated = sequential(plan, min_effect=0.005, incumbent=None).stop(noisy)

@@ -49,8 +49,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def taught(store: Store) -> EffectsRecord:
-    found = there(store.last(EffectsRecord))
-    return found
+    return there(store.last(EffectsRecord))
 
 
 def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:

@@ -281,11 +281,6 @@ def test_what_was_seen_of_a_set_that_failed_is_not_told_of_the_next_one(
     assert [r.comparison.warnings for r in measured if r.comparison is not None] == [()] * len(measured)
 
 
-def during(reference: dict[str, float], candidate: dict[str, float], seconds: float = 10.0) -> GpusDuring:
-    arms = (ArmOfGpus(seconds=seconds, held_back=held) for held in (reference, candidate))
-    return GpusDuring(reference=next(arms), candidate=next(arms))
-
-
 def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_limit() -> None:
     store = Store.open(RESULTS / "gpu" / "planted")
     (finalist,), runs = store.of(FinalistResult), store.of(ConfirmRun)
@@ -297,5 +292,8 @@ def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_
 
 @pytest.mark.parametrize("case", toml_beside(__file__)["held_back"], ids=lambda case: str(case["why"]))
 def test_one_arm_is_held_back_over_all_its_processes(case: dict[str, Any]) -> None:
-    processes = [during(one, other, case.get("seconds", 10.0)) for one, other in case["arms"]]
+    processes = []
+    for held in case["arms"]:
+        reference, candidate = (ArmOfGpus(seconds=case.get("seconds", 10.0), held_back=arm) for arm in held)
+        processes.append(GpusDuring(reference=reference, candidate=candidate))
     assert bool(held_in_one_arm(processes)) is case["is_held"]

@@ -6,13 +6,16 @@ Which lanes a study gets; what is mistyped is told before anything starts.
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
@@ -21,7 +24,15 @@ from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.measurement import FailureKind
-from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, LedgerRecord, Outcome, TrialResult
+from autotune.model.records import (
+    AaRecord,
+    ConfirmRun,
+    FailingSetRecord,
+    IncidentRecord,
+    LedgerRecord,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.study import engines
@@ -30,6 +41,9 @@ from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.study.status import study_status
+from harness import simulated_machine
+from harness.driven import Driven
+from harness.kills import SIMULATED
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
 from tests.runs import SPACE, Diary, asking, is_whole, replay_study, there
@@ -122,21 +136,14 @@ def test_several_lanes_share_a_study_and_each_has_its_own_aa_run(tmp_path: Path)
 
 
 def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_path: Path) -> None:
-    lost: list[str] = []
-
-    def fate(lane: str, assignment: Assignment) -> list[Mapping[str, Any]] | None:
-        if lane == "a" and assignment.name != "aa_run" and not lost:
-            lost.append(assignment.name)
-            pair = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 1.0}
-            begun = {"type": "pair", "folder": list(assignment.folder), "pair": pair}
-            return [begun, {"type": LEFT, "why": "killed"}]
-        return None
-
-    run, diary = study(tmp_path, fate, lanes=["a", "b"])
+    pair = {"index": 0, "first": "reference", "reference_s": [1.0], "candidate_s": [1.0], "at_s": 1.0}
+    begun = {"type": "pair", "folder": ["trials", "0001"], "pair": pair}
+    told: list[Mapping[str, Any]] = [begun, {"type": LEFT, "why": "killed"}]
+    run, diary = study(tmp_path, lambda lane, unit: told if lane + unit.name == "atrial-1" else None, lanes=["a", "b"])
     run_study(run)
     is_whole(run.store.path, 12)
     assert any("killed" in i.what for i in run.store.of(IncidentRecord))
-    again = [r for r in run.store.of(TrialResult) if r.directory == f"trials/{int(lost[0][6:]):04d}.2"]
+    again = [r for r in run.store.of(TrialResult) if r.directory == "trials/0001.2"]
     assert [r.by for r in again] == ["b"]
     assert any("lane a is lost: killed" in n for n in diary.notes)
 
@@ -268,11 +275,7 @@ def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(finis
     with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
         for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
             store.append(at(finished, lane, step_s))
-    assert [(x.lane, x.is_slow) for x in study_status(tmp_path / "run").lanes] == [
-        ("a", False),
-        ("b", True),
-        ("c", False),
-    ]
+    assert [x.lane for x in study_status(tmp_path / "run").lanes if x.is_slow] == ["b"]
     first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
     refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
@@ -321,3 +324,82 @@ def test_nodes_of_a_job_are_lanes_but_not_within_one_of_its_steps(
     monkeypatch.setattr(engines, "has_slurm", lambda: True)
     monkeypatch.setattr(engines, "slurm_hosts", lambda listed, own: ("n1", "n2") if listed == "n[1-2]" else ())
     assert engines._nodes_of_job() == nodes
+
+
+THREE = ("--devices", "0,1,2")
+
+
+def write_study(folder: Path, *, trials: int, delay_s: float = 0.005, text: str = SIMULATED) -> None:
+    simulated_machine.write_study(folder / "study.toml", text.format(trials=trials, delay_s=delay_s))
+
+
+def wait_until(condition: Callable[[], object], driver: Driven, limit_s: float = 90.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain: {driver.said}"
+        assert driver.is_running, driver.said
+        time.sleep(0.02)
+
+
+def trials_of(driver: Driven) -> list[TrialResult]:
+    return Store.open(driver.run).of(TrialResult) if (driver.run / "study.json").exists() else []
+
+
+def assert_whole(driver: Driven, *, trials: int) -> Store:
+    is_whole(driver.run, trials)
+    assert driver.left() == []
+    return Store.open(driver.run)
+
+
+def freeze_at_work(driver: Driven) -> tuple[str, psutil.Process]:
+    """Freezes a lane, and waits until it surely holds a unit that it will not answer; gives its name and process."""
+    wait_until(lambda: len(driver.lanes()) == 3 and len(trials_of(driver)) >= 3, driver)
+    name, victim = sorted(driver.lanes().items())[0]
+    victim.suspend()
+    seen = len(trials_of(driver))
+    wait_until(lambda: len(trials_of(driver)) >= seen + 4, driver)  # the others go on
+    return name, victim
+
+
+def given_again(store: Store) -> list[str]:
+    """Names of the units that were begun twice and done: a lane may hold a trial, or the search for a culprit."""
+    trials = [(f"trial-{r.number}", r.directory) for r in store.of(TrialResult)]
+    searches = [(f"failing-{r.trial:04d}", r.directory) for r in store.of(FailingSetRecord)]
+    return [name for name, folder in (*trials, *searches) if (folder or "").endswith(".2")]
+
+
+@pytest.mark.gate
+def test_the_unit_of_a_killed_lane_is_given_to_another_and_the_lane_comes_back(tmp_path: Path) -> None:
+    write_study(tmp_path, trials=31, delay_s=0.03)
+    driver = Driven(tmp_path, THREE)
+    name, victim = freeze_at_work(driver)  # so that it holds a unit when it dies
+    victim.kill()
+    assert driver.wait() == 0, driver.said
+    store = assert_whole(driver, trials=31)
+    assert driver.said.count(f"lane {name} on ") >= 2, driver.said  # it joined again
+    lost = [i for i in store.of(IncidentRecord) if "lane lost at" in i.what]
+    assert [i.by for i in lost] == [name]
+    assert lost[0].what.startswith(tuple(f"lane lost at {unit}:" for unit in given_again(store)))
+    assert len(store.of(AaRecord)) == 3  # a lane that comes back has its A/A run already
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGKILL, marks=pytest.mark.gate),
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGUSR1)),
+    ],
+)
+def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+    write_study(tmp_path, trials=23, delay_s=0.03)
+    driver = Driven(tmp_path, THREE)
+    wait_until(lambda: len(trials_of(driver)) >= 3, driver)
+    assert len(driver.lanes()) == 3
+    driver.tell(number)
+    assert driver.wait(30) == (-9 if number is signal.SIGKILL else 75)
+    assert driver.left(patience_s=10) == []
+    assert number is signal.SIGKILL or "everything so far is in" in driver.said
+    again = Driven(tmp_path, THREE)
+    assert again.wait() == 0, again.said
+    store = assert_whole(again, trials=23)
+    assert len(store.of(AaRecord)) == 3  # a lane's name lasts, and so does its A/A run

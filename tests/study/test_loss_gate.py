@@ -65,25 +65,32 @@ class Behaviour:
     """What the workers of a set do: their report, the loss after so many steps; and which blocks had fresh batches."""
 
     update: dict[str, Any] = field(default_factory=dict)
-    late: Callable[[int], float] | None = None
+    late: Callable[[int], float | None] | None = None
     fresh: list[bool] = field(default_factory=list)
+    lag: int = 0
+    fails: bool = False
 
 
-def acting(spec: StudySpec, parts: dict[FlagSet, Behaviour]) -> Noting:
-    """Workers of some sets tell other losses than the formula's."""
+def acting(spec: StudySpec, parts: dict[FlagSet, Behaviour], **every: Any) -> Noting:
+    """Workers of some sets tell other losses than the formula's, or do not start; all report `every`."""
+
+    def before(settings: FlagSet, folder: Path) -> None:
+        if settings in parts and parts[settings].fails:
+            raise failed(FailureKind.OUT_OF_MEMORY, "too large", phase="compile")
 
     def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         part = parts.get(settings, Behaviour())
-        worker.report = worker.report.model_copy(update=part.update)
+        worker.report = worker.report.model_copy(update={**every, **part.update})
 
         def tell(times: Times, done: int) -> None:
             worker.last_loss = part.late(done + len(times)) if part.late is not None else worker.last_loss
+            worker.loss_lag = part.lag
             part.fresh.append(worker.fresh_batches)
 
         if settings in parts:
             on_blocks(worker, tell)
 
-    return Noting(spec, after=after)
+    return Noting(spec, before=before, after=after)
 
 
 @pytest.fixture
@@ -181,25 +188,30 @@ def test_another_dtype_is_judged_by_the_loss_of_the_soak_and_everybody_is_told(t
     assert disagreements(store, conclusion) == []
 
 
-def test_a_dtype_that_trains_worse_over_the_soak_is_no_winner(tried: Any) -> None:
-    conclusion, store, _ = tried(HALF, mine=Behaviour(half(), scattered(3.3)), reference=Behaviour(late=scattered(3.0)))
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert "was faster but failed" in conclusion.sentence
-    failure = there(store.of(SoakRecord)[0].failure)
-    assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")
-    told = there(re.search(r"difference \+([\d.]+) %", failure.message))
-    assert float(told[1]) == pytest.approx(10, abs=0.5)
+WRONG = {
+    "worse over the soak": (HALF, Behaviour(half(), scattered(3.3)), r"dtype.*difference \+(9\.[5-9]|10\.[0-5])\d* %"),
+    "a constant": (HALF, Behaviour(half(), lambda step: 3.0), "dtype changes"),
+    "too good": (HALF, Behaviour(half(), lambda step: 1.0 + step / 1e6), "dtype changes"),
+    "first steps far off": (HALF, Behaviour({"dtype": "bfloat16", **off_by(0.5, first=0.5)}), "dtype changes"),
+    "behind over the soak": (BIG, Behaviour(late=scattered(3.3)), "the work of a step changes"),
+    "the same rows": (BIG, Behaviour({"losses": LOSSES, "grad_norms": LOSSES}), "it trains the same rows"),
+    "standing still": (
+        BIG, Behaviour({"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}), "not change from step to step"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("late", [lambda step: 3.0, lambda step: 1.0 + step / 1e6], ids=["constant", "too good"])
-def test_nor_is_one_that_only_says_a_loss(tried: Any, late: Callable[[int], float]) -> None:
-    conclusion, _, _ = tried(HALF, mine=Behaviour(half(), late), reference=Behaviour(late=scattered(3.0)))
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-
-
-def test_first_steps_far_off_fail_at_once(tried: Any) -> None:
-    _, _, trial = tried(HALF, mine=Behaviour({"dtype": "bfloat16", **off_by(0.5, first=0.5)}))
-    assert trial.failure.kind is FailureKind.WRONG_LOSS
+@pytest.mark.parametrize("name", WRONG)
+def test_another_dtype_or_batch_that_trains_otherwise_is_no_winner(tried: Any, name: str) -> None:
+    settings, mine, words = WRONG[name]
+    conclusion, store, trial = tried(settings, mine=mine, reference=Behaviour(late=scattered(3.0)))
+    assert conclusion.settings is None
+    (failure,) = filter(None, [trial.failure, *(soak.failure for soak in store.of(SoakRecord))])
+    assert failure.kind is FailureKind.WRONG_LOSS
+    assert re.search(words, failure.message)
+    assert (failure.phase == "soak") == (mine.late is not None)
+    assert (conclusion.outcome is Outcome.NOTHING_RAN) == (trial.failure is not None)
+    assert ("was faster but failed" in conclusion.sentence) == (failure.phase == "soak")
 
 
 def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any, tmp_path: Path) -> None:
@@ -229,24 +241,6 @@ def test_another_batch_is_compared_at_equal_work_and_both_soak_with_fresh_batche
     assert (store.path / soak.directory / "reference" / "worker.log").exists()
 
 
-def test_a_batch_that_trains_the_same_rows_or_never_moves_is_no_winner(tried: Any) -> None:
-    same = {"losses": LOSSES, "grad_norms": LOSSES}
-    conclusion, _, trial = tried(BIG, mine=Behaviour(same))
-    assert trial.failure.kind is FailureKind.WRONG_LOSS
-    assert "it trains the same rows" in trial.failure.message
-    assert conclusion.outcome is Outcome.NOTHING_RAN
-    still = {"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}
-    _, _, trial = tried(BIG, mine=Behaviour(still), folder="still")
-    assert "does not change from step to step" in trial.failure.message
-
-
-def test_a_batch_that_lags_behind_in_the_soak_is_no_winner(tried: Any) -> None:
-    parts = {"mine": Behaviour(late=scattered(3.3)), "reference": Behaviour(late=scattered(3.0))}
-    conclusion, _, _ = tried(BIG, **parts)
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert "the work of a step changes" in conclusion.sentence
-
-
 def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
     flag = FlagSet({"xla_a": "1"})
     _, _, trial = tried(flag)
@@ -256,17 +250,8 @@ def test_flags_alone_are_judged_as_ever(tried: Any) -> None:
     assert wrong.failure.kind is FailureKind.WRONG_LOSS
 
 
-FIRST = (("fast", FlagSet({"xla_a": 1})), ("other", FlagSet({"xla_b": 1})))
-
-
-def speaking(spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None = None) -> Noting:
-    """Workers that name their formats: one for all, another for those with a setting."""
-
-    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
-        update = {**every, **(some if some and "xla_a" in settings else {})}
-        worker.report = worker.report.model_copy(update=update)
-
-    return Noting(spec, after=after)
+FAST = FlagSet({"xla_a": "1"})
+FIRST = (("fast", FAST), ("other", FlagSet({"xla_b": 1})))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +264,7 @@ def speaking(spec: StudySpec, every: dict[str, Any], some: dict[str, Any] | None
 )
 def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9})
-    launcher = speaking(spec, {"dtype": dtype, "loss_dtype": "bfloat16", "norm_dtype": "float8_e5m2"})
+    launcher = acting(spec, {}, dtype=dtype, loss_dtype="bfloat16", norm_dtype="float8_e5m2")
     conclusion, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     assert {r.status for r in store.of(TrialResult)} == {TrialStatus.MEASURED}
     assert conclusion.settings == FlagSet({"xla_a": "1"})
@@ -287,7 +272,7 @@ def test_a_study_in_a_narrow_format_comes_to_its_end(run_replay: Run, dtype: str
 
 def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_a=1": 0.9}, failures={"xla_a=1": "wrong_loss"})  # half as much again
-    launcher = speaking(spec, {"dtype": "float8_e5m2", "loss_dtype": "bfloat16"})
+    launcher = acting(spec, {}, dtype="float8_e5m2", loss_dtype="bfloat16")
     _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=FIRST)
     wrong = [r for r in store.of(TrialResult) if r.settings.get("xla_a") == "1"]
     assert wrong
@@ -296,57 +281,40 @@ def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None
 
 def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_b=1": 0.9})
-    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=speaking(spec, {}, {"loss_dtype": "int32"}))
-    failed = [r for r in store.of(TrialResult) if r.failure is not None]
-    assert failed
-    assert all("xla_a" in r.settings for r in failed)
-    assert all(r.failure and "an integer has no rounding" in r.failure.message for r in failed)
+    _, store, _ = run_replay(
+        spec, trials=2, first=FIRST, launcher=acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
+    )
+    (wrong,) = [r for r in store.of(TrialResult) if r.failure is not None]
+    assert wrong.settings == FAST
+    assert "an integer has no rounding" in there(wrong.failure).message
 
 
 def test_a_reference_whose_format_nobody_knows_ends_the_study_with_advice(run_replay: Run) -> None:
     spec = replay_study()
     with pytest.raises(LaunchError, match=r"arithmetic .*'quantized'.*name the one in which the loss is computed"):
-        run_replay(spec, launcher=speaking(spec, {"dtype": "quantized"}))
+        run_replay(spec, launcher=acting(spec, {}, dtype="quantized"))
 
 
 CASES = toml_beside(__file__)
-
-FAST = FlagSet({"xla_a": "1"})
 DATA = {"name": "traced", "workload": {"entry": "llama"}, "simulation": {"effects": {"xla_a=1": 0.8}}}
 SPEC = parse_simulated(DATA)
 FIRST_STEP = 10
 """Number of the first step of a block: five are checked, five warm up."""
 
 
-TellsLoss = Callable[[int, float], float | None]
-
-
-def telling(
-    spec: StudySpec, told: TellsLoss, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet | None = None
-) -> Noting:
-    """Workers of one set tell another loss, from some step of a process on; those of another do not fit into memory."""
-
-    def before(settings: FlagSet, folder: Path) -> None:
-        if settings == fails:
-            raise failed(FailureKind.OUT_OF_MEMORY, "too large", phase="compile")
-
-    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
-        def tell(times: Times, done: int) -> None:
-            worker.last_loss, worker.loss_lag = told(FIRST_STEP + done + len(times) - 1, LOSSES[-1]), lag
-
-        if settings == of:
-            on_blocks(worker, tell)
-
-    return Noting(spec, before=before, after=after)
+Tells = Callable[[int, float], float | None]
+"""The loss that is told instead of one, at some step."""
 
 
 @pytest.fixture
 def traced(run_replay: Run) -> Callable[..., tuple[Any, Store]]:
-    def run(told: TellsLoss, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet | None = None, **more: Any) -> Any:
+    """Runs a study of one set; processes of one (`of`) tell another loss, from some step on, those of another fail."""
+
+    def run(told: Tells, *, of: FlagSet = FAST, lag: int = 0, fails: FlagSet = BIG, **more: Any) -> Any:
         spec = parse_simulated({**DATA, **more})
-        launcher = telling(spec, told, of=of, lag=lag, fails=fails)
-        conclusion, store, _ = run_replay(spec, trials=1, first=(("fast", FAST),), launcher=launcher)
-        return conclusion, store
+        tells = Behaviour(late=lambda steps: told(FIRST_STEP + steps - 1, LOSSES[-1]), lag=lag)
+        launcher = acting(spec, {of: tells, fails: Behaviour(fails=True)})
+        return run_replay(spec, trials=1, first=FIRST[:1], launcher=launcher)[:2]
 
     return run
 

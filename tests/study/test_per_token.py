@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.machine.environment import caller_environment
 from autotune.measure.context import refuse_untold_work
+from autotune.measure.runner import TaskRunner
+from autotune.measure.tasks import AaTask, AnyTask, Assignment, SoakTask, TrialTask
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind, WorkPerStep
-from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, Outcome, TrialResult
+from autotune.model.measurement import FailureKind, LossBasis, WorkPerStep, log_ratio
+from autotune.model.options import option_sets
+from autotune.model.records import (
+    AaRecord,
+    AblationResult,
+    ConfirmRun,
+    FinalistResult,
+    Outcome,
+    SoakRecord,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec, parse_study
-from autotune.rundir.store import Store
+from autotune.rundir.store import Folders, Store
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.stats.estimates import Verdict, judge
+from autotune.stats.estimates import Verdict, estimate_pairs, judge
+from autotune.workers.local import LocalLauncher
 from harness.simulated_machine import SimulatedWorker, parse_simulated
-from tests.runs import Noting, Run, there, worker_report
+from tests.runs import Noting, Run, Told, there, worker_report
+from tests.tables import toml_beside
 
 BIG, SMALL = FlagSet({"option.batch": "16"}), FlagSet({"option.batch": "4"})
 SPACE = SearchSpace((Parameter(name="option.batch", choices=("4", "8", "16"), default="8"),))
@@ -146,3 +162,78 @@ def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
     spec = command(tokens_per_step="batch * seq")
     assert (spec.work_under(FlagSet()), spec.work_under(BIG)) == (1024, 2048)
     assert command(tokens_per_step=4096).work_under(BIG) == 4096
+
+
+REAL = parse_study(toml_beside(__file__, "options.toml"))
+
+
+class Lane:
+    """A runner of real processes in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        launcher = LocalLauncher(REAL, study_dir=str(folder), base=caller_environment())
+        self.sink = Told()
+        self.runner = TaskRunner(REAL, Folders(folder), launcher, self.sink)
+        self.told: dict[str, Any] = {}
+
+    def do(self, task: AnyTask, name: str) -> Any:
+        return self.runner.do(Assignment(task=task, folder=(name,), name=name, **self.told))
+
+    def trial(self, **options: Any) -> TrialResult:
+        config = TrialConfig(number=1, settings=FlagSet(option_sets(options)), origin="test")
+        found = self.do(TrialTask(config=config), "-".join(options))
+        assert isinstance(found, TrialResult)
+        return found
+
+    def soak(self, basis: LossBasis, **options: Any) -> SoakRecord:
+        settings = FlagSet(option_sets(options))
+        task = SoakTask(settings=settings, least_s=0.1, least_steps=120, basis=basis)
+        found = self.do(task, f"soak-{'-'.join(options)}")
+        assert isinstance(found, SoakRecord)
+        return found
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Iterator[Lane]:
+    opened = Lane(tmp_path)
+    yield opened
+    opened.runner.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
+    aa_run = lane.do(AaTask(), "aa_run")
+    assert isinstance(aa_run, AaRecord)
+    assert aa_run.loss_spread.is_rounded
+    assert aa_run.loss_spread.seen(9) < 1e-3
+    lane.told = {"aa_run": aa_run}
+    for found in (lane.trial(accumulate=2), lane.trial(remat="full")):
+        assert found.failure is None, found.failure
+        assert found.loss is not None
+        assert (found.loss.basis, found.loss.is_ok) == (LossBasis.ROUNDING, True)
+    wrong = lane.trial(learning_rate=3e-3)
+    assert there(wrong.failure).kind is FailureKind.WRONG_LOSS
+    half = lane.trial(dtype="bfloat16")
+    assert half.failure is None, half.failure
+    assert there(half.loss).basis is LossBasis.DTYPE
+    lane.sink.pairs.clear()
+    big = lane.trial(batch=8)
+    assert big.failure is None, big.failure
+    assert big.loss is not None
+    assert (big.loss.basis, big.loss.is_ok) == (LossBasis.WORK, True)
+    assert big.comparison is not None
+    assert big.comparison.work_ratio == 2.0
+    raw = estimate_pairs([log_ratio(p) for p in lane.sink.pairs]).ratio
+    assert big.comparison.estimate.ratio == pytest.approx(raw / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_a_soak_says_of_real_options(lane: Lane) -> None:
+    for soak in (lane.soak(LossBasis.DTYPE, dtype="bfloat16"), lane.soak(LossBasis.WORK, batch=8)):
+        assert soak.failure is None, soak.failure
+        assert soak.loss is not None
+        assert soak.loss.is_ok, soak.loss
+    wrong = lane.soak(LossBasis.DTYPE, learning_rate=3e-3)
+    assert there(wrong.failure).kind is FailureKind.WRONG_LOSS

@@ -60,11 +60,32 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 
 
-def test_no_effect_means_no_winner(run_replay: Run) -> None:
-    conclusion, _, _ = run_replay(replay_study(noise="drift"), trials=20)
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert conclusion.settings is None
-    assert re.search(r"no setting tried beats the default on this machine by more than [\d.]+ %", conclusion.sentence)
+ENDS = [
+    pytest.param(case, mode, id=f"{case['why']} ({mode})")
+    for case in CASES["studies"]
+    for mode in case.get("modes", ["auto"])
+]
+
+
+@pytest.mark.parametrize(("case", "mode"), ENDS)
+def test_a_whole_study_ends_as_it_must(run_replay: Run, case: dict[str, Any], mode: str) -> None:
+    spec = replay_study(**case.get("machine", {}), study={**case.get("study", {}), "measure": {"mode": mode}})
+    first = tuple((origin, FlagSet(settings)) for origin, settings in case.get("first", {}).items())
+    if "error" in case:
+        with pytest.raises(LaunchError, match=case["error"]):
+            run_replay(spec, trials=case.get("trials", 12), first=first)
+        return
+    conclusion, store, _ = run_replay(spec, trials=case["trials"], first=first)
+    results, failures = store.of(TrialResult), [r.failure for r in store.of(TrialResult)]
+    ended = {
+        "outcome": str(conclusion.outcome),
+        "winner": dict(conclusion.settings or {}),
+        "origins": [r.origin for r in results],
+        "failures": [f"{f.kind} in {f.phase}" if f is not None else "" for f in failures],
+    }
+    assert ended == {**ended, **case["ends"]}
+    assert re.search(case.get("says", ""), conclusion.sentence)
+    assert re.search(case.get("fails", ""), " ".join(f.message for f in failures if f is not None))
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:
@@ -115,14 +136,6 @@ def test_named_sets_go_first_and_keep_their_origin(run_replay: Run) -> None:
     first = (("your environment", FlagSet({"xla_a": 2})), ("recipe x", FlagSet({"xla_other": 7})))
     _, store, _ = run_replay(replay_study(), trials=4, first=first)
     assert [r.origin for r in store.of(TrialResult)] == ["your environment", "recipe x", "additive", "additive"]
-
-
-@pytest.mark.parametrize("mode", ["interleaved", "aba"])
-def test_a_reference_that_cannot_run_is_an_error_with_its_last_lines(run_replay: Run, mode: str) -> None:
-    baseline = {"baseline": {"xla_base": 1}, "measure": {"mode": mode}}
-    spec = replay_study(failures={"xla_base=1": "compile_error"}, study=baseline)
-    with pytest.raises(LaunchError, match=r"(?s)reference .*xla_base=1.* must run but did not: compile_error"):
-        run_replay(spec)
 
 
 def faulty(spec: StudySpec, fails: Callable[[Noting, FlagSet], bool], error: WorkerFailed) -> Noting:

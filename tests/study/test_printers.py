@@ -11,17 +11,9 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.programs.draft import SHORTEST_RUN_S, SOAK_S, plan_of
 from autotune.programs.look import ProbeRequest, ProbeResult, probe_program
+from tests.tables import toml_beside
 
-LOOP = "import time\nfor step in range(60):\n    time.sleep(0.02)\n    "
-
-PRINTERS = {
-    "plain print": LOOP + "print(f'step {step} loss {1 / (step + 1):.4f} time {20.0 + step % 3:.1f} ms')",
-    "tqdm": "import time\nfrom tqdm import tqdm\nfor step in tqdm(range(60), mininterval=0):\n    time.sleep(0.02)",
-    "rich": "import time\nfrom rich.progress import *\n"
-    "with Progress(TextColumn('Training'), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "
-    "refresh_per_second=100) as bar:\n    task = bar.add_task('x', total=60)\n    for step in range(60):\n"
-    "        time.sleep(0.03)\n        bar.advance(task)\n        bar.refresh()",
-}
+PRINTERS = toml_beside(__file__, "printers.toml")
 
 
 def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
@@ -29,8 +21,14 @@ def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
     return probe_program(request, tell=lambda text: None)
 
 
-@pytest.mark.parametrize("kind", [k if k == "tqdm" else pytest.param(k, marks=pytest.mark.gate) for k in PRINTERS])
-def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "terminal"),
+    [("tqdm", "xterm"), *(pytest.param(*k, marks=pytest.mark.gate) for k in (("plain", "xterm"), ("rich", "dumb")))],
+)
+def test_steps_are_found_however_they_are_printed_and_whatever_the_terminal_of_the_caller_can(
+    kind: str, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
     (tmp_path / "train.py").write_text(PRINTERS[kind])
     found = look(tmp_path, sys.executable, "train.py")
     assert 0.01 < found.steps.step_s < 0.2, found
@@ -43,21 +41,9 @@ def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> 
 
 
 @pytest.mark.gate
-def test_a_bar_is_drawn_whatever_the_terminal_of_the_caller_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    (tmp_path / "train.py").write_text(PRINTERS["rich"])
-    assert len(look(tmp_path, sys.executable, "train.py").steps.at_s) >= 25
-
-
-@pytest.mark.gate
 def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp_path: Path) -> None:
     """A bar of Keras is drawn every 50 ms: so many lines as steps fill a run would have taken 7 times that."""
-    (tmp_path / "train.py").write_text(
-        "import time\nfor step in range(4000):\n    time.sleep(0.005)\n"
-        "    if step % 10 == 0:\n        print(f'step {step} loss 2.5 time 5.0 ms')"
-    )
+    (tmp_path / "train.py").write_text(PRINTERS["tenth"])
     found = look(tmp_path, sys.executable, "train.py")
     assert found.steps.step_s == pytest.approx(0.005)
     assert 0.05 <= found.steps.line_s < 0.12
@@ -68,7 +54,7 @@ def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp
 
 
 def test_of_one_that_prints_nothing_it_is_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOOP + "pass")
+    (tmp_path / "train.py").write_text(PRINTERS["silent"])
     with pytest.raises(LaunchError, match=r"(?s)printed nothing.*(--step-file|hook)"):
         look(tmp_path, sys.executable, "train.py")
 
@@ -84,7 +70,7 @@ def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_pa
     command = STARTS[kind]
     if shutil.which(command[0]) is None:
         pytest.skip(f"no {command[0]} on this machine")
-    (tmp_path / "train.py").write_text("import jaxlib.xla_client\n" + PRINTERS["plain print"])
+    (tmp_path / "train.py").write_text("import jaxlib.xla_client\n" + PRINTERS["plain"])
     (tmp_path / "run.sh").write_text(f"cd {tmp_path} && {sys.executable} train.py\n")
     found = look(tmp_path, *command)
     assert found.steps.step_s == pytest.approx(0.021, abs=0.01)

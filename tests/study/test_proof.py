@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,8 @@ def study(effect: float, *, processes: int = 20, noise: Any = "quiet", **confirm
     )
 
 
-def stages(store: Store) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for run in store.of(ConfirmRun):
-        found[run.stage] = found.get(run.stage, 0) + 1
-    return found
+def stages(store: Store) -> Counter[str]:
+    return Counter(run.stage for run in store.of(ConfirmRun))
 
 
 def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +57,7 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkey
     monkeypatch.setattr(TimeLeft, "allows_pair", ask)
     conclusion, store, diary = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
-    assert stages(store) == {"confirm": 12, "isolated": 4}
+    assert stages(store) == Counter(confirm=12, isolated=4)
     assert diary.stages.count("confirm") == 2
     assert disagreements(store, conclusion) == []
     assert (
@@ -135,8 +133,7 @@ def test_whoever_was_stopped_anywhere_ends_with_the_same_proof(run_replay: Run, 
     for stop in stops[:: max(1, len(stops) // 5)]:
         file = tmp_path / f"cut-{stop}"
         file.mkdir()
-        for name in ("study.json",):
-            (file / name).write_text((tmp_path / "run" / name).read_text())
+        (file / "study.json").write_text((tmp_path / "run" / "study.json").read_text())
         (file / RECORDS).write_text("".join(lines[:stop]))
         again, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=file.name)
         counts = [(r.stage, r.repeat) for r in store.of(ConfirmRun)]

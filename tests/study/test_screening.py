@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.compiler.screen import Effect, ScreenReport, SetReport, SettingReport, ValueReport
+from autotune.compiler.screen import ScreenReport
 from autotune.compiler.targets import load_target, toolkit_of
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -311,15 +311,11 @@ def test_where_the_screen_compiled_for_what_runs_there_is_no_doubt(rechecked: Re
     assert not any(r.origin == NO_OPS_TOGETHER for r in store.of(TrialResult))
 
 
-def valued(text: str, *changes: str, message: str = "") -> ValueReport:
-    return ValueReport(value=text, is_active=bool(changes), changes=changes, message=message)
-
-
-def reported(*settings: SettingReport) -> ScreenReport:
-    return ScreenReport(
-        target="h100-sxm", topology="1x8", versions={}, reference=SetReport(name="reference", settings=FlagSet()),
-        settings=settings, sets=(), limit_bytes=None, compiled_count=1, cached_count=0, duration_s=1.0,
-    )  # fmt: skip
+def reported(settings: list[dict[str, Any]]) -> ScreenReport:
+    reference = {"name": "reference", "settings": {}}
+    target: dict[str, Any] = {"target": "h100-sxm", "topology": "1x8", "versions": {}, "sets": (), "limit_bytes": None}
+    counts = {"compiled_count": 1, "cached_count": 0, "duration_s": 1.0}
+    return ScreenReport.model_validate({**target, **counts, "reference": reference, "settings": settings})
 
 
 def searched(*names: str) -> SearchSpace:
@@ -336,25 +332,8 @@ def test_what_nothing_is_known_of_shares_the_expected_number() -> None:
 
 
 def test_what_changes_the_program_is_thought_likelier_than_what_does_not() -> None:
-    settings = [
-        SettingReport(
-            name=NAMES[0],
-            effect=Effect.ACTIVE,
-            stage="program",
-            values=(valued("1", "a", "b"), valued("2")),
-        ),
-        SettingReport(
-            name=NAMES[1],
-            effect=Effect.ACTIVE,
-            stage="program",
-            values=(valued("1"),),
-            interacts_with=("xla_other",),
-        ),
-        SettingReport(name=NAMES[2], effect=Effect.FAILS, stage="program", values=(valued("1", message="no"),)),
-        SettingReport(name=NAMES[3], effect=Effect.NO_OP, stage="program", values=(valued("1"),)),
-        SettingReport(name=NAMES[4], effect=Effect.MEASURE, stage="runtime"),
-    ]
-    found = priors_of(searched(*NAMES), reported(*settings))
+    settings = [{"name": name, **told} for name, told in zip(NAMES, CASES["screened_settings"], strict=False)]
+    found = priors_of(searched(*NAMES), reported(settings))
     active, together, fails, no_op, measure = (found[n] for n in NAMES[:5])
     assert active > together == measure > fails == no_op > 0
     assert max(found.values()) <= LARGEST_PRIOR

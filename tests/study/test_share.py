@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +16,21 @@ from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limi
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, FailureKind
-from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FailingSetRecord, IncidentRecord, TrialResult
+from autotune.model.records import (
+    AaRecord,
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    FailingSetRecord,
+    IncidentRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
+from autotune.rundir.store import Store
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
-from tests.runs import Run, failed, replay_study, there, worker_report
+from tests.runs import Diary, Run, failed, replay_study, there, worker_report
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -51,10 +60,19 @@ def modes(store: Any) -> set[str]:
     return {r.comparison.mode for r in store.of(TrialResult) if r.comparison}
 
 
-def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(53.9))  # 57.9e9 bytes of 80e9
-    conclusion, store, diary = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+@pytest.fixture
+def shared(run_replay: Run) -> Callable[..., tuple[ConclusionRecord, Store, Diary, OnSharedGpu]]:
+    """Runs a study of which each process takes the memory that it needs."""
+
+    def run(spec: StudySpec | None = None, *, trials: int = 4, first: Any = FIRST, **needs: Any) -> Any:
+        launcher = OnSharedGpu(spec or study(), **needs)
+        return *run_replay(spec or study(), trials=trials, launcher=launcher, first=first), launcher
+
+    return run
+
+
+def test_a_reference_that_does_not_fit_into_its_share_runs_alone(shared: Any) -> None:
+    conclusion, store, diary, launcher = shared(need=gib(53.9))  # 57.9e9 bytes of 80e9
     aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
     assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
@@ -64,10 +82,8 @@ def test_a_reference_that_does_not_fit_into_its_share_runs_alone(run_replay: Run
     assert any("do not fit into the device's memory" in note for note in diary.notes)
 
 
-def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(shared: Any) -> None:
+    conclusion, store, _, launcher = shared(need=gib(20.0, xla_a=50.0))
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     found = {("xla_a" in r.settings, r.comparison.mode) for r in store.of(TrialResult) if r.comparison}
     assert found == {(True, "aba"), (False, "interleaved")}
@@ -82,53 +98,44 @@ def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_onc
     assert [r.failure for r in store.of(TrialResult)] == [None] * 4
 
 
-def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(run_replay: Run) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0), grown=gib(20.0, xla_a=50.0))
-    conclusion, store, _ = run_replay(spec, trials=4, launcher=launcher, first=FIRST)
+def test_memory_that_runs_out_at_a_later_step_is_no_fault_of_the_set(shared: Any) -> None:
+    conclusion, store, _, _ = shared(need=gib(20.0), grown=gib(20.0, xla_a=50.0))
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     first = next(r for r in store.of(TrialResult) if r.settings.get("xla_a") and r.comparison)
     pairs = list(store.pairs(there(first.directory)))  # those of the interleaved blocks before are not among them
     assert [p.index for p in pairs] == list(range(there(first.comparison).pair_count))
 
 
-def test_rounding_that_needs_more_than_the_share_runs_alone(run_replay: Run) -> None:
+def test_rounding_that_needs_more_than_the_share_runs_alone(shared: Any) -> None:
     def need(settings: FlagSet) -> float:
         return 50.0 if "xla_a" not in settings and settings else 20.0  # what changes rounding, and nothing else
 
-    spec = study()
-    _, store, _ = run_replay(
-        spec, trials=1, launcher=OnSharedGpu(spec, need=need), first=(("a", FlagSet({"xla_a": 1})),)
-    )
+    _, store, _, _ = shared(trials=1, need=need)
     aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "interleaved"
     assert not [i for i in store.of(IncidentRecord) if "rounding" in i.what]
 
 
-def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(run_replay: Run) -> None:
-    spec = study(replay={"failures": {"xla_b=1": "crash"}})
+def test_a_cause_is_looked_for_alone_where_parts_of_the_set_need_the_whole_gpu(shared: Any) -> None:
     first = (("crashes", FlagSet({"xla_a": "2", "xla_b": "1", "xla_d": "1"})),)
-    _, store, _ = run_replay(spec, trials=2, first=first, launcher=OnSharedGpu(spec, need=gib(53.9)))
+    crashing = study(replay={"failures": {"xla_b=1": "crash"}})
+    _, store, _, _ = shared(crashing, trials=2, first=first, need=gib(53.9))
     failing = store.of(FailingSetRecord)[0]
     assert (failing.smallest, failing.is_minimal) == (FlagSet({"xla_b": "1"}), True)
 
 
-def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(run_replay: Run) -> None:
-    spec = study(measure={"mode": "interleaved"})
+def test_what_does_not_fit_in_turns_or_alone_ends_the_study_with_advice(shared: Any) -> None:
     with pytest.raises(LaunchError, match=r"measure\.mode"):
-        run_replay(spec, launcher=OnSharedGpu(spec, need=gib(53.9)))
-    spec = study()
+        shared(study(measure={"mode": "interleaved"}), need=gib(53.9))
     with pytest.raises(LaunchError, match=r"must run but did not: out_of_memory: .*RESOURCE_EXHAUSTED"):
-        run_replay(spec, launcher=OnSharedGpu(spec, need=gib(70.0)))
+        shared(need=gib(70.0))
 
 
 @pytest.mark.parametrize(("environment", "fits"), CASES["own_shares"])
 def test_a_program_that_sets_its_share_itself_is_left_to_it(
-    run_replay: Run, environment: Mapping[str, str], fits: bool
+    shared: Any, environment: Mapping[str, str], fits: bool
 ) -> None:
-    spec = study()
-    launcher = OnSharedGpu(spec, need=gib(20.0), environment=environment)
-    _, store, _ = run_replay(spec, trials=1, launcher=launcher)
+    _, store, _, launcher = shared(trials=1, first=(), need=gib(20.0), environment=environment)
     assert modes(store) == {"interleaved" if fits else "aba"}
     told = [i.what for i in store.of(IncidentRecord) if "share of the GPU's memory itself" in i.what]
     is_named = any("FRACTION" in name for name in environment)
@@ -136,12 +143,10 @@ def test_a_program_that_sets_its_share_itself_is_left_to_it(
     assert sum(SHARE in s for s in launcher.started) == 1 or not is_named
 
 
-def test_a_share_that_the_study_names_is_not_taken_from_the_program(run_replay: Run) -> None:
+def test_a_share_that_the_study_names_is_not_taken_from_the_program(shared: Any) -> None:
     """What the user asks for must arrive: only our own share gives way."""
-    spec = study(baseline={SHARE: "0.4"})
-    launcher = OnSharedGpu(spec, need=gib(20.0), environment={SHARE: "0.9"})
     with pytest.raises(LaunchError, match="not_applied"):
-        run_replay(spec, launcher=launcher)
+        shared(study(baseline={SHARE: "0.4"}), need=gib(20.0), environment={SHARE: "0.9"})
 
 
 def test_the_fake_gpu_hands_out_memory_as_xla_does(tmp_path: Path) -> None:
@@ -156,38 +161,10 @@ def test_the_fake_gpu_hands_out_memory_as_xla_does(tmp_path: Path) -> None:
 
 
 HUNGRY, MODEST = FlagSet({"xla_a": "1"}), FlagSet({"xla_b": "1"})
-FAST_IF_HUNGRY = {"xla_a=1": 0.7, "xla_b=1": 0.9}
 
 
-def limited(limit: str, **measure: Any) -> StudySpec:
-    """Without settings a process takes 1 GiB."""
-    return replay_study(
-        effects=FAST_IF_HUNGRY, memory_effects={"xla_a=1": 2.0}, study={"limits": {"memory": limit}, "measure": measure}
-    )
-
-
-@pytest.mark.parametrize("mode", ["interleaved", "aba"])
-def test_the_fastest_set_is_not_the_winner_if_it_needs_too_much(run_replay: Run, mode: str) -> None:
-    first = (("hungry", HUNGRY), ("modest", MODEST))
-    conclusion, store, _ = run_replay(limited("1.5GiB", mode=mode), trials=2, first=first)
-    failure = there(next(t.failure for t in store.of(TrialResult) if t.settings == HUNGRY))
-    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
-    assert "at most 1.5 GiB of each device (limits.memory) but needs 2 GiB (measured)" in failure.message
-    assert conclusion.settings == MODEST
-    conclusion, _, _ = run_replay(limited("2GiB", mode=mode), trials=2, first=first, folder="room")
-    assert conclusion.settings == HUNGRY
-
-
-@pytest.mark.parametrize("mode", ["interleaved", "aba"])
-def test_a_reference_above_the_limit_is_an_error_at_the_aa_run(run_replay: Run, mode: str) -> None:
-    with pytest.raises(LaunchError, match=r"the reference .* must run but did not: .*at most 512 MiB"):
-        run_replay(limited("512MiB", mode=mode), trials=2)
-
-
-def test_a_program_that_does_not_tell_its_memory_cannot_be_held_to_a_limit(run_replay: Run) -> None:
-    spec = replay_study(effects=FAST_IF_HUNGRY, study={"limits": {"memory": "72GiB"}})
-    with pytest.raises(LaunchError, match=r"must report its memory for limits\.memory"):
-        run_replay(spec, trials=2)
+def limited(limit: str) -> StudySpec:
+    return study(limits={"memory": limit})
 
 
 def test_the_fullest_device_counts() -> None:
@@ -273,14 +250,6 @@ def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
     assert conclusion.settings is not None
     assert (conclusion.settings["xla_a"], conclusion.settings["xla_b"]) == ("2", "2")
     assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
-
-
-def test_the_sampler_knows_the_rules_and_leaves_nothing_to_chance(run_replay: Run) -> None:
-    """Four in five sets are forbidden: asked until it hit one that is not, it would be passed over for random ones."""
-    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
-    spec = replay_study(effects={"xla_a=1": 0.9}, study={"limits": {"rules": rules}})
-    _, store, _ = run_replay(spec, trials=8)
-    assert [r.origin for r in store.of(TrialResult)] == ["additive"] * 8
 
 
 def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:
