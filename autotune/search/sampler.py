@@ -174,8 +174,7 @@ class AdditiveFlagSampler(BaseSampler):
             pairs = sorted(sorted(pairs, key=lambda p: -min(p_active[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for part in self.known_failing if (c := coded.part(part)) is not None]
-        others = [c for c, t in failed if self.memory_limit is None or MEMORY_KEY not in t.user_attrs]
-        failures = FailureModel(design, rows, coded.table(others), known)
+        failures = FailureModel(design, rows, coded.table([c for c, _ in failed]), known)
         memory = MemoryModel(design, self._peaks(coded, kept, failed), self.memory_limit)
         return Fitted(coded, fit(design), failures, memory)
 
