@@ -51,8 +51,7 @@ def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | N
 def limit_bytes(spec: StudySpec, aa_run: AaRecord) -> int | None:
     """What a set may need of each device: `limits.memory`, or what one process alone gets; None if neither is known."""
     share = MemoryShare(spec)
-    is_shared = share.is_optional and share.is_given(FlagSet(), isolated=False)
-    is_shared = is_shared and aa_run.comparison.mode == INTERLEAVED
+    is_shared = share.is_optional and share.given(FlagSet(), isolated=aa_run.comparison.mode != INTERLEAVED)
     more = DEFAULT_MEMORY_FRACTION / float(SHARED_FRACTION) if is_shared else 1.0
     bounds = [round(more * m.limit_bytes) for m in aa_run.reference.device_memory if m.limit_bytes is not None]
     return min([*bounds, *([spec.limits.memory] if spec.limits.memory is not None else [])], default=None)

@@ -55,7 +55,7 @@ def propose(
     for at in range(DRAWN):
         tables = model.mean if at == 0 else draws.tables(at)
         best = memory.candidates(tables, failures.risks, FAILURE_COST * model.scale, rng)
-        explored.append(_within_risk(model.design, failures, memory, rng, best[-1], tables))
+        explored.append(_within_risk(failures, memory, rng, best[-1], tables))
         minimal += [_minimal(model.design, codes, tables) for codes in best]
     is_new = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c) and failures.known_cause(c) is None}
     if not is_new:
@@ -81,14 +81,10 @@ def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
 
 
 def _within_risk(
-    design: Design,
-    failures: FailureModel,
-    memory: MemoryModel,
-    rng: np.random.Generator,
-    codes: Codes,
-    tables: Tables,
+    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, codes: Codes, tables: Tables
 ) -> Codes:
     """Settles a set, and resets inert settings, the riskiest first, until it has a fair chance to run."""
+    design = memory.design
     codes = design.settle(codes)
     changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
     rng.shuffle(changed)

@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.search.additive import AdditiveModel, Draws
 from autotune.search.failures import FailureModel
-from autotune.search.memory import FITS, MemoryModel
+from autotune.search.memory import MemoryModel
 from autotune.search.space import Codes, Floats
 
 LEVEL = 0.95
@@ -22,6 +22,9 @@ SURELY_ACTS = 1 - (1 - LEVEL) / 2
 
 FAILURE_COST = 1.0
 """Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
+
+FITS = 0.5
+"""Least probability to fit of the best set."""
 
 DRAWS = 400
 """Draws of all effects for comparing sets."""
@@ -81,7 +84,7 @@ class Effects:
         def may_run(codes: Codes) -> bool:
             return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(FITS)
 
-        best = self.memory.best(mean, self.failures.risks, FAILURE_COST)
+        best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
         best = self._opened(self.design.settle(best))
         if not may_run(best):
             rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]

@@ -179,14 +179,9 @@ class AdditiveFlagSampler(BaseSampler):
         return Fitted(coded, fit(design), failures, memory)
 
     def _peaks(self, coded: CodedSpace, kept: Sequence[Coded], failed: Sequence[Coded]) -> Peaks:
-        found = [
-            (c, float(t.user_attrs[MEMORY_KEY]), of is failed)
-            for of in (kept, failed)
-            for c, t in of
-            if MEMORY_KEY in t.user_attrs
-        ]
-        known = [(coded.codes(part), peak) for part, peak in self.known_peaks]
-        found += [(c, peak, False) for c, peak in known if c is not None and not (c == coded.neutral).all()]
+        told = [(c, t, False) for c, t in kept] + [(c, t, True) for c, t in failed]
+        found = [(c, float(t.user_attrs[MEMORY_KEY]), least) for c, t, least in told if MEMORY_KEY in t.user_attrs]
+        found += [(c, peak, False) for part, peak in self.known_peaks if (c := coded.codes(part)) is not None]
         codes, ratios, is_least = zip(*found, strict=True) if found else ((), (), ())
         return Peaks(coded.table(codes), np.array(ratios), np.array(is_least, dtype=bool))
 

@@ -186,8 +186,6 @@ class CodedSpace:
         ]
         self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
         self._plain = Design(self.factors, [])
-        self.neutral = self._plain.neutral
-        """Codes of the default."""
 
     def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
         flag, values = self._flags[i], self.choices[i]
@@ -217,7 +215,7 @@ class CodedSpace:
         part = self.part({n: v for n, v in params.items() if n in self._at})
         if part is None:
             return None
-        found = self.neutral.copy()
+        found = self._plain.neutral.copy()
         for i, code in part:
             found[i] = code
         return self._plain.settle(found)

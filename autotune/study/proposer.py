@@ -62,13 +62,7 @@ FAILURE_PENALTY = 0.1
 
 
 class KnownMemory(NamedTuple):
-    """What is known of a study's memory before its first trial.
-
-    Attributes:
-        default_bytes: Peak of the reference.
-        limit: What a set may need, over that.
-        compiled: Sets with their compiled peaks over that of the reference.
-    """
+    """The reference's peak, and over it: the limit, and peaks of sets that were compiled."""
 
     default_bytes: int
     limit: float
@@ -76,15 +70,14 @@ class KnownMemory(NamedTuple):
 
 
 def known_memory(spec: StudySpec, aa_run: AaRecord | None, screened: ScreenReport | None) -> KnownMemory | None:
-    """Returns what the A/A run and the screen tell of memory; None if no bound or no peak is known."""
-    peak = aa_run.reference.peak_bytes if aa_run is not None else None
-    limit = limit_bytes(spec, aa_run) if aa_run is not None else None
-    if not peak or not limit:
+    """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is known."""
+    if aa_run is None or not (peak := aa_run.reference.peak_bytes) or not (limit := limit_bytes(spec, aa_run)):
         return None
     usual = screened.reference.peak_bytes if screened is not None else None
-    values = [(s.name, v) for s in screened.settings for v in s.values] if screened is not None and usual else []
-    compiled = [(FlagSet({name: v.value}), v.peak_bytes / usual) for name, v in values if usual and v.peak_bytes]
-    return KnownMemory(peak, limit / peak, compiled)
+    if screened is None or not usual:
+        return KnownMemory(peak, limit / peak)
+    values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
+    return KnownMemory(peak, limit / peak, [(part, own / usual) for part, own in values if own])
 
 
 class Proposer:

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.screen import ValueReport
 from autotune.measure.compare import Interleaved, Isolated
 from autotune.measure.context import ReferenceFailed
-from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.measure.memory import (
+    LIMIT_PHASE,
+    MemoryShare,
+    compiled_over_limit,
+    limit_bytes,
+    over_limit,
+    refuse_over_limit,
+)
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, FailureKind
@@ -28,6 +36,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.preflight import keeping_rules, rule_defaults
+from autotune.study.proposer import known_memory
 from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Diary, Run, failed, replay_study, there, worker_report
@@ -173,6 +182,37 @@ def test_the_fullest_device_counts() -> None:
     refuse_over_limit(limited("3GiB"), report)
     with pytest.raises(WorkerFailed, match="needs 3 GiB"):
         refuse_over_limit(limited("2GiB"), report)
+
+
+def first_run(mode: str, *limits: int | None, peak: int = 10 << 30) -> AaRecord:
+    """The A/A run of a reference with some devices."""
+    memory = tuple(DeviceMemory(peak_bytes=peak, limit_bytes=limit) for limit in limits)
+    reference = worker_report(platform="cuda", device_memory=memory, peak_bytes=peak)
+    found: Any = SimpleNamespace(comparison=SimpleNamespace(mode=mode), reference=reference)
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("case", CASES["bound"], ids=lambda case: case["what"])
+def test_a_set_may_need_what_one_process_gets_alone_or_the_study_allows(case: dict[str, Any]) -> None:
+    spec = study(**case.get("study", {}))
+    limits = [gib and gib << 30 for gib in case["devices_gib"]]
+    found = limit_bytes(spec, first_run(case["mode"], *limits))
+    assert found == (round(case["gib"] * (1 << 30)) if "gib" in case else None)
+
+
+def test_compiled_peaks_are_known_before_the_first_trial() -> None:
+    values = [{"value": "1", "is_active": True, "peak_bytes": 3 << 30}, {"value": "2", "is_active": False}]
+    screened = SimpleNamespace(
+        reference=SimpleNamespace(peak_bytes=2 << 30),
+        settings=[SimpleNamespace(name="xla_a", values=[ValueReport.model_validate(v) for v in values])],
+    )
+    report: Any = screened
+    known = there(known_memory(limited("40GiB"), first_run("aba", None), report))
+    assert known.default_bytes == 10 << 30
+    assert known.limit == pytest.approx(4)
+    assert known.compiled == [(FlagSet({"xla_a": "1"}), 1.5)]
+    assert known_memory(study(), first_run("aba", None), report) is None  # no bound is known
+    assert known_memory(limited("40GiB"), None, report) is None
 
 
 class OnlySpec:
