@@ -58,11 +58,12 @@ class MemoryModel:
     def _fit(self, peaks: Peaks) -> None:
         self._features = self.design.features(peaks.codes)
         self._gain = self._features * self._prior
-        self._cov = self._gain @ self._features.T + SPREAD**2 * np.eye(len(peaks.ratios))
+        # The spread bounds the least eigenvalue, so that the inverse is as exact as a factor, and it is used often.
+        self._inverse = np.linalg.inv(self._gain @ self._features.T + SPREAD**2 * np.eye(len(peaks.ratios)))
         least = np.where(peaks.is_least, self._limit + OVER, -np.inf)
         self._values = np.maximum(np.log(peaks.ratios), least)
         for _ in range(_ROUNDS):
-            self._mean = self._gain.T @ np.linalg.solve(self._cov, self._values)
+            self._mean = self._gain.T @ (self._inverse @ self._values)
             self._values = np.where(peaks.is_least, np.maximum(self._features @ self._mean, least), self._values)
 
     def log_chances(self, codes: Codes) -> Floats:
@@ -71,7 +72,7 @@ class MemoryModel:
             return np.zeros(len(codes))
         features = self.design.features(codes)
         cross = self._gain @ features.T
-        known = (cross * np.linalg.solve(self._cov, cross)).sum(axis=0)
+        known = (cross * (self._inverse @ cross)).sum(axis=0)
         variances = np.maximum(features**2 @ self._prior - known, 0.0) + SPREAD**2
         return np.asarray(log_ndtr((self._limit - features @ self._mean) / np.sqrt(variances)))
 
@@ -98,7 +99,7 @@ class MemoryModel:
         prior = np.sqrt(self._prior) * rng.standard_normal(len(self._prior))
         errors = SPREAD * rng.standard_normal(len(self._values))
         left = self._values - self._features @ prior - errors
-        return np.asarray(prior + self._gain.T @ np.linalg.solve(self._cov, left))
+        return np.asarray(prior + self._gain.T @ (self._inverse @ left))
 
     def _priced(self, risks: Risks, coefs: Floats, price: float) -> Risks:
         """Adds the price of memory to risks."""
