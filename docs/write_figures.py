@@ -175,6 +175,8 @@ def _of_drawn_spaces() -> Claim:
     for row in read("search/families.jsonl"):
         if row["family"] == "drawn" and row["strategy"] in drawn:
             drawn[row["strategy"]].append(row)
+    common = set.intersection(*({r["seed"] for r in rows} for rows in drawn.values()))
+    drawn = {strategy: [r for r in rows if r["seed"] in common] for strategy, rows in drawn.items()}
     regrets = [percent(mean(r["regret"] for r in rows), 1) for rows in drawn.values()]
     failed = [f"{mean(r['failed'] for r in rows):.1f}" for rows in drawn.values()]
     return Claim(

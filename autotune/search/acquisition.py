@@ -59,7 +59,7 @@ def propose(
         minimal += [_minimal(model.design, codes, tables) for codes in best]
     is_new = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c) and failures.known_cause(c) is None}
     if not is_new:
-        return _near(model.design, failures, rng, is_open, explored[-1])
+        return _near(failures, memory, rng, is_open, explored[-1])
     if rng.random() < IMPROVING_SHARE:
         table = np.array(list(is_new.values()))
         least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
@@ -89,26 +89,28 @@ def _within_risk(
     changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
     rng.shuffle(changed)
     changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
-
-    def log_chance() -> float:
-        return float((failures.log_survivals(codes[None]) + memory.log_chances(codes[None]))[0])
-
-    while changed and log_chance() < np.log(FAIR_CHANCE):
+    while changed and not _has_fair_chance(codes, failures, memory):
         i = changed.pop()
         codes[i] = design.neutral[i]
         codes = design.settle(codes)
     return codes
 
 
+def _has_fair_chance(codes: Codes, failures: FailureModel, memory: MemoryModel) -> bool:
+    return float((failures.log_survivals(codes[None]) + memory.log_chances(codes[None]))[0]) >= np.log(FAIR_CHANCE)
+
+
 def _near(
-    design: Design, failures: FailureModel, rng: np.random.Generator, is_open: Callable[[Codes], bool], codes: Codes
+    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes
 ) -> Codes:
     """Finds an open set by random changes of more and more settings; else returns the set itself."""
+    design = memory.design
     for attempt in range(LAST_TRIES):
-        other = codes.copy()
-        for i in rng.integers(len(codes), size=1 + attempt // 10):
+        other = best.copy()
+        for i in rng.integers(len(best), size=1 + attempt // 10):
             other[i] = int(rng.integers(design.sizes[i]))
         other = design.settle(other)
-        if is_open(other) and failures.known_cause(other) is None:
+        fits = memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE)
+        if fits and is_open(other) and failures.known_cause(other) is None:
             return other
-    return codes
+    return best

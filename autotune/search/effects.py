@@ -23,9 +23,6 @@ SURELY_ACTS = 1 - (1 - LEVEL) / 2
 FAILURE_COST = 1.0
 """Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
 
-FITS = 0.5
-"""Least probability to fit of the best set."""
-
 DRAWS = 400
 """Draws of all effects for comparing sets."""
 
@@ -76,13 +73,13 @@ class Effects:
         """The set with the least expected time, without settings that are more likely than not useless.
 
         Args:
-            ran: Sets that ran; the best of them counts if the best of all is not allowed.
+            ran: Sets that ran; the best of them counts if the best of all is not allowed or does not fit.
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
 
         def may_run(codes: Codes) -> bool:
-            return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(FITS)
+            return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
 
         best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
         best = self._opened(self.design.settle(best))
