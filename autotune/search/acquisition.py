@@ -97,7 +97,8 @@ def _within_risk(
 
 
 def _has_fair_chance(codes: Codes, failures: FailureModel, memory: MemoryModel) -> bool:
-    return float((failures.log_survivals(codes[None]) + memory.log_chances(codes[None]))[0]) >= np.log(FAIR_CHANCE)
+    log_chances = failures.log_survivals(codes[None]) + memory.log_chances(codes[None])
+    return bool(log_chances[0] >= np.log(FAIR_CHANCE))
 
 
 def _near(
