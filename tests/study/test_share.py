@@ -8,7 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from autotune.compiler.screen import ValueReport
 from autotune.measure.compare import Interleaved, Isolated
@@ -34,7 +37,9 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
+from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
+from autotune.search.sampler import MEMORY_KEY
 from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.study.proposer import known_memory
 from autotune.workers.base import WorkerFailed
@@ -213,6 +218,20 @@ def test_compiled_peaks_are_known_before_the_first_trial() -> None:
     assert known.compiled == [(FlagSet({"xla_a": "1"}), 1.5)]
     assert known_memory(study(), first_run("aba", None), report) is None  # no bound is known
     assert known_memory(limited("40GiB"), None, report) is None
+
+
+def test_the_search_of_a_study_is_told_the_peaks_of_its_trials(run_replay: Run) -> None:
+    """Over the reference's; of a set above the limit, the limit."""
+    machine = {"memory_effects": {"xla_a=1": 3.0, "xla_b=1": 1.5}}
+    spec = replay_study(**machine, study={"limits": {"memory": "2GiB"}})
+    first = (("too much", FlagSet({"xla_a": 1})), ("some", FlagSet({"xla_b": 1})))
+    _, store, _ = run_replay(spec, trials=2, first=first)
+    opened = JournalStorage(JournalFileBackend(str(store.path / JOURNAL)))
+    (summary,) = optuna.get_all_study_summaries(opened)
+    trials = optuna.load_study(study_name=summary.study_name, storage=opened).trials
+    told = {t.user_attrs["origin"]: t.user_attrs[MEMORY_KEY] for t in trials if MEMORY_KEY in t.user_attrs}
+    peak = there(store.of(AaRecord)[0].reference.peak_bytes)
+    assert told == pytest.approx({"too much": (2 << 30) / peak, "some": 1.5})
 
 
 class OnlySpec:
