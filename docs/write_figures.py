@@ -141,6 +141,7 @@ def _of_search() -> Iterator[Claim]:
             [str(len(of(strategy)[0])), f"{score:.2f}", *(f"{share:.2f}" for share in found)],
         )
     yield _of_drawn_spaces()
+    yield _of_options()
     scores: dict[str, dict[str, list[float]]] = {}
     for row in read("search/tables.jsonl"):
         scores.setdefault(row["strategy"], {}).setdefault(row["family"], []).append(row["score"])
@@ -158,6 +159,8 @@ def _of_drawn_spaces() -> Claim:
     for row in read("search/families.jsonl"):
         if row["family"] == "drawn" and row["strategy"] in drawn:
             drawn[row["strategy"]].append(row)
+    common = set.intersection(*({r["seed"] for r in rows} for rows in drawn.values()))
+    drawn = {strategy: [r for r in rows if r["seed"] in common] for strategy, rows in drawn.items()}
     regrets = [percent(mean(r["regret"] for r in rows), 1) for rows in drawn.values()]
     failed = [f"{mean(r['failed'] for r in rows):.1f}" for rows in drawn.values()]
     return Claim(
@@ -165,6 +168,20 @@ def _of_drawn_spaces() -> Claim:
         r"`benchmarks/search/drawn\.py`\), (\d+) seeds\..*? is ([\d.]+) % of the step time, with TPE ([\d.]+) %, with "
         r"random sets ([\d.]+) %; ([\d.]+) trials fail, of TPE ([\d.]+), of random sets ([\d.]+)\.",
         [str(len(drawn["additive"])), *regrets, *failed],
+    )
+
+
+def _of_options() -> Claim:
+    strategies = ("additive", "without memory", "options apart", "memory unknown")
+    all_rows = [r for r in read("search/families.jsonl") if r["family"] == "options"]
+    rows = [[r for r in all_rows if r["strategy"] == strategy] for strategy in strategies]
+    figures = [(percent(mean(r["regret"] for r in mine), 1), f"{mean(r['failed'] for r in mine):.1f}") for mine in rows]
+    return Claim(
+        "docs/search.md",
+        r"times are drawn\), (\d+) seeds: the regret is ([\d.]+) %, and ([\d.]+) trials fail; without the memory model "
+        r"([\d.]+) % and ([\d.]+); without pairs of options ([\d.]+) % and ([\d.]+); without both, as before, "
+        r"([\d.]+) % and ([\d.]+)\.",
+        [str(len(rows[0])), *(figure for pair in figures for figure in pair)],
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 
-from autotune.compiler.screen import Screener
+from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
+from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_seconds
 from autotune.workers.base import WorkerFailed
@@ -45,6 +46,15 @@ def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | N
         f"({how}); raise the limit if the device has more to give"
     )
     return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase=LIMIT_PHASE)
+
+
+def limit_bytes(spec: StudySpec, aa_run: AaRecord) -> int | None:
+    """What a set may need of each device: `limits.memory`, or what one process alone gets; None if neither is known."""
+    share = MemoryShare(spec)
+    is_shared = share.is_optional and share.given(FlagSet(), isolated=aa_run.comparison.mode != INTERLEAVED)
+    more = DEFAULT_MEMORY_FRACTION / float(SHARED_FRACTION) if is_shared else 1.0
+    bounds = [round(more * m.limit_bytes) for m in aa_run.reference.device_memory if m.limit_bytes is not None]
+    return min([*bounds, *([spec.limits.memory] if spec.limits.memory is not None else [])], default=None)
 
 
 def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:

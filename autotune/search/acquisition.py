@@ -13,6 +13,7 @@ import numpy as np
 
 from autotune.search.additive import AdditiveModel, Tables
 from autotune.search.failures import FailureModel
+from autotune.search.memory import MemoryModel
 from autotune.search.space import Codes, Design
 
 IMPROVING_SHARE = 2 / 3
@@ -37,6 +38,7 @@ LAST_TRIES = 200
 def propose(
     model: AdditiveModel,
     failures: FailureModel,
+    memory: MemoryModel,
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
@@ -52,17 +54,18 @@ def propose(
     minimal, explored = [], []
     for at in range(DRAWN):
         tables = model.mean if at == 0 else draws.tables(at)
-        best = tables.smallest(failures.risks, FAILURE_COST * model.scale)
-        explored.append(_within_risk(model.design, failures, rng, best, tables))
-        minimal.append(_minimal(model.design, best, tables))
+        best = memory.candidates(tables, failures.risks, FAILURE_COST * model.scale, rng)
+        explored.append(_within_risk(failures, memory, rng, best[-1], tables))
+        minimal += [_minimal(model.design, codes, tables) for codes in best]
     is_new = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c) and failures.known_cause(c) is None}
     if not is_new:
-        return _near(model.design, failures, rng, is_open, explored[-1])
+        return _near(failures, memory, rng, is_open, explored[-1])
     if rng.random() < IMPROVING_SHARE:
         table = np.array(list(is_new.values()))
         least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
         least = np.where(np.isfinite(least), least, 0.0)
-        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(failures.log_survivals(table))
+        survivals = np.exp(failures.log_survivals(table) + memory.log_chances(table))
+        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * survivals
         if gains.max() >= LEAST_GAIN * model.scale:
             return np.asarray(table[int(np.argmax(gains))])
     return next((c for c in reversed(explored) if c.tobytes() in is_new), next(iter(is_new.values())))
@@ -78,29 +81,37 @@ def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
 
 
 def _within_risk(
-    design: Design, failures: FailureModel, rng: np.random.Generator, codes: Codes, tables: Tables
+    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, codes: Codes, tables: Tables
 ) -> Codes:
     """Settles a set, and resets inert settings, the riskiest first, until it has a fair chance to run."""
+    design = memory.design
     codes = design.settle(codes)
     changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
     rng.shuffle(changed)
     changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
-    while changed and float(failures.log_survivals(codes[None])[0]) < np.log(FAIR_CHANCE):
+    while changed and not _has_fair_chance(codes, failures, memory):
         i = changed.pop()
         codes[i] = design.neutral[i]
         codes = design.settle(codes)
     return codes
 
 
+def _has_fair_chance(codes: Codes, failures: FailureModel, memory: MemoryModel) -> bool:
+    log_chances = failures.log_survivals(codes[None]) + memory.log_chances(codes[None])
+    return bool(log_chances[0] >= np.log(FAIR_CHANCE))
+
+
 def _near(
-    design: Design, failures: FailureModel, rng: np.random.Generator, is_open: Callable[[Codes], bool], codes: Codes
+    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes
 ) -> Codes:
     """Finds an open set by random changes of more and more settings; else returns the set itself."""
+    design = memory.design
     for attempt in range(LAST_TRIES):
-        other = codes.copy()
-        for i in rng.integers(len(codes), size=1 + attempt // 10):
+        other = best.copy()
+        for i in rng.integers(len(best), size=1 + attempt // 10):
             other[i] = int(rng.integers(design.sizes[i]))
         other = design.settle(other)
-        if is_open(other) and failures.known_cause(other) is None:
+        fits = memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE)
+        if fits and is_open(other) and failures.known_cause(other) is None:
             return other
-    return codes
+    return best

@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.search.additive import AdditiveModel, Draws
 from autotune.search.failures import FailureModel
+from autotune.search.memory import MemoryModel
 from autotune.search.space import Codes, Floats
 
 LEVEL = 0.95
@@ -38,8 +39,8 @@ class Change:
 class Effects:
     """Estimates by fitted models of the same trials."""
 
-    def __init__(self, model: AdditiveModel, failures: FailureModel, *, seed: int) -> None:
-        self.model, self.failures, self.design = model, failures, model.design
+    def __init__(self, model: AdditiveModel, failures: FailureModel, memory: MemoryModel, *, seed: int) -> None:
+        self.model, self.failures, self.memory, self.design = model, failures, memory, model.design
         self._rng = np.random.default_rng(seed)
         self.p_active = model.p_active()
         """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
@@ -72,15 +73,20 @@ class Effects:
         """The set with the least expected time, without settings that are more likely than not useless.
 
         Args:
-            ran: Sets that ran; the best of them counts if the best of all is not allowed.
+            ran: Sets that ran; the best of them counts if the best of all is not allowed or does not fit.
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
-        best = self._opened(self.design.settle(mean.smallest(self.failures.risks, FAILURE_COST)))
-        if not is_allowed(best):
+
+        def may_run(codes: Codes) -> bool:
+            return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
+
+        best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
+        best = self._opened(self.design.settle(best))
+        if not may_run(best):
             rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
             best = min(rest, key=mean.total, default=self.design.neutral)
-        return self._pruned(best, least, is_allowed)
+        return self._pruned(best, least, may_run)
 
     def _opened(self, codes: Codes) -> Codes:
         mean = self.model.mean

@@ -21,13 +21,17 @@ from optuna.trial import FrozenTrial
 from autotune.search.acquisition import propose
 from autotune.search.additive import JUMPS, AdditiveModel, Observations
 from autotune.search.failures import FailureModel
-from autotune.search.space import FINISHED, CodedSpace, Codes, Design, Flag, Floats, likely_pairs
+from autotune.search.memory import MemoryModel, Peaks
+from autotune.search.space import FINISHED, Coded, CodedSpace, Codes, Design, Flag, Floats, likely_pairs
 
 SD_KEY = "autotune:log_sd"
 """User attribute of a trial: standard error of the log of its value (of the value, if that is a log ratio)."""
 
 DUPLICATE_KEY = "autotune:duplicate_of"
 """User attribute of an unmeasured trial: number of the trial with the same program."""
+
+MEMORY_KEY = "autotune:memory"
+"""User attribute of a trial: its peak memory over the default's; of a failed one, for want of memory, a lower bound."""
 
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial: its number, if not Optuna's."""
@@ -51,6 +55,7 @@ class Fitted(NamedTuple):
     coded: CodedSpace
     model: AdditiveModel
     failures: FailureModel
+    memory: MemoryModel
 
 
 class AdditiveFlagSampler(BaseSampler):
@@ -80,6 +85,10 @@ class AdditiveFlagSampler(BaseSampler):
         self._independent = RandomSampler(seed=seed)
         self.known_failing: list[Mapping[str, Any]] = []
         """Known failing combinations of values."""
+        self.memory_limit: float | None = None
+        """Peak memory that a set may need, over the default's."""
+        self.known_peaks: list[tuple[Mapping[str, Any], float]] = []
+        """Peaks of combinations of values over the default's, known without a trial."""
         self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
         """Whether a set keeps the rules of its space; forbidden ones are proposed only if no other is found."""
 
@@ -115,20 +124,21 @@ class AdditiveFlagSampler(BaseSampler):
         rng = np.random.default_rng([self._seed, trial.number + 1, len(trials)])
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
         kept, failed = coded.split(trials)
-        model, failures = self._fit(coded, kept, failed, sign, rng)
+        fitted = self._fit(coded, kept, failed, sign, rng)
         under_way = [
             c for t in trials if t.state not in FINISHED and t.params and (c := coded.codes(t.params)) is not None
         ]
         tried = [*(c for c, _ in kept), *under_way]
         if self._is_log_ratio:  # the default's value is known
-            tried.append(model.design.neutral)
-        known = {c.tobytes() for c in (*tried, *failed)}
+            tried.append(fitted.model.design.neutral)
+        known = {c.tobytes() for c in (*tried, *(c for c, _ in failed))}
 
         def is_open(codes: Codes) -> bool:
             is_new = codes.tobytes() not in known
             return is_new and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
 
-        return coded.values(propose(model, failures, rng, is_open, tried=coded.table(tried)))
+        _, model, failures, memory = fitted
+        return coded.values(propose(model, failures, memory, rng, is_open, tried=coded.table(tried)))
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -140,17 +150,17 @@ class AdditiveFlagSampler(BaseSampler):
         """Fits the models to finished and failed trials of any sampler; smaller values are better."""
         coded = CodedSpace(self._space_of(trials), self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
-        return Fitted(coded, *self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS))
+        return self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS)
 
     def _fit(
         self,
         coded: CodedSpace,
-        kept: Sequence[tuple[Codes, FrozenTrial]],
-        failed: Sequence[Codes],
+        kept: Sequence[Coded],
+        failed: Sequence[Coded],
         sign: float,
         rng: np.random.Generator,
         jumps: int = JUMPS,
-    ) -> tuple[AdditiveModel, FailureModel]:
+    ) -> Fitted:
         rows = coded.table([codes for codes, _ in kept])
         seen = self._observations(coded, [t for _, t in kept], rows, sign)
 
@@ -164,7 +174,16 @@ class AdditiveFlagSampler(BaseSampler):
             pairs = sorted(sorted(pairs, key=lambda p: -min(p_active[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
         known = [c for part in self.known_failing if (c := coded.part(part)) is not None]
-        return fit(design), FailureModel(design, rows, coded.table(failed), known)
+        failures = FailureModel(design, rows, coded.table([c for c, _ in failed]), known)
+        memory = MemoryModel(design, self._peaks(coded, kept, failed), self.memory_limit)
+        return Fitted(coded, fit(design), failures, memory)
+
+    def _peaks(self, coded: CodedSpace, kept: Sequence[Coded], failed: Sequence[Coded]) -> Peaks:
+        told = [(c, t, False) for c, t in kept] + [(c, t, True) for c, t in failed]
+        found = [(c, float(t.user_attrs[MEMORY_KEY]), least) for c, t, least in told if MEMORY_KEY in t.user_attrs]
+        found += [(c, peak, False) for part, peak in self.known_peaks if (c := coded.codes(part)) is not None]
+        codes, ratios, is_least = zip(*found, strict=True) if found else ((), (), ())
+        return Peaks(coded.table(codes), np.array(ratios), np.array(is_least, dtype=bool))
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
         sds = np.array([_sd(t) for t in kept])

@@ -24,6 +24,9 @@ from optuna.trial import FrozenTrial, TrialState
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
 
+Coded = tuple[Codes, FrozenTrial]
+"""Trial with its set."""
+
 MAIN_RANK, PAIR_RANK = 6, 4
 """Limits of features of a setting, and of a pair."""
 
@@ -53,6 +56,7 @@ class Factor:
     group: str = ""
     needs: Mapping[int, frozenset[int]] = field(default_factory=dict)
     p_active: float | None = None
+    is_option: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Flag:
         group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability of an effect; None for the usual one.
+        is_option: Whether it is an option of the workload, which moves memory, as batch size does.
     """
 
     default: Any = None
@@ -72,6 +77,7 @@ class Flag:
     group: str = ""
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     p_active: float | None = None
+    is_option: bool = False
 
 
 class Block(NamedTuple):
@@ -197,6 +203,7 @@ class CodedSpace:
             group=flag.group,
             needs=needs,
             p_active=flag.p_active,
+            is_option=flag.is_option,
         )
 
     def table(self, rows: Sequence[Codes]) -> Codes:
@@ -233,16 +240,16 @@ class CodedSpace:
             found.append((self._at[name], code))
         return tuple(found)
 
-    def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[tuple[Codes, FrozenTrial]], list[Codes]]:
-        """Splits finished trials into successful ones with their sets, and the sets of failed ones."""
-        ran: list[tuple[Codes, FrozenTrial]] = []
-        failed: list[Codes] = []
+    def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[Coded], list[Coded]]:
+        """Splits finished trials into successful and failed ones, with their sets."""
+        ran: list[Coded] = []
+        failed: list[Coded] = []
         for trial in trials:
             codes = self.codes(trial.params) if trial.state in FINISHED and trial.params else None
             if codes is not None and _is_feasible(trial):
                 ran.append((codes, trial))
             elif codes is not None:
-                failed.append(codes)
+                failed.append((codes, trial))
         return ran, failed
 
 

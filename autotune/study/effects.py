@@ -37,8 +37,9 @@ class StudyEffects:
     ) -> None:
         self._space, self._trial_count = space, len(trials)
         self._is_allowed, self._least = is_allowed, -math.log1p(-least)
-        self._coded, model, failures = sampler.fit(trials)
-        self._effects = Effects(model, failures, seed=_SEED)
+        fitted = sampler.fit(trials)
+        self._coded = fitted.coded
+        self._effects = Effects(fitted.model, fitted.failures, fitted.memory, seed=_SEED)
         self._ran, _ = self._coded.split(trials)
         self._parameters = {p.name: p for p in space.parameters}
 

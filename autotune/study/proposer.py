@@ -12,18 +12,21 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.compiler.screen import ScreenReport
 from autotune.measure.failing import contains_failing
+from autotune.measure.memory import limit_bytes
 from autotune.model.flags import FlagSet
-from autotune.model.records import EffectsRecord, TrialConfig, TrialResult
+from autotune.model.measurement import FailureKind
+from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
-from autotune.search.sampler import AdditiveFlagSampler
+from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.samplers import (
@@ -58,6 +61,25 @@ FAILURE_PENALTY = 0.1
 """Added to the worst log ratio seen, for failed sets: worse than any other, yet on the same scale."""
 
 
+class KnownMemory(NamedTuple):
+    """The reference's peak, and over it: the limit, and peaks of sets that were compiled."""
+
+    default_bytes: int
+    limit: float
+    compiled: Sequence[tuple[FlagSet, float]] = ()
+
+
+def known_memory(spec: StudySpec, aa_run: AaRecord | None, screened: ScreenReport | None) -> KnownMemory | None:
+    """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is known."""
+    if aa_run is None or not (peak := aa_run.reference.peak_bytes) or not (limit := limit_bytes(spec, aa_run)):
+        return None
+    usual = screened.reference.peak_bytes if screened is not None else None
+    if screened is None or not usual:
+        return KnownMemory(peak, limit / peak)
+    values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
+    return KnownMemory(peak, limit / peak, [(part, own / usual) for part, own in values if own])
+
+
 class Proposer:
     """Proposes the next set, never a known one: those of `first` and of `recheck` before the sampler's."""
 
@@ -71,6 +93,7 @@ class Proposer:
         recheck: NoOpRecheck | None = None,
         rule_defaults: Mapping[str, str] | None = None,
         priors: Mapping[str, float] | None = None,
+        memory: KnownMemory | None = None,
     ) -> None:
         self._spec = spec
         self._space = space
@@ -90,6 +113,7 @@ class Proposer:
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
         self._priors = priors or {}
+        self._memory = memory
         self._stored = stored
 
     def begin(self, config: TrialConfig) -> None:
@@ -122,6 +146,7 @@ class Proposer:
                 "status": str(result.status),
                 **({"failure": str(result.failure.kind)} if result.failure else {}),
                 **certainty_of(result),
+                **self._memory_of(result),
             },
             constraints={"failure": -1.0 if feasible else 1.0},
         )
@@ -129,6 +154,14 @@ class Proposer:
         self._history.append(trial)
         if self._stored is not None:
             self._stored.put(trial)
+
+    def _memory_of(self, result: TrialResult) -> dict[str, float]:
+        if self._memory is None:
+            return {}
+        if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
+            return {MEMORY_KEY: self._memory.limit}
+        peak = result.worker.peak_bytes if result.worker is not None else None
+        return {MEMORY_KEY: peak / self._memory.default_bytes} if peak else {}
 
     def finish(self) -> None:
         """Brings the study's storage up to date, if it has one."""
@@ -226,16 +259,23 @@ class Proposer:
         flags = {n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n)) for n, p in parameters.items()}
         space = {n: distribution_of(p) for n, p in parameters.items()}
         sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
-        for part in self.failing:  # those whose settings and values the space has
-            texts = {n: parameters[n].match(v) for n, v in part.items() if n in parameters}
-            values = {n: from_text(parameters[n], text) for n, text in texts.items() if text is not None}
-            if len(values) == len(part):
-                sampler.known_failing.append(values)
+        sampler.known_failing += [v for part in self.failing if (v := self._values_of(part)) is not None]
+        if self._memory is not None:
+            sampler.memory_limit = self._memory.limit
+            peaks = [(self._values_of(part), peak) for part, peak in self._memory.compiled]
+            sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
         if self._spec.limits.rules:
             sampler.is_allowed = lambda values: self._is_allowed(
                 self._space.suggest(lambda p: to_text(p, values[p.name]))
             )
         return sampler
+
+    def _values_of(self, part: FlagSet) -> dict[str, Any] | None:
+        """Returns Optuna's values of settings; None if the space has not all of them."""
+        parameters = {p.name: p for p in self._space.parameters if p.name in part}
+        texts = {n: p.match(part[n]) for n, p in parameters.items()}
+        values = {n: from_text(parameters[n], text) for n, text in texts.items() if text is not None}
+        return values if len(values) == len(part) else None
 
     def _random(self, seed: int, *, changes: int) -> FlagSet:
         """Returns a random point with about `changes` settings changed from the default.

@@ -13,6 +13,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
+from autotune.model.flags import OPTION
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SearchSpec
 from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
@@ -103,6 +104,7 @@ def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None =
         group=parameter.group,
         needs=parameter.condition or {},
         p_active=p_active,
+        is_option=parameter.name.startswith(OPTION),
     )
 
 

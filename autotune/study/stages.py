@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.clock import Stopwatch
-from autotune.model.records import Callbacks, ConclusionRecord
+from autotune.model.records import AaRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
@@ -19,7 +19,7 @@ from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
-from autotune.study.proposer import Proposer, open_study
+from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import Setup, StudyRun
 from autotune.study.screen import priors_of, screened_by
 from autotune.study.search import Search
@@ -55,11 +55,12 @@ def screen(run: StudyRun) -> None:
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
     space = narrow_space(run, space)
-    priors = priors_of(space, screened_by(run.store))
+    screened = screened_by(run.store)
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
-        rule_defaults=run.setup.rule_defaults, priors=priors,
+        rule_defaults=run.setup.rule_defaults, priors=priors_of(space, screened),
+        memory=known_memory(run.spec, next(iter(run.store.of(AaRecord)), None), screened),
     )  # fmt: skip
 
 

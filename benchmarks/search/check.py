@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.search.drawn import DRAWN, draw
 from benchmarks.search.families import EASY, FAMILIES, TRIALS, make
+from benchmarks.search.options import OPTIONS, draw_options
 from benchmarks.search.problems import Problem
 from benchmarks.search.registry import RIVALS
 from benchmarks.search.runs import problem_of, run_one
@@ -21,13 +22,16 @@ SPACES = 4
 SMALL_SPACES = 4
 """Small spaces of each family whose optimum is held against brute force."""
 
+SMALL = {DRAWN: draw, OPTIONS: draw_options}
+"""Makers of the families that have a module of their own."""
+
 MOST_SETS = 60_000
 
 
 def check() -> dict[str, Any]:
     """Figures that a test, or a reader, can hold against docs/search.md."""
     return {
-        "optimum": {family: _brute_force(family) for family in (*FAMILIES, DRAWN)},
+        "optimum": {family: _brute_force(family) for family in (*FAMILIES, DRAWN, OPTIONS)},
         "facts": {family: _facts(family) for family in FAMILIES},
         "scores": _scores(),
         "runs": _runs(),
@@ -41,7 +45,7 @@ def _brute_force(family: str) -> dict[str, float]:
     for seed in range(40):
         if len(found) == SMALL_SPACES:
             break
-        problem = draw(seed, settings=6) if family == DRAWN else make(family, seed, settings=6)
+        problem = SMALL[family](seed, settings=6) if family in SMALL else make(family, seed, settings=6)
         if np.prod(problem.sizes) <= MOST_SETS:
             every = np.indices(problem.sizes).reshape(len(problem.sizes), -1).T
             told = float(problem.gains(problem.best[None])[0])

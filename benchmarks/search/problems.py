@@ -6,10 +6,11 @@ parameter that another one switches off has the code of its default. Times are l
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,9 @@ Cause = tuple[tuple[int, int], ...]
 
 MOST_COMBINATIONS = 5_000_000
 """Most combinations of settings that hang together whose effects are enumerated."""
+
+LEAST_PEAK = 0.01
+"""Least memory of a set, as a share of what there is."""
 
 WIDTHS_SPREAD = 0.5
 """Standard deviation of the log of trials' standard errors: some trials are told more surely than others."""
@@ -45,6 +49,21 @@ class Joint:
     table: Floats
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What some parameters do jointly, as batch size, recomputation, mesh and precision do; 0 at their defaults.
+
+    Attributes:
+        factors: Indices of the parameters.
+        times: Log ratio at each combination of their codes.
+        memory: Likewise, in units of the room that the default leaves.
+    """
+
+    factors: tuple[int, ...]
+    times: Floats
+    memory: Floats
+
+
 @dataclass(frozen=True)
 class Problem:
     """A space with effects that are known, so that its best set is too.
@@ -58,6 +77,8 @@ class Problem:
         recipes: Published sets, as it were: tried first where a run has them.
         good: Parameters that have a value which pays.
         memory: Memory of each value of each parameter, in units of the room that the default leaves; may be empty.
+        together: What more than two parameters do jointly.
+        default_peak: Memory of the default, as a share of what there is.
         noise: Mean standard error of its trials; None for that of the run.
     """
 
@@ -69,6 +90,8 @@ class Problem:
     recipes: tuple[Codes, ...] = ()
     good: tuple[int, ...] = ()
     memory: tuple[Floats, ...] = ()
+    together: Together | None = None
+    default_peak: float = 0.5
     noise: float | None = None
 
     @functools.cached_property
@@ -111,6 +134,8 @@ class Problem:
             total += self.mains[i][codes[:, i]]
         for joint in self.joints:
             total += joint.table[codes[:, joint.one], codes[:, joint.other]]
+        if self.together is not None:
+            total += self.together.times[tuple(codes[:, self.together.factors].T)]
         return total
 
     @functools.cached_property
@@ -119,9 +144,10 @@ class Problem:
 
     def fails(self, codes: Codes) -> NDArray[np.bool_]:
         """Which settled sets fail, shape (sets,)."""
-        return self._hits_a_hazard(codes) | (self.room_taken(codes) > 1.0)
+        return self.hits_a_hazard(codes) | (self.room_taken(codes) > 1.0)
 
-    def _hits_a_hazard(self, codes: Codes) -> NDArray[np.bool_]:
+    def hits_a_hazard(self, codes: Codes) -> NDArray[np.bool_]:
+        """Which settled sets hold what fails, memory aside, shape (sets,)."""
         failed = np.zeros(len(codes), dtype=bool)
         for cause in self.hazards:
             failed |= np.all([codes[:, i] == code for i, code in cause], axis=0)
@@ -132,7 +158,18 @@ class Problem:
         total = np.zeros(len(codes))
         for i, table in enumerate(self.memory):
             total += table[codes[:, i]]
+        if self.together is not None:
+            total += self.together.memory[tuple(codes[:, self.together.factors].T)]
         return total
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether sets differ in memory."""
+        return bool(self.memory) or self.together is not None
+
+    def peaks(self, codes: Codes) -> Floats:
+        """Memory of settled sets, as a share of what there is, shape (sets,); above 1 they fail."""
+        return np.maximum(self.default_peak + (1 - self.default_peak) * self.room_taken(codes), LEAST_PEAK)
 
     def gains(self, codes: Codes) -> Floats:
         """What sets are worth, at most 0: who tried a set that fails or is slower still has the default."""
@@ -191,6 +228,7 @@ class Problem:
         found = {i for i, table in enumerate(self.mains) if table.any()}
         found |= {i for joint in self.joints for i in (joint.one, joint.other)}
         found |= {i for i, table in enumerate(self.memory) if table.any()}
+        found |= set(self.together.factors if self.together is not None else ())
         waiting = list(found)
         while waiting:
             fresh = set(self.needs[waiting.pop()]) - found
@@ -207,9 +245,16 @@ class Problem:
             SearchSpace(tuple(self.space.parameters[i] for i in kept)),
             tuple(self.mains[i] for i in kept),
             joints,
+            together=self._together_in(at),
             recipes=tuple(r[list(kept)] for r in self.recipes),
             good=tuple(at[i] for i in self.good if i in at),
         )
+
+    def _together_in(self, at: Mapping[int, int]) -> Together | None:
+        """`together` by new indices; all its parameters act, so none is missing."""
+        if self.together is None:
+            return None
+        return dataclasses.replace(self.together, factors=tuple(at[i] for i in self.together.factors))
 
     # ------------------------------------------------------------------ the best set
 
@@ -249,6 +294,7 @@ class Problem:
         part_of = {i: {i} for i in matters}
         links = [(joint.one, joint.other) for joint in self.joints]
         links += [(i, other) for i in matters for other in self.needs[i]]
+        links += itertools.pairwise(self.together.factors if self.together is not None else ())
         for cause in self.hazards:
             inside = [i for i, _ in cause]
             if matters.issuperset(inside):
@@ -274,7 +320,7 @@ class Problem:
         rows = np.tile(self.defaults, (math.prod(sizes), 1))
         rows[:, part] = np.indices(sizes).reshape(len(part), -1).T
         rows = self.settle(rows)
-        values = np.where(self._hits_a_hazard(rows), np.inf, self.effects(rows))
+        values = np.where(self.hits_a_hazard(rows), np.inf, self.effects(rows))
         memory = self.room_taken(rows)
         order = np.lexsort((memory, values))
         least = np.concatenate([[np.inf], np.minimum.accumulate(memory[order])[:-1]])

@@ -11,10 +11,14 @@ import numpy as np
 from benchmarks.results_file import markdown_table
 from benchmarks.search.drawn import DRAWN
 from benchmarks.search.families import FAMILIES
+from benchmarks.search.options import OPTIONS
 from benchmarks.search.registry import RIVALS
 from benchmarks.search.runs import LOOKS, Row, read_rows
 from benchmarks.search.scoring import interval
 from benchmarks.search.tables import CONTESTANTS
+
+OWN_NOISE = {DRAWN: "Drawn spaces", OPTIONS: "Options together with flags"}
+"""Families that draw their own noise, with their titles."""
 
 Cells = Mapping[str, object]
 
@@ -26,7 +30,7 @@ def write_report(folder: Path) -> Path:
         folder: Where `families.jsonl` and `tables.jsonl` are, as far as they are.
     """
     made_up, tables = read_rows(folder / "families.jsonl"), read_rows(folder / "tables.jsonl")
-    families, drawn = ([r for r in made_up if (r["family"] == DRAWN) is is_drawn] for is_drawn in (False, True))
+    families = [r for r in made_up if r["family"] in FAMILIES]
     sections = [
         "# The search against its rivals",
         "Written by `python -m benchmarks.search report`; docs/search.md says what is done. Score 0 is uniform random "
@@ -41,7 +45,9 @@ def write_report(folder: Path) -> Path:
             f"## Families, {trials} trials, {100 * noise:g} % noise, {'without' if without_recipes else 'with'} recipes"
         )
         sections += _families(mine)
-    sections += [*_drawn(drawn), *_tables(tables)]
+    for family, title in OWN_NOISE.items():
+        sections += _drawn([r for r in made_up if r["family"] == family], title)
+    sections += _tables(tables)
     path = folder.with_suffix(".md")
     path.write_text("\n\n".join(sections) + "\n")
     return path
@@ -84,7 +90,7 @@ def _families(rows: Sequence[Row]) -> list[str]:
     return told + ([f"Not run: {', '.join(absent)}."] if absent else [])
 
 
-def _drawn(rows: Sequence[Row]) -> list[str]:
+def _drawn(rows: Sequence[Row], title: str) -> list[str]:
     """Regret is the best set that was tried, over the optimum, in % of the step time."""
     lines: list[Cells] = []
     shipped = {r["seed"]: r["regret"] for r in rows if r["strategy"] == "additive"}
@@ -106,7 +112,7 @@ def _drawn(rows: Sequence[Row]) -> list[str]:
                 "failed trials": cells["failed"],
             }
         )
-    return ["## Drawn spaces, with recipes, noise drawn too", markdown_table(lines)] if lines else []
+    return [f"## {title}, with recipes, noise drawn too", markdown_table(lines)] if lines else []
 
 
 def _mean(rows: Mapping[str, Sequence[Row]], figure: Callable[[Row], float]) -> float:

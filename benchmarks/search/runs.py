@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.search.drawn import DRAWN, draw
 from benchmarks.search.families import make
+from benchmarks.search.options import OPTIONS, draw_options
 from benchmarks.search.problems import Problem
 from benchmarks.search.registry import RIVALS
 from benchmarks.search.scoring import random_search, score
@@ -44,7 +45,8 @@ def made_with() -> dict[str, str]:
 @functools.lru_cache(maxsize=4)
 def problem_of(family: str, seed: int) -> Problem:
     """A space, made once for all who search it."""
-    return draw(seed) if family == DRAWN else make(family, seed)
+    own = {DRAWN: draw, OPTIONS: draw_options}
+    return own[family](seed) if family in own else make(family, seed)
 
 
 def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, seed: int) -> Row:
@@ -166,7 +168,7 @@ def _all_runs(
 ) -> Iterator[Row]:
     for seed in seeds:
         for family in families:
-            for noise in (None,) if family == DRAWN else noises:
+            for noise in (None,) if family in (DRAWN, OPTIONS) else noises:
                 for has_recipes in recipes:
                     for strategy in strategies:
                         yield dict(zip(KEY, (family, seed, noise, has_recipes, strategy, trials), strict=False))

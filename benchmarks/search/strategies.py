@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -13,16 +14,20 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, Failure, FailureKind
+from autotune.model.measurement import Comparison, Failure, FailureKind, WorkerReport
 from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.search.sampler import USUAL_SD
+from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.proposer import Proposer
+from autotune.study.proposer import KnownMemory, Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
 
 _Z = 1.959964
+
+LIMIT_BYTES = 60 * 10**9
+"""What a simulated set may need."""
 
 
 class Strategy(Protocol):
@@ -73,6 +78,8 @@ class Product(Remembers):
         has_recipes: Whether recipes are tried first.
         sampler: `search.sampler`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
+        knows_memory: Whether peaks of memory and their limit are told.
+        pairs_options: Whether options may act together.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
     """
 
@@ -84,6 +91,8 @@ class Product(Remembers):
         has_recipes: bool,
         sampler: str = "additive",
         has_widths: bool = True,
+        knows_memory: bool = True,
+        pairs_options: bool = True,
         finds_culprits: bool = False,
     ) -> None:
         super().__init__(problem, seed)
@@ -91,7 +100,10 @@ class Product(Remembers):
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
-        self._proposer = Proposer(parse_study(study), problem.space, first=first)
+        space = problem.space if pairs_options else _without_options_group(problem.space)
+        known = KnownMemory(round(problem.default_peak * LIMIT_BYTES), 1 / problem.default_peak)
+        memory = known if problem.has_memory and knows_memory else None
+        self._proposer = Proposer(parse_study(study), space, first=first, memory=memory)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0
@@ -113,11 +125,17 @@ class Product(Remembers):
                 settings=settings,
                 origin="search",
                 params=self.problem.space.locate(settings) or {},
-                **dict(_failed() if value is None else _measured(value, told_sd)),
+                **self._outcome(codes, value, told_sd),
             )
         )
         if value is None and self._finds_culprits:
             self._find_culprit(codes)
+
+    def _outcome(self, codes: Codes, value: float | None, sd: float) -> dict[str, Any]:
+        if value is None:
+            hits = self.problem.hits_a_hazard(codes[None])[0]
+            return dict(_failed(FailureKind.CRASH if hits else FailureKind.OUT_OF_MEMORY))
+        return {**dict(_measured(value, sd)), "worker": _report(float(self.problem.peaks(codes[None])[0]))}
 
     def _find_culprit(self, codes: Codes) -> None:
         for cause in self.problem.hazards:
@@ -170,6 +188,11 @@ class Ceiling(Product):
         return whole
 
 
+def _without_options_group(space: SearchSpace) -> SearchSpace:
+    own = [dataclasses.replace(p, group="") if p.group == "options" else p for p in space.parameters]
+    return dataclasses.replace(space, parameters=tuple(own))
+
+
 def _measured(value: float, sd: float) -> TrialOutcome:
     estimate = Estimate(
         ratio=math.exp(value), low=math.exp(value - _Z * sd), high=math.exp(value + _Z * sd), level=0.95, pair_count=8
@@ -185,8 +208,23 @@ def _measured(value: float, sd: float) -> TrialOutcome:
     return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)
 
 
-def _failed() -> TrialOutcome:
-    failure = Failure(kind=FailureKind.CRASH, message="simulated", phase="run")
+def _report(peak: float) -> WorkerReport:
+    """What a program tells of itself; `peak` is a share of what it may need."""
+    return WorkerReport(
+        fingerprint="simulated",
+        platform="cuda",
+        device_kind="simulated",
+        device_count=8,
+        start_s=1.0,
+        losses=(1.0,),
+        grad_norms=(1.0,),
+        warmup_step_times_s=(1.0,),
+        peak_bytes=round(peak * LIMIT_BYTES),
+    )
+
+
+def _failed(kind: FailureKind) -> TrialOutcome:
+    failure = Failure(kind=kind, message="simulated", phase="run")
     return TrialOutcome(status=TrialStatus.FAILED, failure=failure)
 
 

@@ -13,11 +13,14 @@ import pytest
 from autotune.search.additive import AdditiveModel, Observations
 from autotune.search.effects import Effects
 from autotune.search.failures import PAIR, SINGLE, Cause, FailureModel
+from autotune.search.memory import MemoryModel, Peaks
 from autotune.search.posterior import SHARES, SIZES, Chain, State
 from autotune.search.space import MAIN_RANK, PAIR_RANK, Codes, Design, Factor, Floats
 from tests.tables import toml_beside
 
 DESIGN = Design([Factor(size=3, group="g" if n in "ab" else "") for n in "abcd"])
+
+NO_PEAKS = Peaks(np.zeros((0, 1), dtype=np.int64), np.zeros(0), np.zeros(0, dtype=bool))
 
 
 def chance_to_run(failures: FailureModel, row: np.ndarray) -> float:
@@ -311,7 +314,8 @@ def learn(
     design = design or Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
-    return Effects(AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, []), seed=seed)
+    model, failures = AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, [])
+    return Effects(model, failures, MemoryModel(design, NO_PEAKS, None), seed=seed)
 
 
 def plant(seed: int) -> Planted:

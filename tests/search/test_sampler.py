@@ -16,8 +16,9 @@ from optuna.trial import TrialState
 from autotune.search.acquisition import propose
 from autotune.search.additive import GREEDY, AdditiveModel
 from autotune.search.failures import FailureModel
+from autotune.search.memory import MemoryModel
 from autotune.search.posterior import BURN_IN
-from autotune.search.sampler import DUPLICATE_KEY, MANY_JUMPS, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import DUPLICATE_KEY, MANY_JUMPS, MEMORY_KEY, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
 from autotune.search.space import CodedSpace, Codes, Flag
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
@@ -70,7 +71,8 @@ def searched(trials: int, seed: int = 0) -> optuna.Study:
 
 def chances(made: AdditiveFlagSampler, trials: Sequence[optuna.trial.FrozenTrial]) -> dict[str, float]:
     """What is believed of each setting after some trials."""
-    coded, model, _ = made.fit(trials)
+    fitted = made.fit(trials)
+    coded, model = fitted.coded, fitted.model
     return dict(zip(coded.names, map(float, model.p_active()), strict=True))
 
 
@@ -96,13 +98,15 @@ class Learned(NamedTuple):
     coded: CodedSpace
     model: AdditiveModel
     failures: FailureModel
+    memory: MemoryModel
     ran: Codes
 
 
 def learned(trials: int) -> Learned:
     study = searched(trials)
-    coded, model, failures = sampler().fit(study.trials)
-    return Learned(coded, model, failures, coded.table([c for c, _ in coded.split(study.trials)[0]]))
+    fitted = sampler().fit(study.trials)
+    coded = fitted.coded
+    return Learned(*fitted, coded.table([c for c, _ in coded.split(study.trials)[0]]))
 
 
 def test_equal_seeds_and_histories_give_equal_proposals() -> None:
@@ -183,7 +187,8 @@ def test_priors_lead_until_data_wash_them_out() -> None:
     chance = chances(made, [])
     assert chance["flag_02"] > 0.75
     assert chance["flag_03"] < 0.05
-    coded, model, _ = made.fit(searched(50).trials)
+    fitted = made.fit(searched(50).trials)
+    coded, model = fitted.coded, fitted.model
     chance = chances(made, searched(50).trials)
     assert chance["flag_02"] < 0.75
     assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
@@ -246,10 +251,10 @@ def test_no_threshold_at_all_is_a_step_below_the_least_threshold() -> None:
     choices = [0, 1 << 20, 64 << 20]
     space: dict[str, BaseDistribution] = {"x": CategoricalDistribution(choices)}
     made = AdditiveFlagSampler(space, {"x": Flag(default=0)})
-    coded, _, _ = made.fit([])
+    coded = made.fit([]).coded
     assert coded.factors[0].scale == (14.0, 20.0, 26.0)
     made = AdditiveFlagSampler({"x": IntDistribution(1, 10**6)}, {"x": Flag(default=77)})
-    coded, _, _ = made.fit([])
+    coded = made.fit([]).coded
     assert {1, 77, 10**6} <= set(coded.choices[0])
 
 
@@ -275,7 +280,7 @@ def test_more_settings_than_all_pairs_of_can_be_told_apart() -> None:
         both = (params["p1"] > 3) and (params["p2"] > 3)
         value = math.exp(-0.3 * both - 0.1 * (params["p1"] > 3))
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-    _, model, _ = made.fit(study.trials)
+    model = made.fit(study.trials).model
     assert len(model.design.pairs) == MOST_PAIRS
     assert (1, 2) in model.design.pairs
 
@@ -291,7 +296,7 @@ def test_a_proposal_takes_no_longer_for_more_settings_in_a_group() -> None:
             params = {n: int(rng.integers(11)) for n in space}
             value = -0.05 * (params["p3"] > 0) - 0.03 * (params["p7"] > 4) + 0.01 * float(rng.standard_normal())
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-        _, model, _ = made.fit(study.trials)
+        model = made.fit(study.trials).model
         looks.append(len(model.design.blocks))
         # Products of all features with those of a block are taken for the few blocks that were ever in.
         products.append(len(model.chain._products))
@@ -315,7 +320,7 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
     is_risky: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the definition of expected improvement, over draws that the proposals did not see."""
-    coded, model, failures, ran = learned(14)
+    coded, model, failures, memory, ran = learned(14)
     if is_risky:  # one of two settings that pay, or of three that do nothing, made two sets fail
         suspects = [coded.names.index(n) for n in ("flag_00", "flag_03", "flag_04", "flag_11", "flag_21")]
         cleared, failed = ran.copy(), np.zeros((2, len(coded.names)), dtype=np.int64)
@@ -327,7 +332,7 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
     def improvement(share: float) -> float:
         monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", share)
         rngs = [np.random.default_rng(seed) for seed in range(40)]
-        codes = np.array([propose(model, failures, rng, tried=ran) for rng in rngs])
+        codes = np.array([propose(model, failures, memory, rng, tried=ran) for rng in rngs])
         gains = np.maximum(least[:, None] - draws.totals(codes), 0.0).mean(axis=0)
         return float((gains * np.exp(failures.log_survivals(codes))).mean())
 
@@ -335,7 +340,8 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
 
 
 def test_totals_of_samples_are_on_average_what_is_expected() -> None:
-    _, model, _, codes = learned(25)
+    found = learned(25)
+    model, codes = found.model, found.ran
     many = model.draws(np.random.default_rng(0), 4000).totals(codes)
     expected = np.array([model.mean.total(c) for c in codes])
     errors = many.std(axis=0) / math.sqrt(len(many))
@@ -345,8 +351,8 @@ def test_totals_of_samples_are_on_average_what_is_expected() -> None:
 def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker tries is known to the next one: the same belief then proposes another set."""
     monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", 1.0)
-    _, model, failures, ran = learned(25)
-    first = propose(model, failures, np.random.default_rng(3), tried=ran)
+    _, model, failures, memory, ran = learned(25)
+    first = propose(model, failures, memory, np.random.default_rng(3), tried=ran)
     draws = model.draws(np.random.default_rng(1), 2000)
 
     def improvement(codes: Codes, known: Codes) -> float:
@@ -355,7 +361,7 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement(monkeypatc
 
     assert improvement(first, ran) > 0
     assert improvement(first, np.concatenate([ran, first[None]])) == pytest.approx(0)
-    second = propose(model, failures, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]))
+    second = propose(model, failures, memory, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]))
     assert improvement(second, np.concatenate([ran, first[None]])) > 0
 
 
@@ -368,8 +374,109 @@ def test_chances_to_run_of_many_sets_are_those_of_each() -> None:
     made = sampler()
     made.known_failing = [{"flag_13": "true"}]
     study = search(made, measure, 12)
-    coded, _, failures = made.fit(study.trials)
+    coded, _, failures, _ = made.fit(study.trials)
     rows = np.random.default_rng(0).integers(2, size=(40, len(coded.names)))
     together = failures.log_survivals(rows)
     np.testing.assert_allclose(together, [float(failures.log_survivals(row[None])[0]) for row in rows])
     assert len(set(together.round(6))) > 3
+
+
+# ---------------------------------------------------------------------- memory
+
+BATCHES, REMATS, MESHES = ("1", "2", "4", "8"), ("full", "dots", "none"), ("sharded", "whole")
+ROOM: dict[str, BaseDistribution] = {
+    "batch": CategoricalDistribution(BATCHES),
+    "remat": CategoricalDistribution(REMATS),
+    "mesh": CategoricalDistribution(MESHES),
+    **{n: SPACE[n] for n in SETTINGS[:12]},
+}
+ROOM_FLAGS = {
+    "batch": Flag(default="1", group="options", is_option=True),
+    "remat": Flag(default="full", group="options", is_option=True),
+    "mesh": Flag(default="sharded", group="options", is_option=True),
+    **{n: FLAGS[n] for n in SETTINGS[:12]},
+}
+LIMIT = 2.0
+"""Over the default's peak."""
+
+
+def peak(params: Mapping[str, Any]) -> float:
+    """State and activations, as programs have them: 1 for the default; two flags add a buffer."""
+    kept = {"full": 1.0, "dots": 2.0, "none": 4.0}[params["remat"]]
+    state = 0.6 if params["mesh"] == "sharded" else 1.8
+    buffers = 0.15 * (params["flag_02"] == "true") + 0.1 * (params["flag_05"] == "true")
+    return float(state + 0.2 * int(params["batch"]) * kept + 0.2 + buffers)
+
+
+def per_token(params: Mapping[str, Any]) -> float:
+    """What a larger batch and less recomputation save, and what flags do."""
+    again = {"full": 0.25, "dots": 0.08, "none": 0.0}[params["remat"]]
+    flags = sum(change for n, change in {**GOOD, **BAD}.items() if params.get(n) == "true")
+    return math.log((1 + 0.3 / int(params["batch"])) * (1 + again) / 1.625) + flags
+
+
+def search_in_memory(seed: int, trials: int, *, is_told: bool) -> list[optuna.trial.FrozenTrial]:
+    """A search in which sets above the limit fail, and peaks are told or not."""
+    made = AdditiveFlagSampler(ROOM, ROOM_FLAGS, seed=seed, is_log_ratio=True)
+    made.memory_limit = LIMIT if is_told else None
+    study, rng = optuna.create_study(sampler=made), np.random.default_rng(seed)
+    for _ in range(trials):
+        trial = study.ask(ROOM)
+        fits = peak(trial.params) <= LIMIT
+        trial.set_user_attr(SD_KEY, 0.01)
+        trial.set_user_attr(MEMORY_KEY, min(peak(trial.params), LIMIT))
+        value = per_token(trial.params) + 0.01 * float(rng.standard_normal())
+        study.tell(trial, value if fits else None, state=TrialState.COMPLETE if fits else TrialState.FAIL)
+    return study.get_trials()
+
+
+def test_sets_that_do_not_fit_are_seldom_tried_where_peaks_are_told() -> None:
+    failed = {
+        told: sum(t.state is TrialState.FAIL for seed in range(3) for t in search_in_memory(seed, 25, is_told=told))
+        for told in (True, False)
+    }
+    assert failed[True] < 0.75 * failed[False]
+
+
+def test_what_fits_is_told_from_peaks_and_from_sets_that_ran_out_of_memory() -> None:
+    """Held against all sets of the options, with flags drawn."""
+    trials = search_in_memory(0, 30, is_told=True)
+    made = AdditiveFlagSampler(ROOM, ROOM_FLAGS, seed=0, is_log_ratio=True)
+    made.memory_limit = LIMIT
+    fitted = made.fit(trials)
+    coded, memory = fitted.coded, fitted.memory
+    rng = np.random.default_rng(0)
+    drawn = [{n: ("false", "true")[rng.integers(2)] for n in SETTINGS[:12]} for _ in range(24)]
+    options = [
+        {"batch": batch, "remat": remat, "mesh": mesh} for batch in BATCHES for remat in REMATS for mesh in MESHES
+    ]
+    sets = [{**own, **flags} for own, flags in zip(options, drawn, strict=True)]
+    codes = coded.table([c for s in sets if (c := coded.codes(s)) is not None])
+    fits = np.array([peak(s) <= LIMIT for s in sets])
+    likely = memory.log_chances(codes) > math.log(0.5)
+    assert 4 < fits.sum() < 20
+    assert (likely == fits).mean() >= 0.85
+    clear = np.array([abs(math.log(peak(s) / LIMIT)) > 0.5 for s in sets])
+    assert (likely == fits)[clear].all()
+
+
+def test_a_peak_that_compiling_tells_needs_no_trial_to_be_avoided() -> None:
+    made = AdditiveFlagSampler(ROOM, ROOM_FLAGS, seed=0, is_log_ratio=True)
+    made.memory_limit = LIMIT
+    made.known_peaks = [({"mesh": "whole"}, 2.2), ({"remat": "dots"}, 1.2), ({"batch": "8"}, 2.4)]
+    fitted = made.fit([])
+    coded, memory = fitted.coded, fitted.memory
+    whole, dots = (coded.table([c]) for v in ("whole", "dots") if (c := coded.codes({_of(v): v})) is not None)
+    assert memory.log_chances(whole)[0] < math.log(0.2)
+    assert memory.log_chances(dots)[0] > math.log(0.9)
+
+
+def _of(value: str) -> str:
+    return "mesh" if value in MESHES else "remat"
+
+
+def test_without_a_limit_all_fits() -> None:
+    made = AdditiveFlagSampler(ROOM, ROOM_FLAGS, seed=0, is_log_ratio=True)
+    memory = made.fit(search_in_memory(0, 6, is_told=False)).memory
+    assert not memory.is_known
+    assert (memory.log_chances(np.zeros((3, len(ROOM)), dtype=np.int64)) == 0).all()

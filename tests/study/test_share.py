@@ -8,11 +8,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
+from autotune.compiler.screen import ValueReport
 from autotune.measure.compare import Interleaved, Isolated
 from autotune.measure.context import ReferenceFailed
-from autotune.measure.memory import LIMIT_PHASE, MemoryShare, compiled_over_limit, over_limit, refuse_over_limit
+from autotune.measure.memory import (
+    LIMIT_PHASE,
+    MemoryShare,
+    compiled_over_limit,
+    limit_bytes,
+    over_limit,
+    refuse_over_limit,
+)
 from autotune.model.errors import LaunchError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, FailureKind
@@ -26,8 +37,11 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
+from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
+from autotune.search.sampler import MEMORY_KEY
 from autotune.study.preflight import keeping_rules, rule_defaults
+from autotune.study.proposer import known_memory
 from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Diary, Run, failed, replay_study, there, worker_report
@@ -173,6 +187,51 @@ def test_the_fullest_device_counts() -> None:
     refuse_over_limit(limited("3GiB"), report)
     with pytest.raises(WorkerFailed, match="needs 3 GiB"):
         refuse_over_limit(limited("2GiB"), report)
+
+
+def first_run(mode: str, *limits: int | None, peak: int = 10 << 30) -> AaRecord:
+    """The A/A run of a reference with some devices."""
+    memory = tuple(DeviceMemory(peak_bytes=peak, limit_bytes=limit) for limit in limits)
+    reference = worker_report(platform="cuda", device_memory=memory, peak_bytes=peak)
+    found: Any = SimpleNamespace(comparison=SimpleNamespace(mode=mode), reference=reference)
+    return found  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("case", CASES["bound"], ids=lambda case: case["what"])
+def test_a_set_may_need_what_one_process_gets_alone_or_the_study_allows(case: dict[str, Any]) -> None:
+    spec = study(**case.get("study", {}))
+    limits = [gib and gib << 30 for gib in case["devices_gib"]]
+    found = limit_bytes(spec, first_run(case["mode"], *limits))
+    assert found == (round(case["gib"] * (1 << 30)) if "gib" in case else None)
+
+
+def test_compiled_peaks_are_known_before_the_first_trial() -> None:
+    values = [{"value": "1", "is_active": True, "peak_bytes": 3 << 30}, {"value": "2", "is_active": False}]
+    screened = SimpleNamespace(
+        reference=SimpleNamespace(peak_bytes=2 << 30),
+        settings=[SimpleNamespace(name="xla_a", values=[ValueReport.model_validate(v) for v in values])],
+    )
+    report: Any = screened
+    known = there(known_memory(limited("40GiB"), first_run("aba", None), report))
+    assert known.default_bytes == 10 << 30
+    assert known.limit == pytest.approx(4)
+    assert known.compiled == [(FlagSet({"xla_a": "1"}), 1.5)]
+    assert known_memory(study(), first_run("aba", None), report) is None  # no bound is known
+    assert known_memory(limited("40GiB"), None, report) is None
+
+
+def test_the_search_of_a_study_is_told_the_peaks_of_its_trials(run_replay: Run) -> None:
+    """Over the reference's; of a set above the limit, the limit."""
+    machine = {"memory_effects": {"xla_a=1": 3.0, "xla_b=1": 1.5}}
+    spec = replay_study(**machine, study={"limits": {"memory": "2GiB"}})
+    first = (("too much", FlagSet({"xla_a": 1})), ("some", FlagSet({"xla_b": 1})))
+    _, store, _ = run_replay(spec, trials=2, first=first)
+    opened = JournalStorage(JournalFileBackend(str(store.path / JOURNAL)))
+    (summary,) = optuna.get_all_study_summaries(opened)
+    trials = optuna.load_study(study_name=summary.study_name, storage=opened).trials
+    told = {t.user_attrs["origin"]: t.user_attrs[MEMORY_KEY] for t in trials if MEMORY_KEY in t.user_attrs}
+    peak = there(store.of(AaRecord)[0].reference.peak_bytes)
+    assert told == pytest.approx({"too much": (2 << 30) / peak, "some": 1.5})
 
 
 class OnlySpec:
