@@ -178,7 +178,7 @@ def _of_options() -> Claim:
     figures = [(percent(mean(r["regret"] for r in mine), 1), f"{mean(r['failed'] for r in mine):.1f}") for mine in rows]
     return Claim(
         "docs/search.md",
-        r"times are drawn\), (\d+) seeds: the regret is ([\d.]+) %, and ([\d.]+) trials fail; without the memory model "
+        r"drawn times\), (\d+) seeds: the regret is ([\d.]+) %, and ([\d.]+) trials fail; without the memory model "
         r"([\d.]+) % and ([\d.]+); without pairs of options ([\d.]+) % and ([\d.]+); without both, as before, "
         r"([\d.]+) % and ([\d.]+)\.",
         [str(len(rows[0])), *(figure for pair in figures for figure in pair)],

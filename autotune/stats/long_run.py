@@ -37,7 +37,7 @@ in two or more together (seven to none)."""
 ALPHA_SOAK = 0.005
 """One-sided error with which the last look must say that a long run is slower, by all runs together."""
 
-LEAST_LOSS, LOSS_SHARE = 0.02, 0.25
+LEAST_LOSS, LOSS_SHARE = 0.005, 0.25
 """What a long run may be slower than the proof says: so much, or so large a share of a larger gain."""
 
 ALPHA_PROOF = 0.02
@@ -226,10 +226,13 @@ def lost_gain(looks: Sequence[LongRunRatio], *, log_ratio: float | None, process
 
 
 def _sure_distance(found: Sequence[float], looks: Sequence[LongRunRatio], *, process_sd: float) -> float:
-    """By how much a mean over looks must be above a bound to be surely so."""
+    """By how much a mean over looks must be above a bound to be surely so.
+
+    Three runs say little of their spread: that of the processes of the proof counts, where the runs do not differ more.
+    """
     inside = math.sqrt(sum(x.error**2 + process_sd**2 for x in looks)) / len(looks)
     between = float(np.std(found, ddof=1)) / math.sqrt(len(found))
-    return max(NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * inside, student_quantile(2 * ALPHA_SOAK, len(found) - 1) * between)
+    return NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * max(inside, between)
 
 
 def soak_arm_s(least_s: float, *, step_s: float, start_s: float, run_steps: int | None) -> float:
