@@ -216,23 +216,24 @@ def lost_gain(looks: Sequence[LongRunRatio], *, log_ratio: float | None, process
     """
     gain = -min(0.0, log_ratio or 0.0)
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
-    for found in ([x.whole for x in looks], [x.late for x in looks]):
+    errors = [x.error for x in looks]
+    for found, error in (
+        ([x.whole for x in looks], errors),
+        ([x.late for x in looks], [math.sqrt(2) * e for e in errors]),
+    ):
         mean = float(np.mean(found))
         if found[-1] <= bound or mean <= bound:
             continue
-        if len(looks) < SOAK_LOOKS or mean - bound > _sure_distance(found, looks, process_sd=process_sd):
+        if len(looks) < SOAK_LOOKS or mean - bound > _sure_distance(found, error, process_sd=process_sd):
             return math.exp(mean)
     return None
 
 
-def _sure_distance(found: Sequence[float], looks: Sequence[LongRunRatio], *, process_sd: float) -> float:
-    """By how much a mean over looks must be above a bound to be surely so.
-
-    Three runs say little of their spread: that of the processes of the proof counts, where the runs do not differ more.
-    """
-    inside = math.sqrt(sum(x.error**2 + process_sd**2 for x in looks)) / len(looks)
+def _sure_distance(found: Sequence[float], errors: Sequence[float], *, process_sd: float) -> float:
+    """By how much a mean over looks must be above a bound to be surely so."""
+    inside = math.sqrt(sum(error**2 + process_sd**2 for error in errors)) / len(errors)
     between = float(np.std(found, ddof=1)) / math.sqrt(len(found))
-    return NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * max(inside, between)
+    return max(NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * inside, student_quantile(2 * ALPHA_SOAK, len(found) - 1) * between)
 
 
 def soak_arm_s(least_s: float, *, step_s: float, start_s: float, run_steps: int | None) -> float:
