@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import print_lines
+from autotune.cli.printing import make_console, print_lines
 from autotune.cli.run import run_and_print
 
 if TYPE_CHECKING:
@@ -190,10 +190,15 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
     from autotune.programs.draft import plan_of
     from autotune.programs.look import probe_program
 
-    command = shlex.join(redact_command(asked.command))
-    print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
+    console = make_console(stderr=True)
+    what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
     try:
-        found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+        if console.is_terminal:
+            with console.status(what) as status:
+                found = probe_program(asked, tell=lambda text: status.update(f"{what} ({text})"))
+        else:
+            print_lines([what], stderr=True)
+            found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
