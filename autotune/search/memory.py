@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
 from autotune.search.additive import Tables
 from autotune.search.failures import Risks
@@ -70,6 +69,8 @@ class MemoryModel:
         """Log of the probability that each set fits, of sets of shape (sets, factors)."""
         if not self.is_known:
             return np.zeros(len(codes))
+        from scipy.special import log_ndtr  # 0.2 s to import, so not before it is needed
+
         features = self.design.features(codes)
         cross = self._gain @ features.T
         known = (cross * (self._inverse @ cross)).sum(axis=0)
