@@ -145,7 +145,8 @@ def name_of(command: list[str]) -> str:
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
     """Returns the study file for a command, and its study if it exists."""
     from autotune.model.errors import StudyFileError
-    from autotune.model.spec import STUDY_NAME, load_study
+    from autotune.model.sections import STUDY_NAME
+    from autotune.model.spec import load_study
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")

@@ -64,6 +64,15 @@ AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+def _without_secrets(value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+    """Dumps the options or the command of a workload, secrets redacted unless the context keeps them."""
+    if value is None or (info.context or {}).get("secrets"):
+        return dump(value)
+    return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
+
 
 class ReadSpec(Section):
     """How the steps of the user's own program are read from what it prints or writes, see docs/reading.md."""
@@ -192,11 +201,7 @@ class WorkloadSpec(Section):
         """The command with its options and the folder of the trial in place; see `filled_command`."""
         return filled_command(self.command or (), {**self.options, FOLDER: folder})
 
-    @field_serializer("options", "command", mode="wrap")
-    def _without_secrets(self, value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
-        if value is None or (info.context or {}).get("secrets"):
-            return dump(value)
-        return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
+    _redacted = field_serializer("options", "command", mode="wrap")(_without_secrets)
 
     @property
     def shown(self) -> WorkloadSpec:
@@ -208,6 +213,19 @@ class WorkloadSpec(Section):
     def can_interleave(self) -> bool:
         """Whether a process of it can wait while another one is measured."""
         return self.command is None or self.hook
+
+
+class AlsoSpec(Section):
+    """A further workload on which a winner must hold, too, see docs/study.md; the rest is as in [workload]."""
+
+    name: Annotated[str, Field(pattern=STUDY_NAME)]
+    """Shown in conclusions and exports; its proofs are in ``also/NAME`` of the run directory."""
+    entry: str | None = None
+    """Instead of that of `workload`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options with other values than in `workload.options`."""
+
+    _redacted = field_serializer("options", mode="wrap")(_without_secrets)
 
 
 class DeviceSpec(Section):

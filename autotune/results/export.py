@@ -21,7 +21,7 @@ from autotune.model.files import plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_change, format_seconds
-from autotune.results.format import format_estimate, time_of
+from autotune.results.format import format_estimate, further_lines, time_of
 from autotune.results.winner import WINNER_VERSION, Winner, winner_of
 from autotune.rundir.store import Store
 
@@ -96,7 +96,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     env.filters["quote"] = shlex.quote
-    said = (format_change, format_estimate, format_seconds, time_of, dotted, plain)
+    said = (format_change, format_estimate, format_seconds, further_lines, time_of, dotted, plain)
     env.globals |= {function.__name__: function for function in said}
     return env
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from autotune.model.flags import HUNG_AT, FlagSet, captures_collectives
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
@@ -36,7 +37,7 @@ from autotune.model.units import (
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import Estimate, Verdict, geometric_mean
 from autotune.stats.long_run import LEAST_SAMPLES
 
 RUNNING = "running"
@@ -46,6 +47,7 @@ STAGE_WORDS = {
     "isolated": "isolated runs",
     "recheck": "recheck",
     "builds": "two builds",
+    "also": "further workload",
 }
 """Stages of `FinalistResult` as shown to users."""
 
@@ -197,6 +199,15 @@ def format_finalist(result: FinalistResult) -> str:
     )
 
 
+def further_lines(estimate: Estimate | None, further: Mapping[str, Estimate] | None) -> list[str]:
+    """Formats the ratios of a winner on further workloads, and the geometric mean of all."""
+    if estimate is None or not further:
+        return []
+    mean = geometric_mean([estimate, *further.values()])
+    lines = [f"on the further workload {name}: ratio {format_estimate(e)}" for name, e in further.items()]
+    return [*lines, f"geometric mean over the {len(lines) + 1} workloads: ratio {format_estimate(mean)}"]
+
+
 def format_ablation(result: AblationResult) -> str:
     """Formats what a set without a setting showed, and whether that stayed."""
     figures = f" (ratio without it {format_estimate(result.comparison.estimate)})" if result.comparison else ""
@@ -214,6 +225,8 @@ def verdict_of(result: FinalistResult) -> str:
         return "failed"
     if result.veto is not None:
         return "no winner"
+    if result.bound is not None and result.verdict is not Verdict.UNRESOLVED:
+        return f"{'below' if result.verdict is Verdict.FASTER else 'above'} {format_ratio(result.bound)}"
     return result.verdict
 
 

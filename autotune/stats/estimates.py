@@ -86,6 +86,13 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 """The reference against itself: what a first candidate has to beat."""
 
 
+def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
+    """Geometric mean of the ratios of several workloads, at least one; its interval holds wherever all of theirs do."""
+    ratio, low, high = np.exp(np.mean(np.log([(e.ratio, e.low, e.high) for e in estimates]), axis=0)).tolist()
+    level = max(0.0, 1.0 - sum(1.0 - e.level for e in estimates))
+    return Estimate(ratio=ratio, low=low, high=high, level=level, pair_count=min(e.pair_count for e in estimates))
+
+
 def standard_error(estimate: Estimate) -> float:
     """Standard error of the log ratio, from the interval; infinite where it has no end."""
     if estimate.low <= 0.0 or math.isinf(estimate.high) or not 0.0 < estimate.level < 1.0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConfirmRun
+from autotune.model.records import ALSO, CONFIRM, ISOLATED, AaRecord, ConfirmRun
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -28,7 +28,7 @@ GRACE = 0.05
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
-LIMITED = (CONFIRM, ISOLATED)
+LIMITED = (CONFIRM, ISOLATED, ALSO)
 """Stages of proofs that the budget may end."""
 
 
@@ -69,6 +69,8 @@ class TimeLeft:
         self.budget_s = store.spec.search.time_budget
         self.unproven: list[FlagSet] = []
         """Sets that may gain whose proof did not begin or end for lack of time."""
+        self.further_s = self.further_aa_s = 0.0
+        """Least seconds of the proofs on further workloads, and those of their A/A runs."""
 
     # ------------------------------------------------------------------ time left
 
@@ -112,7 +114,7 @@ class TimeLeft:
             return 0.0
         after_s = 0.0 if stage == ISOLATED else self._side_by_side(takes.isolated_s)
         proof_s = 0.0 if stage in LIMITED else self._side_by_side(self._least_pairs * takes.pair_s)
-        return proof_s + after_s + takes.soak_s
+        return proof_s + after_s + takes.soak_s + self.further_s
 
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
@@ -126,7 +128,7 @@ class TimeLeft:
         pair_s = takes.isolated_s / ISOLATED_PAIRS if stage == ISOLATED else takes.pair_s
         if not self.is_used_up(pair_s, self.kept_after(stage), is_last=True):
             return True
-        return stage == CONFIRM and is_needed and not self.is_used_up(pair_s)
+        return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
     def allows_proofs(self, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
         """Returns the first of some sets, best first with their pairs of processes so far, that have time for a proof.
@@ -163,10 +165,10 @@ class TimeLeft:
         takes, spec = self.takes, self._store.spec
         if takes is None or self.budget_s is None:
             return None
-        aa_at_s = self._store.of(AaRecord)[0].at_s
+        aa_at_s = self._store.of(AaRecord)[0].at_s + self.further_aa_s
         rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
-        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
+        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + self.further_s
         wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)

@@ -36,6 +36,7 @@ from autotune.model.records import (
 from autotune.model.units import format_seconds
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
+from autotune.stats.estimates import Verdict
 from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
 from autotune.study.prefilter import is_same_program
 from autotune.study.run import Candidate, SetState, StudyRun
@@ -184,7 +185,7 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
 
 def confirm(run: StudyRun) -> None:
     """Proves the finalists in fresh pairs of processes; if none holds and a budget has time left, searches on."""
-    tried: set[int] = set()
+    tried = {c.trial for c in run.candidates}
     while run.waiting:
         tried |= {c.trial for c in run.waiting}
         _prove_finalists(run, run.waiting)
@@ -208,7 +209,9 @@ def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:
 
 def name_winner(run: StudyRun) -> None:
     """Compares the best confirmed set with isolated runs; if they do not agree, the next one."""
-    confirmed = [(c, c.proof) for c in run.candidates if c.state is SetState.CONFIRMED and c.proof is not None]
+    lost = {c.settings for c in run.candidates if c.report.objection is not None}
+    waiting = [c for c in run.candidates if c.state is SetState.CONFIRMED and c.settings not in lost]
+    confirmed = [(c, c.proof) for c in waiting if c.proof is not None]
     for candidate, proof in sorted(confirmed, key=lambda pair: pair[1].corrected.ratio if pair[1].corrected else 1.0):
         candidate.report = report(run, proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
@@ -240,6 +243,19 @@ def soak(run: StudyRun) -> None:
             return
         winner.state = SetState.REFUTED
         name_winner(run)
+
+
+def name_next(run: StudyRun, refuted: Candidate, state: SetState) -> None:
+    """Takes a proven set back, and names and soaks the next one; proofs that ended because that had passed go on."""
+    refuted.state = state
+    name_winner(run)
+    if run.winner is None:
+        for candidate in run.candidates:
+            result = candidate.proof
+            if result is not None and result.verdict is Verdict.UNRESOLVED and not result.is_vetoed:
+                candidate.state = SetState.MINIMAL
+        confirm(run)
+    soak(run)
 
 
 def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:

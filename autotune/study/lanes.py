@@ -80,6 +80,11 @@ class Ledger:
             self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=lanes))
             self._lanes, self._written_s = lanes, now_s
 
+    def add(self, device_s: float) -> None:
+        """Adds what another session used of the devices since the last count."""
+        self.device_s += device_s
+        self._counted_s = self._store.watch.total_s
+
 
 class Lanes:
     """All lanes of one session; `runtime` selects the settings that are read when a program runs."""
@@ -96,6 +101,7 @@ class Lanes:
         self._pending: list[PendingTask] = []
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
         self._has_said_aa_run = False
+        self._shown: set[str] = set()
         self.ledger = Ledger(store)
 
     # ------------------------------------------------------------------ for stages
@@ -277,6 +283,9 @@ class Lanes:
     def _adopt(self, lane: _Lane, aa_run: AaRecord) -> None:
         lane.aa_run = aa_run
         lane.devices = lane.devices or aa_run.reference.device_count
+        if lane.name in self._shown:
+            return
+        self._shown.add(lane.name)
         spec = self._store.spec
         if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_interleave:
             self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")

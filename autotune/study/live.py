@@ -60,7 +60,7 @@ class LineView:
 
     def aa_run(self, result: AaRecord) -> None:
         """See `Callbacks`."""
-        self._provable = result.provable if result.provable is not None else self._provable
+        self._provable = self._provable if self._provable is not None else result.provable  # of the study's workload
         for text in format_aa_run(result):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 

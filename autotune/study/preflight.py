@@ -124,7 +124,8 @@ def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
         StudyFileError: If one was.
     """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
-    refuse_redacted(spec.workload.command, spec.workload.options, source=source, advice=advice)
+    options = [spec.workload.options, *(also.options for also in spec.also)]
+    refuse_redacted(spec.workload.command, options, source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:

@@ -26,9 +26,10 @@ from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
+from autotune.study.prefilter import measure_reference
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
-from autotune.study.stages import aa_run, probe
+from autotune.study.stages import probe
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"
@@ -64,7 +65,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """
     with contextlib.closing(run):
         probe(run)
-        aa_run(run)
+        measure_reference(run)
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
         result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
         found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)
@@ -119,17 +120,17 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns the study by which a winner of `file` (a run directory or an export) is measured again, and its folder.
+    """Returns the study to measure a winner of `file` (run directory or export) with, on one workload, and its folder.
 
     Raises:
         AutotuneError: If no study file is named and `file` is an export.
     """
     if study is not None:
-        return load_study(study), study.resolve().parent
+        return load_study(study).model_copy(update={"also": ()}), study.resolve().parent
     if file.is_dir():
         old = Store.open(file)
         refuse_missing_secrets(old.spec, source=str(file))
-        return old.spec, Path(old.study_dir)
+        return old.spec.model_copy(update={"also": ()}), Path(old.study_dir)
     raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
 
 

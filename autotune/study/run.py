@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from autotune.cluster.engine import Engine
@@ -15,6 +16,7 @@ from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
+from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
@@ -23,6 +25,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import Estimate
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
@@ -69,16 +72,20 @@ class SetState(StrEnum):
     REFUTED = "refuted"
     """It did not hold, has an objection, or failed later."""
 
+    OPEN = "open"
+    """It is proven, but whether it holds on a further workload is not settled."""
+
 
 @dataclass
 class Candidate:
-    """A set that a trial nominated; `report` has the figure to report, and any objection."""
+    """A set that a trial nominated; `report` has the figure to report, and any objection, `further` other figures."""
 
     trial: int
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
     report: Report = field(default_factory=Report)
+    further: dict[str, Estimate] | None = None
 
 
 @dataclass(kw_only=True)
@@ -159,7 +166,7 @@ class StudyRun:
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.time = TimeLeft(self.store, self.lanes)
-        self.lanes.engine = (self.make_engine or _this_process)(self)
+        self.open_lanes()
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
         if unnamed := unnamed_folders(self.store.path, self.store.records()):
@@ -168,6 +175,19 @@ class StudyRun:
                 "them; they are kept"
             )
         self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
+
+    def open_lanes(self) -> None:
+        """Opens lanes, at first or after they were closed; they start when they have work."""
+        self.lanes.engine = (self.make_engine or _this_process)(self)
+
+    def beside(self, spec: StudySpec, path: Path) -> StudyRun:
+        """Creates a session of another study on the devices that this one holds, whose lanes must be closed then."""
+        study_dir, create = Path(self.store.study_dir), Store.create_or_resume
+        return StudyRun(
+            spec=spec, view=self.view, prepare=lambda note: self.setup, command=self.command, asked_trials=0,
+            open_store=lambda: create(path, spec, study_dir=study_dir, watch=Stopwatch()),
+            make_engine=self.make_engine or _this_process,
+        )  # fmt: skip
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""

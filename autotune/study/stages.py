@@ -17,6 +17,7 @@ from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
+from autotune.study.further import measure_further_references, prove_further
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import prepare
 from autotune.study.proposer import Proposer, known_memory, open_study
@@ -45,8 +46,9 @@ def probe(run: StudyRun) -> None:
 
 
 def aa_run(run: StudyRun) -> None:
-    """Measures the reference against itself; its report has the workload's facts."""
+    """Measures the reference of each workload against itself; its report has the workload's facts."""
     run.facts = measure_reference(run)
+    measure_further_references(run)
 
 
 def screen(run: StudyRun) -> None:
@@ -84,6 +86,7 @@ STAGES = {
     "minimise": minimise,
     "confirm": confirm,
     "soak": soak,
+    "further workloads": prove_further,
     "conclude": conclude,
 }
 """In order, by their names in docs/study.md."""

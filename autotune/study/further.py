@@ -1,0 +1,152 @@
+"""Proves a winner on the further workloads of a study: slower on none, and faster by the geometric mean of all.
+
+Each has a run directory of its own within that of the study, as a study without a search would: its own reference, A/A
+run, loss check, pairs of processes, isolated runs and soak, all recomputable from its raw pairs. The rule is
+`autotune.model.proofs.is_faster_together`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from autotune.machine.host import describe_machine, utc_now
+from autotune.model.errors import LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.proofs import next_bound
+from autotune.model.records import (
+    ALSO,
+    ISOLATED,
+    AaRecord,
+    ConclusionRecord,
+    FinalistResult,
+    Outcome,
+    ProofRecord,
+    SoakRecord,
+)
+from autotune.model.sections import AlsoSpec
+from autotune.results.format import format_finalist, format_soak
+from autotune.rundir.store import FURTHER
+from autotune.stats.estimates import REFERENCE, Estimate, Verdict
+from autotune.stats.proof import ERROR, LEAST_PAIRS, ProofPlan, allot, alone_plan
+from autotune.study.conclude import record_conclusion
+from autotune.study.confirm import most_pairs, name_next, name_winner, prove, soak
+from autotune.study.prefilter import measure_reference
+from autotune.study.run import Candidate, SetState, StudyRun
+
+
+def measure_further_references(run: StudyRun) -> None:
+    """Measures the reference of each further workload before the search, and reserves time for its proofs.
+
+    Raises:
+        LaunchError: If one does not run.
+    """
+    for also in run.spec.also:
+        with _session(run, also) as session:
+            run.time.further_aa_s += session.store.of(AaRecord)[0].at_s
+            run.time.further_s += session.time.kept_after("search")
+    if run.spec.also:
+        run.open_lanes()
+        run.lanes.first_aa_run()
+
+
+def prove_further(run: StudyRun) -> None:
+    """Proves the winner on all further workloads; if it does not hold, the next one."""
+    while run.spec.also and (winner := run.winner) is not None and winner.proof is not None:
+        objection, outcome = _proven_on_all(run, winner, winner.proof)
+        if outcome is Outcome.WINNER:
+            return
+        winner.report = winner.report._replace(objection=objection)
+        run.view.note(f"{winner.settings} is no winner: {objection}")
+        run.open_lanes()
+        name_next(run, winner, SetState.OPEN if outcome is Outcome.INCONCLUSIVE else SetState.REFUTED)
+
+
+def _proven_on_all(run: StudyRun, winner: Candidate, first: FinalistResult) -> tuple[str, Outcome]:
+    """Proves a set on one workload after the other, and returns the first objection with its outcome, if any."""
+    proven, further = [first.corrected or REFERENCE], dict[str, Estimate]()
+    count, min_effect = len(run.spec.also), run.spec.measure.min_effect
+    for also in run.spec.also:
+        bound = next_bound(proven, count=1 + count, min_effect=min_effect)
+        with _session(run, also) as session:
+            found = _prove_on(session, winner.settings, bound, share=1.0 / count)
+            objection, outcome = _conclude(session, found, also.name)
+        if outcome is not Outcome.WINNER or found.proof is None or found.proof.corrected is None:
+            return objection, outcome
+        proven.append(found.proof.corrected)
+        further[also.name] = found.report.estimate or found.proof.corrected
+    winner.further = further
+    return "", Outcome.WINNER
+
+
+@contextlib.contextmanager
+def _session(run: StudyRun, also: AlsoSpec) -> Iterator[StudyRun]:
+    """Opens a session on a further workload, with its reference measured, in the place of the study's lanes."""
+    run.lanes.close()
+    run.begin_stage("further workloads", also.name)
+    session = run.beside(run.spec.on(also), run.store.path / FURTHER / also.name)
+    with contextlib.closing(session):
+        session.setup = run.setup
+        session.open()
+        used_s = session.lanes.ledger.device_s
+        if run.time.budget_s is not None:
+            left_s = max(0.0, run.time.budget_s - run.store.watch.total_s)
+            sharing = len(run.spec.also) - run.spec.also.index(also)
+            session.time.budget_s = session.store.watch.total_s + left_s / sharing
+        try:
+            measure_reference(session)
+        except LaunchError as error:
+            raise type(error)(f"on the further workload {also.name}: {error}") from error
+        yield session
+    run.lanes.ledger.add(session.lanes.ledger.device_s - used_s)
+
+
+def _prove_on(session: StudyRun, settings: FlagSet, bound: float, *, share: float) -> Candidate:
+    """Proves one set in the session of a further workload: pairs of processes, isolated runs, soak."""
+    _plan(session, settings, bound, share)
+    session.begin_stage("confirm", f"ratio below {bound:.3f}, in up to {most_pairs(session, ALSO)} fresh pairs")
+    proof = prove(session, [(0, settings)], stage=ALSO)[0]
+    candidate = Candidate(0, settings, SetState.CONFIRMED if proof.is_passed else SetState.REFUTED, proof)
+    session.candidates = [candidate]
+    name_winner(session)
+    soak(session)
+    return candidate
+
+
+def _plan(session: StudyRun, settings: FlagSet, bound: float, share: float) -> None:
+    """Records the plans of both proofs of a set, unless an earlier session did; all workloads share one error."""
+    plans = [p for p in session.store.of(ProofRecord) if p.stage == ALSO]
+    if any(p.settings == settings for p in plans):
+        return
+    error = share * allot(ERROR, sum(p.error for p in plans), 1)
+    pairs = ProofPlan(base=most_pairs(session, ALSO), error=error, least=LEAST_PAIRS)
+    alone, least = alone_plan(most_pairs(session, ISOLATED)), 1.0 + session.spec.measure.min_effect
+    for stage, plan, below in ((ISOLATED, alone, least), (ALSO, pairs, bound)):
+        data = {**asdict(plan), "stage": stage, "settings": settings, "bound": below}
+        session.store.append(ProofRecord.model_validate(data))
+
+
+def _conclude(session: StudyRun, candidate: Candidate, name: str) -> tuple[str, Outcome]:
+    """Records what a session found of a set, and returns what speaks against it, if anything does, and the outcome."""
+    if session.winner is not None:
+        return "", record_conclusion(session).outcome
+    newest = {f.stage: f for f in session.store.of(FinalistResult) if f.settings == candidate.settings}.values()
+    is_open = any(f.verdict is Verdict.UNRESOLVED and not f.is_vetoed for f in newest)
+    objection = f"on the further workload {name}: {_why(session, candidate)}"
+    if is_open:
+        objection += "; a larger `confirm.processes` or budget continues its proof"
+    outcome = Outcome.INCONCLUSIVE if is_open else Outcome.NOTHING_BEATS_THE_DEFAULT
+    sentence, facts = f"{candidate.settings} does not hold {objection}", describe_machine()
+    session.store.append_news(
+        ConclusionRecord(outcome=outcome, sentence=sentence, trial_count=0, ended=utc_now(), provenance=facts)
+    )
+    return objection, outcome
+
+
+def _why(session: StudyRun, candidate: Candidate) -> str:
+    """Formats what speaks against a set: its proof, isolated runs, or its soak."""
+    if candidate.proof is None or candidate.report.objection is not None:
+        return candidate.report.objection or ""
+    failed = [s for s in session.store.of(SoakRecord) if s.settings == candidate.settings and s.failure is not None]
+    return format_soak(failed[-1]) if failed and candidate.proof.is_passed else format_finalist(candidate.proof)

@@ -1,0 +1,144 @@
+"""Several workloads: who wins on one and loses on another is no winner, on simulated machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.model.errors import AutotuneError, LaunchError
+from autotune.model.flags import FlagSet
+from autotune.model.proofs import is_faster_together, next_bound
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.results.export import ExportFormat, parse_winner, render_winner
+from autotune.results.report import render_markdown
+from autotune.results.winner import doubts, winner_of
+from autotune.rundir.store import Store
+from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import Estimate
+from autotune.study.stages import run_study
+from autotune.workers.base import Launcher
+from harness.simulated import GivenSetup, given_run
+from harness.simulated_machine import SimulatedLauncher, Simulation
+from tests.runs import Diary, replay_study, rewrite, there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workloads(GivenSetup):
+    """A machine on which the workload with `batch` 16 takes other step times."""
+
+    large: Simulation
+
+    def launcher(self, store: Store) -> Launcher:
+        is_large = store.spec.workload.options["batch"] == 16
+        return SimulatedLauncher(store.spec, self.large if is_large else None)
+
+
+def conclude(
+    path: Path, small: dict[str, float], large: dict[str, float], **more: Any
+) -> tuple[ConclusionRecord, Store]:
+    """Runs a study over two workloads, given what settings do to the step time of each."""
+    machine = Simulation(effects=large, noise=more.pop("noise", "quiet"), failures=more.pop("failures", {}))
+    study = {
+        "workload": {"entry": "llama", "options": {"batch": 4}},
+        "also": [{"name": "large", "options": {"batch": 16}}],
+        "search": {"trials": len(small)},
+        "confirm": {"soak": 0.5, **more},
+    }
+    first = tuple((name, FlagSet({name.partition("=")[0]: 1})) for name in small)
+    setup = Workloads(given_space=SearchSpace(()), first=first, large=machine)
+    run = given_run(replay_study(effects=small, noise="quiet", study=study), path, setup, Diary())
+    return run_study(run), run.store
+
+
+def test_a_set_that_is_faster_on_both_wins_and_each_ratio_is_named(tmp_path: Path) -> None:
+    found, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.94})
+    large = there(found.further)["large"]
+    assert large.low <= 0.94 <= large.high
+    assert doubts(store) == []
+    mean = math.sqrt(there(found.estimate).ratio * large.ratio)
+    winner = winner_of(store)
+    for text in (found.sentence, render_markdown(store), *(render_winner(winner, form) for form in ExportFormat)):
+        assert f"on the further workload large: ratio {large.ratio:.3f}" in text
+        assert f"geometric mean over the 2 workloads: ratio {mean:.3f}" in text
+    for form in ExportFormat:
+        assert parse_winner(render_winner(winner, form), source="file") == winner
+    with pytest.raises(AutotuneError, match="export its study"):
+        winner_of(Store.open(store.path / "also" / "large"))  # it may be no faster there
+
+
+@pytest.mark.parametrize(("large", "is_winner"), [(1.05, False), (1.008, False), (1.0, True)])
+def test_whatever_it_gains_on_one_a_set_that_is_slower_on_another_is_never_exported(
+    tmp_path: Path, large: float, is_winner: bool
+) -> None:
+    found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": large})
+    assert found.outcome is (Outcome.WINNER if is_winner else Outcome.NOTHING_BEATS_THE_DEFAULT), found.sentence
+    if not is_winner:
+        assert "on the further workload large" in found.sentence
+        with pytest.raises(AutotuneError, match="only a proven winner is exported"):
+            winner_of(store)
+
+
+def test_what_is_not_settled_is_no_consent_and_more_pairs_settle_it(tmp_path: Path) -> None:
+    noise = {"white_sd": 0.004, "process_sd": 0.006}
+    for processes, outcome in ((6, Outcome.INCONCLUSIVE), (100, Outcome.WINNER)):
+        sizes = {"processes": processes, "isolated": processes}
+        found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": 1.0}, noise=noise, **sizes)
+        assert found.outcome is outcome, found.sentence
+        assert doubts(store) == []
+
+
+def test_where_the_best_set_loses_the_next_is_proven_and_a_second_session_measures_nothing(tmp_path: Path) -> None:
+    def counts() -> list[int]:
+        stores = [Store.open(tmp_path / folder) for folder in ("run", "run/also/large")]
+        return [len(s.of(kind)) for s in stores for kind in (AaRecord, ConfirmRun)]
+
+    effects = {"xla_a=1": 0.90, "xla_b=1": 0.96}, {"xla_a=1": 1.05, "xla_b=1": 0.97}
+    found, store = conclude(tmp_path / "run", *effects)
+    assert found.settings == FlagSet({"xla_b": 1}), found.sentence
+    assert doubts(store) == []
+    before = counts()
+    assert conclude(tmp_path / "run", *effects)[0].sentence == found.sentence
+    assert counts() == before
+
+
+def test_a_workload_that_does_not_run_is_told_before_any_trial(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="on the further workload large: the reference"):
+        conclude(tmp_path / "run", {"xla_a=1": 0.9}, {}, failures={"": "out_of_memory"})
+    assert Store.open(tmp_path / "run").of(TrialResult) == []
+
+
+FORGED: dict[str, tuple[str, Any]] = {
+    "another figure": ("", lambda records: records[-2]["further"]["large"].update(ratio=0.5)),
+    "no figure": ("", lambda records: records[-2].update(further=None)),
+    "no proof": ("also/large", lambda records: [r for r in records if r["kind"] != "conclusion"]),
+}
+
+
+@pytest.mark.parametrize(("folder", "change"), FORGED.values(), ids=FORGED)
+def test_a_winner_must_follow_from_the_records_of_every_workload(tmp_path: Path, folder: str, change: Any) -> None:
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.96})
+    rewrite(store.path / folder, change)
+    with pytest.raises(AutotuneError, match="must follow from the records"):
+        winner_of(Store.open(store.path))
+
+
+def at_most(high: float) -> Estimate:
+    return Estimate(ratio=0.99 * high, low=0.98 * high, high=high, level=0.97, pair_count=12)
+
+
+@given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=4), st.floats(0.001, 0.1), st.floats(0.5, 0.999))
+def test_whoever_keeps_each_bound_keeps_the_rule(gains: list[float], min_effect: float, first: float) -> None:
+    proven = [at_most(first * (1.0 - min_effect))]
+    for gain in gains:
+        bound = next_bound(proven, count=1 + len(gains), min_effect=min_effect)
+        assert bound <= 1.0 + min_effect
+        proven.append(at_most((1.0 - gain) * bound - 1e-9))
+    assert is_faster_together(proven, min_effect=min_effect)
+    assert not is_faster_together([*proven, at_most(1.0 + min_effect)], min_effect=min_effect)
+    assert not is_faster_together([at_most(1.0 - min_effect + 1e-9)] * len(proven), min_effect=min_effect)
