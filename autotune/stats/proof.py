@@ -185,7 +185,7 @@ def look(
         at = np.asarray([count])
         mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
         if ends_hopeless and count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
-            reason = f"a gain can hardly be proven any more with {most} pairs of processes"
+            reason = f"it can hardly be proven any more with {most} pairs of processes"
             return ProofLook(stop=True, holds=False, reason=reason, used=count)
     if len(values) >= most:
         return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)

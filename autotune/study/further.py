@@ -134,7 +134,7 @@ def _conclude(session: StudyRun, candidate: Candidate, name: str) -> tuple[str, 
     newest = {f.stage: f for f in session.store.of(FinalistResult) if f.settings == candidate.settings}.values()
     is_open = any(f.verdict is Verdict.UNRESOLVED and not f.is_vetoed for f in newest)
     objection = f"on the further workload {name}: {_why(session, candidate)}"
-    if is_open:
+    if is_open and candidate.report.objection is None:
         objection += "; a larger `confirm.processes` or budget continues its proof"
     outcome = Outcome.INCONCLUSIVE if is_open else Outcome.NOTHING_BEATS_THE_DEFAULT
     sentence, facts = f"{candidate.settings} does not hold {objection}", describe_machine()

@@ -48,6 +48,7 @@ def conclude(
         "workload": {"entry": "llama", "options": {"batch": 4}},
         "also": [{"name": "large", "options": {"batch": 16}}],
         "search": {"trials": len(small)},
+        "seed": more.pop("seed", 0),
         "confirm": {"soak": 0.5, **more},
     }
     first = tuple((name, FlagSet({name.partition("=")[0]: 1})) for name in small)
@@ -88,7 +89,7 @@ def test_what_is_not_settled_is_no_consent_and_more_pairs_settle_it(tmp_path: Pa
     noise = {"white_sd": 0.004, "process_sd": 0.006}
     for processes, outcome in ((6, Outcome.INCONCLUSIVE), (100, Outcome.WINNER)):
         sizes = {"processes": processes, "isolated": processes}
-        found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": 1.0}, noise=noise, **sizes)
+        found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": 1.0}, noise=noise, seed=1, **sizes)
         assert found.outcome is outcome, found.sentence
         assert doubts(store) == []
 
