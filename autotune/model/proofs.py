@@ -348,16 +348,15 @@ def reported_gain(
 def next_bound(proven: Sequence[Estimate], *, count: int, min_effect: float) -> float:
     """Ratio below which a set must surely be on the next of `count` workloads; see `is_faster_together`.
 
-    What is left of the geometric mean is shared by the workloads to come.
+    What is left below a geometric mean of 1 is shared by the workloads to come.
 
     Args:
         proven: Intervals on the workloads before it, at least one, each below its own bound.
     """
-    left = count * math.log1p(-min_effect) - sum(math.log(e.high) for e in proven)
-    return min(1.0 + min_effect, math.exp(left / (count - len(proven))))
+    return min(1.0 + min_effect, math.prod(e.high for e in proven) ** (-1.0 / (count - len(proven))))
 
 
 def is_faster_together(proven: Sequence[Estimate], *, min_effect: float) -> bool:
-    """Whether a set is surely faster by the geometric mean of all workloads, and slower on none, by `min_effect`."""
+    """Whether a set is surely faster by the geometric mean of all workloads, and slower by `min_effect` on none."""
     highs = [e.high for e in proven]
-    return max(highs) < 1.0 + min_effect and math.prod(highs) < (1.0 - min_effect) ** len(highs)
+    return max(highs) < 1.0 + min_effect and math.prod(highs) < 1.0
