@@ -148,5 +148,7 @@ def _why(session: StudyRun, candidate: Candidate) -> str:
     """Formats what speaks against a set: its proof, isolated runs, or its soak."""
     if candidate.proof is None or candidate.report.objection is not None:
         return candidate.report.objection or ""
+    if candidate.proof.estimate is None and candidate.proof.failure is None:
+        return "there was no time for its proof"
     failed = [s for s in session.store.of(SoakRecord) if s.settings == candidate.settings and s.failure is not None]
     return format_soak(failed[-1]) if failed and candidate.proof.is_passed else format_finalist(candidate.proof)

@@ -39,9 +39,7 @@ class Workloads(GivenSetup):
         return SimulatedLauncher(store.spec, self.large if is_large else None)
 
 
-def conclude(
-    path: Path, small: dict[str, float], large: dict[str, float], **more: Any
-) -> tuple[ConclusionRecord, Store]:
+def conclude(path: Path, small: Any, large: Any, **more: Any) -> tuple[ConclusionRecord, Store]:
     """Runs a study over two workloads, given what settings do to the step time of each."""
     machine = Simulation(effects=large, noise=more.pop("noise", "quiet"), failures=more.pop("failures", {}))
     study = {
@@ -64,11 +62,11 @@ def test_a_set_that_is_faster_on_both_wins_and_each_ratio_is_named(tmp_path: Pat
     assert doubts(store) == []
     mean = math.sqrt(there(found.estimate).ratio * large.ratio)
     winner = winner_of(store)
-    for text in (found.sentence, render_markdown(store), *(render_winner(winner, form) for form in ExportFormat)):
+    exports = [render_winner(winner, form) for form in ExportFormat]
+    for text in (found.sentence, render_markdown(store), *exports):
         assert f"on the further workload large: ratio {large.ratio:.3f}" in text
         assert f"geometric mean over the 2 workloads: ratio {mean:.3f}" in text
-    for form in ExportFormat:
-        assert parse_winner(render_winner(winner, form), source="file") == winner
+    assert {parse_winner(text, source="file") == winner for text in exports} == {True}
     with pytest.raises(AutotuneError, match="export its study"):
         winner_of(Store.open(store.path / "also" / "large"))  # it may be no faster there
 
@@ -77,12 +75,10 @@ def test_a_set_that_is_faster_on_both_wins_and_each_ratio_is_named(tmp_path: Pat
 def test_whatever_it_gains_on_one_a_set_that_is_slower_on_another_is_never_exported(
     tmp_path: Path, large: float, is_winner: bool
 ) -> None:
-    found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": large})
+    found, _ = conclude(tmp_path / "run", {"xla_a=1": 0.9}, {"xla_a=1": large})
     assert found.outcome is (Outcome.WINNER if is_winner else Outcome.NOTHING_BEATS_THE_DEFAULT), found.sentence
-    if not is_winner:
-        assert "on the further workload large" in found.sentence
-        with pytest.raises(AutotuneError, match="only a proven winner is exported"):
-            winner_of(store)
+    assert "on the further workload large" in found.sentence
+    assert is_winner or not found.settings  # and so no export
 
 
 def test_what_is_not_settled_is_no_consent_and_more_pairs_settle_it(tmp_path: Path) -> None:
@@ -95,17 +91,16 @@ def test_what_is_not_settled_is_no_consent_and_more_pairs_settle_it(tmp_path: Pa
 
 
 def test_where_the_best_set_loses_the_next_is_proven_and_a_second_session_measures_nothing(tmp_path: Path) -> None:
-    def counts() -> list[int]:
-        stores = [Store.open(tmp_path / folder) for folder in ("run", "run/also/large")]
-        return [len(s.of(kind)) for s in stores for kind in (AaRecord, ConfirmRun)]
-
-    effects = {"xla_a=1": 0.90, "xla_b=1": 0.96}, {"xla_a=1": 1.05, "xla_b=1": 0.97}
-    found, store = conclude(tmp_path / "run", *effects)
-    assert found.settings == FlagSet({"xla_b": 1}), found.sentence
-    assert doubts(store) == []
-    before = counts()
-    assert conclude(tmp_path / "run", *effects)[0].sentence == found.sentence
-    assert counts() == before
+    found, counts = list[ConclusionRecord](), list[list[int]]()
+    for _ in range(2):
+        effects = {"xla_a=1": 0.90, "xla_b=1": 0.96}, {"xla_a=1": 1.05, "xla_b=1": 0.97}
+        conclusion, store = conclude(tmp_path / "run", *effects)
+        found.append(conclusion)
+        stores = [store, Store.open(store.path / "also" / "large")]
+        counts.append([len(s.of(kind)) for s in stores for kind in (AaRecord, ConfirmRun)])
+        assert doubts(store) == []
+    assert found[0].settings == FlagSet({"xla_b": 1}), found[0].sentence
+    assert (found[0].sentence, counts[0]) == (found[1].sentence, counts[1])
 
 
 def test_a_workload_that_does_not_run_is_told_before_any_trial(tmp_path: Path) -> None:
