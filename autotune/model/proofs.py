@@ -308,9 +308,8 @@ def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
     found, beside = isolated.estimate, proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    does = f"cannot tell whether it is {'faster' if isolated.bound is None else f'below {isolated.bound:.3f}'}"
-    if _is_apart(proven, isolated):
-        does = "contradict the interleaved pairs"
+    is_what = "faster" if isolated.bound is None else f"below {isolated.bound:.3f}"
+    does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else f"cannot tell whether it is {is_what}"
     return (
         f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the reference "
         f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, interleaved "

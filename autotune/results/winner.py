@@ -53,7 +53,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
 from autotune.results.format import format_estimate, format_soak
 from autotune.rundir.store import FURTHER, STUDY, Store
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import REFERENCE, Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
 WINNER_VERSION = 2
@@ -352,8 +352,7 @@ def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iter
 
 def _of_further(store: Store, records: Sequence[AnyRecord], conclusion: ConclusionRecord) -> Iterator[str]:
     """Checks that a winner holds on each further workload, and on all together, by the raw pairs there."""
-    spec, settings = store.spec, conclusion.settings or FlagSet()
-    told = conclusion.further or {}
+    spec, settings, told = store.spec, conclusion.settings or FlagSet(), conclusion.further or {}
     if list(told) != [also.name for also in spec.also]:
         yield f"{settings}: the conclusion has figures of the further workloads {list(told)}, which are not the study's"
         return
@@ -368,15 +367,14 @@ def _of_further(store: Store, records: Sequence[AnyRecord], conclusion: Conclusi
             wrong.append("it is not the workload of the study")
         yield from (f"on the further workload {also.name}: {line}" for line in wrong)
         proven.append(_interval(further.records(), settings))
-    figures, min_effect = [e for e in proven if e is not None], spec.measure.min_effect
-    if spec.also and (len(figures) < len(proven) or not is_faster_together(figures, min_effect=min_effect)):
+    if spec.also and not is_faster_together(proven, min_effect=spec.measure.min_effect):
         yield f"{settings}: its proofs do not show that it is slower on no workload, and faster on all together"
 
 
-def _interval(records: Sequence[AnyRecord], settings: FlagSet) -> Estimate | None:
-    """Returns the interval of the newest proof of a set that may win."""
+def _interval(records: Sequence[AnyRecord], settings: FlagSet) -> Estimate:
+    """Returns the interval of the newest proof of a set that may win; that of no gain if there is none."""
     proofs = [r for r in records if isinstance(r, FinalistResult) and r.stage in PROOFS and r.settings == settings]
-    return proofs[-1].corrected if proofs else None
+    return (proofs[-1].corrected if proofs else None) or REFERENCE
 
 
 def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str | Recomputed]:

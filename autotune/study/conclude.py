@@ -127,7 +127,8 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
             f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
             f"step time up to {format_share(open_gain)} are not ruled out ({settings})"
         )
-    beats = f"no setting tried beats {run.spec.reference_name} on this machine by more than"
+    where = "on all workloads" if run.spec.also else "on this machine"
+    beats = f"no setting tried beats {run.spec.reference_name} {where} by more than"
     if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"

@@ -8,7 +8,7 @@ run, loss check, pairs of processes, isolated runs and soak, all recomputable fr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from autotune.machine.host import describe_machine, utc_now
@@ -19,6 +19,7 @@ from autotune.model.records import (
     ALSO,
     ISOLATED,
     AaRecord,
+    AnyRecord,
     ConclusionRecord,
     FinalistResult,
     Outcome,
@@ -27,6 +28,7 @@ from autotune.model.records import (
 )
 from autotune.model.sections import AlsoSpec
 from autotune.results.format import format_finalist, format_soak
+from autotune.results.winner import loss_of
 from autotune.rundir.store import FURTHER
 from autotune.stats.estimates import REFERENCE, Estimate, Verdict
 from autotune.stats.proof import ERROR, LEAST_PAIRS, ProofPlan, allot, alone_plan
@@ -123,32 +125,32 @@ def _plan(session: StudyRun, settings: FlagSet, bound: float, share: float) -> N
     pairs = ProofPlan(base=most_pairs(session, ALSO), error=error, least=LEAST_PAIRS)
     alone, least = alone_plan(most_pairs(session, ISOLATED)), 1.0 + session.spec.measure.min_effect
     for stage, plan, below in ((ISOLATED, alone, least), (ALSO, pairs, bound)):
-        data = {**asdict(plan), "stage": stage, "settings": settings, "bound": below}
-        session.store.append(ProofRecord.model_validate(data))
+        session.store.append(ProofRecord(stage=stage, settings=settings, bound=below, **asdict(plan)))
 
 
 def _conclude(session: StudyRun, candidate: Candidate, name: str) -> tuple[str, Outcome]:
     """Records what a session found of a set, and returns what speaks against it, if anything does, and the outcome."""
-    if session.winner is not None:
+    mine = [r for r in session.store.records() if getattr(r, "settings", None) == candidate.settings]
+    if (why := _why(candidate, mine)) is None and session.winner is not None:
         return "", record_conclusion(session).outcome
-    newest = {f.stage: f for f in session.store.of(FinalistResult) if f.settings == candidate.settings}.values()
-    is_open = any(f.verdict is Verdict.UNRESOLVED and not f.is_vetoed for f in newest)
-    objection = f"on the further workload {name}: {_why(session, candidate)}"
-    if is_open and candidate.report.objection is None:
-        objection += "; a larger `confirm.processes` or budget continues its proof"
+    newest = {f.stage: f for f in mine if isinstance(f, FinalistResult)}.values()
+    is_open = session.winner is not None or any(f.verdict is Verdict.UNRESOLVED and not f.is_vetoed for f in newest)
+    objection = f"on the further workload {name}: {why}"
     outcome = Outcome.INCONCLUSIVE if is_open else Outcome.NOTHING_BEATS_THE_DEFAULT
-    sentence, facts = f"{candidate.settings} does not hold {objection}", describe_machine()
-    session.store.append_news(
-        ConclusionRecord(outcome=outcome, sentence=sentence, trial_count=0, ended=utc_now(), provenance=facts)
-    )
+    data = {"outcome": outcome, "trial_count": 0, "ended": utc_now(), "provenance": describe_machine()}
+    data |= {"sentence": f"{candidate.settings} does not hold {objection}"}
+    session.store.append_news(ConclusionRecord.model_validate(data))
     return objection, outcome
 
 
-def _why(session: StudyRun, candidate: Candidate) -> str:
-    """Formats what speaks against a set: its proof, isolated runs, or its soak."""
-    if candidate.proof is None or candidate.report.objection is not None:
-        return candidate.report.objection or ""
-    if candidate.proof.estimate is None and candidate.proof.failure is None:
-        return "there was no time for its proof"
-    failed = [s for s in session.store.of(SoakRecord) if s.settings == candidate.settings and s.failure is not None]
-    return format_soak(failed[-1]) if failed and candidate.proof.is_passed else format_finalist(candidate.proof)
+def _why(candidate: Candidate, evidence: Sequence[AnyRecord]) -> str | None:
+    """Formats what speaks against a set: its proof, isolated runs, its soak, or a loss that nobody could judge."""
+    proof, loss = candidate.proof, loss_of(evidence)
+    if proof is None or candidate.report.objection is not None:
+        return candidate.report.objection
+    if not proof.is_passed:
+        is_open = proof.verdict is Verdict.UNRESOLVED and not proof.is_vetoed
+        return format_finalist(proof) + ("; a larger `confirm.processes` or budget continues it" if is_open else "")
+    if failed := [r for r in evidence if isinstance(r, SoakRecord) and r.failure is not None]:
+        return format_soak(failed[-1])
+    return loss.words if loss is not None and not (loss.is_ok or loss.is_silent) else None
