@@ -219,7 +219,7 @@ class AlsoSpec(Section):
     """A further workload on which a winner must hold, too, see docs/study.md; the rest is as in [workload]."""
 
     name: Annotated[str, Field(pattern=STUDY_NAME)]
-    """Shown in conclusions and exports; its proofs are in ``also/NAME`` of the run directory."""
+    """Shown in conclusions and exports; proofs are in ``also/NAME`` of the run: another workload needs another name."""
     entry: str | None = None
     """Instead of that of `workload`."""
     options: dict[str, Any] = Field(default_factory=dict)
