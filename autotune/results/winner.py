@@ -147,7 +147,7 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     if recorded.outcome is not Outcome.WINNER or not recorded.settings:
         until = "until a study settles that, " if recorded.outcome is Outcome.INCONCLUSIVE else ""
         raise AutotuneError(
-            f"only a proven winner is exported but of {store.path}: {recorded.sentence}; {until}"
+            f"only a proven winner is exported, and {store.path} has none: {recorded.sentence}; {until}"
             "the default settings are what to use here"
         )
     if any(r.stage == BUILDS for r in store.of(FinalistResult)):
