@@ -100,10 +100,10 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
         for name in (WRITTEN, WORK):
             Path(scratch, f"{name}-{number}").mkdir()
         options = f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
-        try:
-            _mount("overlay", path, "overlay", 0, f"{options},userxattr")
+        try:  # so that folders which were there before can be renamed; an unprivileged user may not
+            _mount("overlay", path, "overlay", 0, f"{options},redirect_dir=on")
         except OSError:
-            _mount("overlay", path, "overlay", 0, options)
+            _mount("overlay", path, "overlay", 0, f"{options},userxattr")
     for path, opened in kept_open.items():
         Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
         _mount(opened, path, None, MS_BIND | MS_REC, None)

@@ -212,9 +212,7 @@ def verdict_of(result: FinalistResult) -> str:
     """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:
         return "failed"
-    if result.veto is not None:
-        return "no winner"
-    return result.verdict
+    return "no winner" if result.veto is not None else result.verdict
 
 
 def _why(result: FinalistResult) -> str:

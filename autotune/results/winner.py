@@ -460,7 +460,7 @@ class Verification:
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
-    """Compares an exported winner with the records of its run, if found.
+    """Compares an exported winner with the records of its run, if found; that of a run directory was made from them.
 
     Args:
         file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
@@ -469,6 +469,8 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
     Raises:
         RunDirectoryError: If `run` is not a run directory.
     """
+    if file.is_dir():
+        return Verification()
     if (path := run or _find_run(winner.run, file)) is None:
         return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:
