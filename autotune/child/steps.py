@@ -116,10 +116,14 @@ GROUPS = (*DURATIONS, "unit", "step", "loss")
 AT_ONCE = 0.25
 """Share of a printed duration within which lines with one counter are of one step."""
 
-_COUNTER = re.compile(
-    r"\b(?:global[_ ]?)?(?:step|iter|iteration|update|batch)s?(?:[_ ]?(?:num|number|idx|id))?\b[^\w\n]{0,3}"
-    r"(\d[\d,_]*)(?!\d|\.\d*[1-9])", re.I
-)  # fmt: skip
+_COUNTERS = tuple(
+    re.compile(
+        rf"\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
+        r"[^\w\n]{0,3}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
+        re.I,
+    )
+    for words in ("step|iter|iteration|update", "batch")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +254,7 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
 
 def step_of(line: str) -> int | None:
     """Reads the number of the step that a line names; None if it names none."""
-    found = _COUNTER.search(line)
+    found = next(filter(None, (counter.search(line) for counter in _COUNTERS)), None)
     value = number(found[1]) if found is not None else None
     return int(value) if value is not None else None
 

@@ -52,7 +52,8 @@ def vetoed(runs: list[Floats], gain: float, noise: str) -> float:
     """Share of cases in which all looks show something."""
     process_sd = math.sqrt(2) * NOISE_MODELS[noise].process_sd
     cases = [[list(run) for run in case] for case in zip(*runs, strict=True)]
-    found = [all(speaks_against(case[: 2 * look], gain, process_sd) for look in range(1, SOAK_LOOKS + 1)) for case in cases]
+    looks = [[case[: 2 * look] for look in range(1, SOAK_LOOKS + 1)] for case in cases]
+    found = [all(speaks_against(runs, gain, process_sd) for runs in of_case) for of_case in looks]
     return sum(found) / len(found)
 
 
