@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.machines import ATTACKS, CASES
 from benchmarks.studies import CANDIDATES, run_one
+from harness.process_pool import process_pool
 
 STUDIES = 200
 SEED = 11_2026
@@ -43,7 +42,7 @@ def decide(number: int) -> dict[str, object]:
 def main(paths: list[Path]) -> int:
     """Runs the studies, or compares two runs of them."""
     if len(paths) == 1:
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
+        with process_pool() as pool:
             studies = list(pool.map(decide, range(STUDIES), chunksize=4))
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         paths[0].write_text(json.dumps({"commit": commit, "studies": studies}, indent=1) + "\n", encoding="utf-8")

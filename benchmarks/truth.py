@@ -9,8 +9,6 @@ every row keeps with which seed, how often and of which commit it was made.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 import subprocess
 import sys
 import time
@@ -29,6 +27,7 @@ from benchmarks.machines import ANNOUNCED, ATTACKS, CASES, Case
 from benchmarks.results_file import Row, keep, markdown_table, read
 from benchmarks.studies import CANDIDATES
 from benchmarks.study_parts import null_studies, power
+from harness.process_pool import process_pool
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -107,8 +106,7 @@ def measure(
 ) -> None:
     """Runs parts on machines and keeps each row as it comes; a row's random stream is its own."""
     commit, described = _commit(), {name: asdict(case) for name, case in CASES.items()}
-    # Forked children would inherit the threads' locks of whoever imports this.
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    with process_pool() as pool:
         for part in parts:
             for name in [m for m in machines if m in PARTS[part].machines]:
                 repetitions = studies or (PARTS[part].quick if quick else PARTS[part].full)

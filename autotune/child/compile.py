@@ -36,16 +36,9 @@ from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import jax_options
-from autotune.child.fingerprint import fingerprint, module_name, strip_hlo
+from autotune.child.fingerprint import HLO, LOG, METADATA, OPTIONS, RESULT, THUNKS, fingerprint, module_name, strip_hlo
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
-
-RESULT_FILE = "result.json"
-HLO_FILE = "optimized.hlo"
-LOG_FILE = "compile.log"
-THUNKS_FILE = "thunks.txt"
-THUNK_NAMES_FILE = "thunk_names.txt"
-OPTIONS_FILE = "debug_options.txt"
 
 Lower = Callable[[], Any]
 
@@ -191,7 +184,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         die_with_parent(parent)
         give_way(order)
         keep_to_limits(order.get("processor_s"))
-        log = os.open(folder / LOG_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order["environment"])
@@ -203,7 +196,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         except Exception as error:
             result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
             traceback.print_exc()
-        (folder / RESULT_FILE).write_text(json.dumps({**facts, **result}), encoding="utf-8")
+        (folder / RESULT).write_text(json.dumps({**facts, **result}), encoding="utf-8")
     finally:
         os._exit(status)  # no clean-up: it would wait for threads and locks of the parent
 
@@ -216,10 +209,8 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
     compile_s = time.perf_counter() - started
     text = compiled.as_text()
     found: dict[str, Any] = {"compile_s": compile_s, "memory": None}
-    if is_cpu:
-        found["fingerprint"] = fingerprint(compiled)
-    else:
-        found["hlo_digest"] = hashlib.sha256(strip_hlo(text).encode()).hexdigest()
+    own = fingerprint(compiled) if is_cpu else hashlib.sha256(strip_hlo(text).encode()).hexdigest()
+    found["fingerprint" if is_cpu else "hlo_digest"] = own
     memory = compiled.memory_analysis()
     if memory is not None:
         parts = ("argument", "output", "alias", "temp", "generated_code")
@@ -234,12 +225,12 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
     The step is the last module of its name: modules that a workload compiles while it is built come before.
     """
     for pattern, name in (
-        (f"*{platform}_after_optimizations.txt", HLO_FILE),
+        (f"*{platform}_after_optimizations.txt", HLO),
         # With an empty command buffer list the passes do not run, and there is no file after them.
-        ("*thunk_sequence.txt", THUNKS_FILE),
-        ("*thunk_sequence_after_thunk_passes.txt", THUNKS_FILE),
-        ("*thunk_metadata.txt", THUNK_NAMES_FILE),
-        ("debug_options", OPTIONS_FILE),
+        ("*thunk_sequence.txt", THUNKS),
+        ("*thunk_sequence_after_thunk_passes.txt", THUNKS),
+        ("*thunk_metadata.txt", METADATA),
+        ("debug_options", OPTIONS),
     ):
         for path in sorted((folder / "dump").glob(f"module_*.{glob.escape(module)}.{pattern}")):
             path.replace(folder / name)

@@ -19,6 +19,10 @@ _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_
 _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
 )
+HLO, THUNKS, METADATA = "optimized.hlo", "thunks.txt", "thunk_names.txt"
+OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
+"""Files in the folder of a compilation; METADATA has the names of thunks."""
+
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
 _MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
 

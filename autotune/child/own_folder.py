@@ -90,6 +90,10 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
         OSError: If the kernel or one of the file systems does not allow it.
     """
     enter_namespace()
+    # With redirects, folders that were there before can be renamed. Linux before 6.5 mounts with them in a user
+    # namespace, too, and then makes no folder in place of one that was removed.
+    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", str(2**32 - 1)]
+    way = "redirect_dir=on" if is_first else "userxattr"
     lower = {path: _opened(path) for path in mount_points(folder)}
     kept_open = {path: _opened(path) for path in kept if path.startswith(f"{folder}/")}
     own = _opened(scratch)
@@ -100,10 +104,7 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
         for name in (WRITTEN, WORK):
             Path(scratch, f"{name}-{number}").mkdir()
         options = f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
-        try:
-            _mount("overlay", path, "overlay", 0, f"{options},userxattr")
-        except OSError:
-            _mount("overlay", path, "overlay", 0, options)
+        _mount("overlay", path, "overlay", 0, f"{options},{way}")
     for path, opened in kept_open.items():
         Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
         _mount(opened, path, None, MS_BIND | MS_REC, None)

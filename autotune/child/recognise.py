@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, undivided
+from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, step_of, undivided
 
 FEWEST_STEPS, FEWEST_LINES = 3, 5
 """Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
@@ -334,8 +334,8 @@ def _repeats(lines: Sequence[str]) -> bool:
 
 def _counter_of(line: str) -> int | None:
     """Returns the number of the step that a line names, or that stands in brackets."""
-    found = re.search(_BY_COUNTER, line) or re.search(r"\[(?P<step>\d+)", line)
-    return int(found["step"]) if found is not None else None
+    named, found = step_of(line), re.search(r"\[(\d+)", line)
+    return int(found[1]) if named is None and found is not None else named
 
 
 def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:

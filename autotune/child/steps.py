@@ -116,7 +116,14 @@ GROUPS = (*DURATIONS, "unit", "step", "loss")
 AT_ONCE = 0.25
 """Share of a printed duration within which lines with one counter are of one step."""
 
-_COUNTER = re.compile(r"\b(?:step|iter|iteration|update)s?\b[^\w\n]{0,3}(\d[\d,_]*)", re.I)
+_COUNTERS = tuple(
+    re.compile(
+        rf"\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
+        r"[^\w\n]{0,3}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
+        re.I,
+    )
+    for words in ("step|iter|iteration|update", "batch")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +206,7 @@ class StepReader:
         line = plain(line)
         found = search(self._pattern, line) if self._pattern is not None else None
         value = number(found.groupdict().get("step")) if found is not None else None
-        if value is None and (named := _COUNTER.search(line)) is not None:
-            value = number(named[1])
-        return int(value) if value is not None and math.isfinite(value) else None
+        return int(value) if value is not None and math.isfinite(value) else step_of(line)
 
     def _duration(self, said: Mapping[str, str | None]) -> float | None:
         """Seconds of a step from a printed duration, in its own unit or that of its group."""
@@ -245,6 +250,13 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
+
+
+def step_of(line: str) -> int | None:
+    """Reads the number of the step that a line names; None if it names none."""
+    found = next(filter(None, (counter.search(line) for counter in _COUNTERS)), None)
+    value = number(found[1]) if found is not None else None
+    return int(value) if value is not None else None
 
 
 def numbers_of(line: str) -> dict[str, float]:

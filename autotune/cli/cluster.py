@@ -35,29 +35,26 @@ def submit(
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
     storage: options.Storage = None,
+    tracker: options.Tracker = None,
 ) -> None:
     """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
-    from autotune.cluster.submit import (
-        JobRequest,
-        Program,
-        estimate,
-        idle_gpus,
-        render_script,
-        submit_script,
-    )  # fmt: skip
+    from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script, submit_script
     from autotune.machine.environment import driver_python
     from autotune.model.spec import load_study
+    from autotune.results.trackers import refuse_trackers
     from autotune.study.start import study_with
 
     spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
     path = run_dir or options.RUNS / spec.name
-    given = {"--trials": trials, "--time-budget": time_budget}
+    if python is None:  # another one has other packages
+        refuse_trackers(tracker or ())
+    given = [("--trials", trials), ("--time-budget", time_budget), *(("--tracker", name) for name in tracker or ())]
     program = Program(
         # Not resolved: an environment's python is a link, whose place decides the environment.
         python=python or driver_python(),
         study=study.resolve(),
         run_dir=path.resolve(),
-        options=tuple(str(word) for option in given.items() if option[1] is not None for word in option),
+        options=tuple(str(word) for option in given if option[1] is not None for word in option),
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,

@@ -159,10 +159,11 @@ def verify(
     Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
     """
     from autotune.results.export import read_winner
+    from autotune.results.winner import check_records
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
-    found = verify_winner(winner, file, study=study, run=run)
+    found = verify_winner(winner, file, check_records(winner, file, run=run), study=study)
     if as_json:
         print_json(plain(found, status=found.status))
     else:
@@ -208,8 +209,7 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    found = [str(d) for d in verify_winner(winner, file, run=run).differences]
-    found += [] if records.unchecked is None else [records.unchecked]
+    found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
     if found and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -218,11 +218,10 @@ def exec_(
         )
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings)
-    forced = [f"not proven here, forced: {d}" for d in found]
-    for line in (*forced, *(f"gives {x}" for x in lines)):
+    for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
     given = FlagSet.from_environment(merged, winner.settings)
-    given = FlagSet({n: v for n, v in given.items() if n in winner.settings})
+    given = given.without(*(given.keys() - winner.settings.keys()))
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)
@@ -251,17 +250,15 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
-    from autotune.results.winner import Verification, check_records
+    from autotune.results.winner import check_records
 
-    winner, found = read_winner(file), Verification()
-    if file.is_file():
-        found = check_records(winner, file, run=run)
-        if found.differences:
-            raise AutotuneError(
-                f"{file} must hold what its run proved but differs in\n"
-                + "\n".join(f"  - {d}" for d in found.differences)
-                + "\n  export it again"
-            )
+    winner = read_winner(file)
+    if (found := check_records(winner, file, run=run)).differences:
+        raise AutotuneError(
+            f"{file} must hold what its run proved but differs in\n"
+            + "\n".join(f"  - {d}" for d in found.differences)
+            + "\n  export it again"
+        )
     return winner, found
 
 

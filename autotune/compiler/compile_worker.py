@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.fingerprint import LOG, OPTIONS, RESULT
 from autotune.child.packages import workloads_root
 from autotune.compiler.program import CompileResult
-from autotune.compiler.schedule import LOG, OPTIONS, RESULT, read_program
+from autotune.compiler.schedule import read_program
 from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.machine.environment import caller_environment, child_environment, driver_python, with_packages
 from autotune.machine.files import COMPILES, Scratch

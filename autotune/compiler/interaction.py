@@ -62,9 +62,7 @@ def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
     """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one."""
     if not is_gpu:
         return {"": FlagSet()}
-    if baseline.merge(CHOICES[CUBLAS]) == baseline:
-        return {CUBLAS: FlagSet()}
-    return dict(CHOICES)
+    return {CUBLAS: FlagSet()} if baseline.merge(CHOICES[CUBLAS]) == baseline else dict(CHOICES)
 
 
 class InteractionSearch:

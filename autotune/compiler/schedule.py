@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.fingerprint import HLO, METADATA, THUNKS
 from autotune.compiler.hlo import (
     NAMES,
     Computation,
@@ -209,18 +210,13 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
     return dict(sorted(opcodes.items())), dict(sorted(targets.items()))
 
 
-# Names of the worker's files; it is never imported here.
-HLO, THUNKS, THUNK_NAMES = "optimized.hlo", "thunks.txt", "thunk_names.txt"
-OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
-
-
 def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, is_gpu: bool) -> CompiledProgram:
     """Reads the program that a fork of the worker wrote to its folder.
 
     Raises:
         LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
     """
-    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, THUNK_NAMES))
+    hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, METADATA))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):

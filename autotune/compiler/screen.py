@@ -266,8 +266,7 @@ class Screener:
         """Device memory that JAX takes under these settings; None for the CPU."""
         if self.job.target is None:
             return None
-        fraction = memory_fraction(settings)
-        return int(self.job.target.memory_bytes * (DEFAULT_MEMORY_FRACTION if fraction is None else fraction))
+        return int(self.job.target.memory_bytes * (memory_fraction(settings) or DEFAULT_MEMORY_FRACTION))
 
     def program_key(self, settings: FlagSet) -> str | None:
         """Key of sets with one program and the same run-time settings, which need only one measurement.

@@ -17,6 +17,7 @@ from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import GpuFacts, gpu_facts
 from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.flags import MEMORY_FRACTIONS
 from autotune.settings.catalog import read_data
 
 _COUNTED_ON = 0.80
@@ -115,9 +116,8 @@ def memory_fraction(settings: Mapping[str, str]) -> float | None:
 
     A share above 1 means unified memory and counts as 1.
     """
-    named = settings.get("XLA_CLIENT_MEM_FRACTION", settings.get("XLA_PYTHON_CLIENT_MEM_FRACTION", ""))
     try:
-        share = float(named)
+        share = float(next((settings[name] for name in MEMORY_FRACTIONS if name in settings), ""))
     except ValueError:  # JAX's client will refuse it
         return None
     return min(share, 1.0) if share > 0 else None

@@ -10,7 +10,8 @@ import re
 import shlex
 
 from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener
-from autotune.model.flags import FlagSet
+from autotune.compiler.targets import memory_fraction
+from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
@@ -21,13 +22,13 @@ from autotune.workers.failures import is_not_installed, read_log
 LIMIT_PHASE = "limit"
 """Phase of a failure where the study refuses the set, not the device."""
 
-MEMORY_FRACTION = "XLA_CLIENT_MEM_FRACTION"
+MEMORY_FRACTION = MEMORY_FRACTIONS[0]
 SHARED_FRACTION = "0.45"
 """What each of two interleaved processes takes of a GPU's memory, unless the study says otherwise."""
 
 _REFUSED = re.compile(
     # jaxlib's xla_client.py, 0.10 to 0.12: the program has set the older name of the same
-    rf"{MEMORY_FRACTION} is specified together with XLA_PYTHON_CLIENT_MEM_FRACTION"
+    rf"{MEMORY_FRACTION} is specified together with {MEMORY_FRACTIONS[1]}"
     # workers/settings_check.py: the program has set this very variable
     rf"|{MEMORY_FRACTION}={SHARED_FRACTION}: the program"
 )
@@ -48,13 +49,18 @@ def over_limit(spec: StudySpec, peak_bytes: int | None, how: str) -> Failure | N
     return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase=LIMIT_PHASE)
 
 
-def limit_bytes(spec: StudySpec, aa_run: AaRecord) -> int | None:
+def limit_bytes(spec: StudySpec, aa_run: AaRecord, settings: FlagSet | None = None) -> int | None:
     """What a set may need of each device: `limits.memory`, or what one process alone gets; None if neither is known."""
-    share = MemoryShare(spec)
-    is_shared = share.is_optional and share.given(FlagSet(), isolated=aa_run.comparison.mode != INTERLEAVED)
-    more = DEFAULT_MEMORY_FRACTION / float(SHARED_FRACTION) if is_shared else 1.0
+    had = _fraction(spec, FlagSet(), isolated=aa_run.comparison.mode != INTERLEAVED)
+    more = _fraction(spec, settings or FlagSet(), isolated=spec.measure.mode != INTERLEAVED) / had
     bounds = [round(more * m.limit_bytes) for m in aa_run.reference.device_memory if m.limit_bytes is not None]
     return min([*bounds, *([spec.limits.memory] if spec.limits.memory is not None else [])], default=None)
+
+
+def _fraction(spec: StudySpec, settings: FlagSet, *, isolated: bool) -> float:
+    """The share of a GPU's memory that a process of a set gets."""
+    given = MemoryShare(spec).given(settings, isolated=isolated)
+    return memory_fraction({**spec.baseline.merge(settings), **given}) or DEFAULT_MEMORY_FRACTION
 
 
 def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:

@@ -20,7 +20,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, LossCheck, WorkerReport
 from autotune.model.proofs import judge_soak
 from autotune.model.records import MemoryUse, SoakArm, SoakArms, SoakLook, SoakRecord
-from autotune.stats.long_run import SOAK_LOOKS, find_stalls, segments
+from autotune.stats.long_run import LEAK_LOOKS, SOAK_LOOKS, find_stalls, segments
 from autotune.workers.base import Worker, WorkerFailed
 
 SAMPLES = 24
@@ -173,10 +173,7 @@ def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, aske
 def _judge_arms(
     task: SoakTask, run: LongRun, reference: LongRun, look_again: Callable[[int], tuple[LongRun, LongRun]]
 ) -> tuple[SoakArms, Failure | None]:
-    """What both arms did, and what that says against the set: in further processes of each, too.
-
-    Memory does not depend on what else the machine does, so two looks are enough for it.
-    """
+    """What both arms did, and what that says against the set: in further processes of each, too."""
     arms = SoakArms(looks=(_look(run, reference),), typical=task.typical, process_sd=task.process_sd)
     if reference.failure is None and reference.report is not None and run.report is not None:
         try:
@@ -184,7 +181,9 @@ def _judge_arms(
         except WorkerFailed as error:
             return arms, error.failure
         arms = arms.model_copy(update={"work": work})
-    while (found := judge_soak(arms)) is not None and len(arms.looks) < SOAK_LOOKS - (found.kind is FailureKind.LEAK):
+    while (found := judge_soak(arms)) is not None:
+        if len(arms.looks) >= (LEAK_LOOKS if found.kind is FailureKind.LEAK else SOAK_LOOKS):
+            break
         again, beside = look_again(len(arms.looks) + 1)
         if again.failure is not None:
             return arms, again.failure

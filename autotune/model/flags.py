@@ -35,6 +35,8 @@ OPTION = "option."
 """Starts the name under which an option of the workload is part of a set: ``option.batch``."""
 DEFAULT = "(default)"
 """The value of a setting that is left unset: a set that has it takes the setting of the baseline away."""
+MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+"""Name of the share of a GPU's memory that JAX takes, and its older name."""
 _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 _TOLD = packaged_table("settings.toml")

@@ -93,6 +93,11 @@ def placeholders(parts: Iterable[str]) -> set[str]:
     return {name for part in parts for name in _PLACEHOLDER.findall(part)}
 
 
+def interpreter_in(command: Sequence[str]) -> set[str]:
+    """The option that is the first word of a command, and so its interpreter; none if that is another word."""
+    return {INTERPRETER} & placeholders(command[:1])
+
+
 def filled(part: str, options: Mapping[str, Any]) -> str:
     """A text with each option in its place; other braces stay, and no value is substituted again."""
 

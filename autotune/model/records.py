@@ -27,7 +27,7 @@ from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, F
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
-from autotune.stats.long_run import Stalls, TotalTime
+from autotune.stats.long_run import SOAK_LOOKS, Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
 
 
@@ -207,7 +207,7 @@ class SoakLook(Record):
 class SoakArms(Record):
     """Both arms of a soak."""
 
-    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=3)]
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=SOAK_LOOKS)]
     """One; up to three if something spoke against the set, then only what all show counts."""
     typical: LogRatio | None = None
     """Log ratio of the typical step in the proof, per token."""

@@ -22,13 +22,13 @@ from autotune.model.files import plain_text
 from autotune.model.flags import OPTION, FlagSet, captures_collectives
 from autotune.model.measurement import Settings
 from autotune.model.options import (
-    INTERPRETER,
     MOST_NESTED,
     PROCESS_COUNT,
     broken_rule,
     check_rules,
     combinations,
     filled_command,
+    interpreter_in,
     is_nested_deeper,
     option_sets,
     options_in,
@@ -177,7 +177,7 @@ class StudySpec(Section):
                 )
             for values in combinations(Expression(text).names, domains):
                 self.work_under(FlagSet(option_sets(values)))
-        elif self.workload.command is not None and self.search.options.keys() - {INTERPRETER}:
+        elif (command := self.workload.command) and not self.search.options.keys() <= interpreter_in(command):
             raise ValueError(
                 "where the options of a `command` are searched, the work of a step must be given: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'

@@ -547,6 +547,8 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
     advice = f"Run it by hand until it works: {shown}"
     if ending.message.startswith("EOFError"):
         advice = "It reads standard input, and a study gives a program none: give what it asks for as an argument"
+    if "cross-device link" in ending.message:
+        advice = "In a folder of its own it can rename no folder that was there before: shutil.move copies that one"
     after = format_seconds(probe.took_s)
     return f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n  {advice}"
 

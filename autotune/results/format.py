@@ -223,11 +223,9 @@ def verdict_of(result: FinalistResult) -> str:
     """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:
         return "failed"
-    if result.veto is not None:
-        return "no winner"
-    if result.bound is not None and result.verdict is not Verdict.UNRESOLVED:
+    if result.bound is not None and result.veto is None and result.verdict is not Verdict.UNRESOLVED:
         return f"{'below' if result.verdict is Verdict.FASTER else 'above'} {format_ratio(result.bound)}"
-    return result.verdict
+    return "no winner" if result.veto is not None else result.verdict
 
 
 def _why(result: FinalistResult) -> str:

@@ -151,7 +151,7 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     if recorded.outcome is not Outcome.WINNER or not recorded.settings:
         until = "until a study settles that, " if recorded.outcome is Outcome.INCONCLUSIVE else ""
         raise AutotuneError(
-            f"only a proven winner is exported but of {store.path}: {recorded.sentence}; {until}"
+            f"only a proven winner is exported, and {store.path} has none: {recorded.sentence}; {until}"
             "the default settings are what to use here"
         )
     stages = {r.stage for r in store.of(FinalistResult)}
@@ -499,7 +499,7 @@ class Verification:
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
-    """Compares an exported winner with the records of its run, if found.
+    """Compares an exported winner with the records of its run, if found; that of a run directory was made from them.
 
     Args:
         file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
@@ -508,6 +508,8 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
     Raises:
         RunDirectoryError: If `run` is not a run directory.
     """
+    if file.is_dir():
+        return Verification()
     if (path := run or _find_run(winner.run, file)) is None:
         return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:

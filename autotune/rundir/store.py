@@ -22,6 +22,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -403,7 +404,7 @@ def _set_aside(path: Path) -> Path:
         folder.mkdir(mode=0o700)
         for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
             if (path / name).exists():
-                (path / name).rename(folder / name)
+                shutil.move(path / name, folder / name)  # copies a folder of the lower layer of an overlay
     except OSError as error:
         raise cannot_write(folder, error) from error
     return folder

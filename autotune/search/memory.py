@@ -43,7 +43,7 @@ class MemoryModel:
     """Probabilities of sets to fit; all fit where no `limit` (over the default's peak) or no peak is known."""
 
     def __init__(self, design: Design, peaks: Peaks, limit: float | None) -> None:
-        options = {i for i, factor in enumerate(design.factors) if factor.is_option}
+        options = {i for i, factor in enumerate(design.factors) if factor.moves_memory}
         pairs = [pair for pair in design.pairs if options.issuperset(pair)]
         self.design = Design(design.factors, pairs)
         self._limit = float(np.log(limit)) if limit is not None and len(peaks.ratios) else np.inf

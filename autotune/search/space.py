@@ -56,7 +56,7 @@ class Factor:
     group: str = ""
     needs: Mapping[int, frozenset[int]] = field(default_factory=dict)
     p_active: float | None = None
-    is_option: bool = False
+    moves_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Flag:
         group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability of an effect; None for the usual one.
-        is_option: Whether it is an option of the workload, which moves memory, as batch size does.
+        moves_memory: Whether it may need much more memory or give it, as options of the workload and shares of it do.
     """
 
     default: Any = None
@@ -77,7 +77,7 @@ class Flag:
     group: str = ""
     needs: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     p_active: float | None = None
-    is_option: bool = False
+    moves_memory: bool = False
 
 
 class Block(NamedTuple):
@@ -203,7 +203,7 @@ class CodedSpace:
             group=flag.group,
             needs=needs,
             p_active=flag.p_active,
-            is_option=flag.is_option,
+            moves_memory=flag.moves_memory,
         )
 
     def table(self, rows: Sequence[Codes]) -> Codes:

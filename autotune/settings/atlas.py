@@ -162,7 +162,7 @@ class AtlasFinding:
 
 
 def atlas_findings(table: Sequence[AtlasRow], name: str) -> list[AtlasFinding]:
-    """Returns the findings on a setting, newest release first, most cells first.
+    """Returns the findings on a setting, newest release first, the default first, most cells first.
 
     Raises:
         SettingError: If the atlas lacks the setting.
@@ -188,7 +188,7 @@ def atlas_findings(table: Sequence[AtlasRow], name: str) -> list[AtlasFinding]:
         )
         for (jaxlib, value, verdict, _), rows in groups.items()
     ]
-    found.sort(key=lambda f: (values.index(f.value), -f.cells))
+    found.sort(key=lambda f: (f.verdict != AtlasVerdict.DEFAULT, values.index(f.value), -f.cells))
     return sorted(found, key=lambda f: release_of(f.jaxlib), reverse=True)  # stable
 
 

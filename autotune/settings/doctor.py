@@ -15,6 +15,7 @@ import psutil
 
 from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
+from autotune.model.flags import MEMORY_FRACTIONS
 from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, read_data
 from autotune.settings.check import SettingCheck, check_variables
@@ -191,7 +192,7 @@ def _environment_findings(environment: Mapping[str, str], steering: Sequence[Set
         yield _finding("cache")
     if _names_gpus(environment) and "cpu" not in (own := environment["JAX_PLATFORMS"]).split(","):
         yield _finding("without_cpu", own=own)
-    if all(environment.get(name) for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
+    if all(map(environment.get, MEMORY_FRACTIONS)):
         yield _finding("two_shares")
 
 

@@ -222,9 +222,7 @@ def _flag_problem(value: str, flag: FlagInfo) -> str:
         return "" if legal else f"must be a {bits + 1}-bit integer"
     if flag.type == "float":
         return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
-    if flag.type == "enum" and flag.spellings:
-        return _enum_problem(value, flag)
-    return ""
+    return _enum_problem(value, flag) if flag.type == "enum" and flag.spellings else ""
 
 
 def _enum_problem(value: str, flag: FlagInfo) -> str:

@@ -26,9 +26,10 @@ USUAL = 0.9
 SEGMENTS = 10
 """Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
 
-SOAK_LOOKS = 3
-"""How often a long run is looked at, at most, each time in new processes. Until the last look, stalls are counted as
-many as might well have come instead: a look that holds few of them does not clear a set."""
+SOAK_LOOKS, LEAK_LOOKS = 5, 2
+"""How often a long run is looked at, at most, each time in new processes; memory does not depend on what else the
+machine does. Until the last look, stalls are counted as many as might well have come instead: a look that holds few of
+them does not clear a set."""
 
 ALPHA_STALLS = (0.25, 0.01)
 """Share of honest sets in whose long run stalls may be called more than the reference's, in one look (two to none) and

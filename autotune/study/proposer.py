@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.compiler.screen import ScreenReport
 from autotune.measure.failing import contains_failing
 from autotune.measure.memory import limit_bytes
-from autotune.model.flags import FlagSet
+from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
@@ -62,22 +62,30 @@ FAILURE_PENALTY = 0.1
 
 
 class KnownMemory(NamedTuple):
-    """The reference's peak, and over it: the limit, and peaks of sets that were compiled."""
+    """The reference's peak; over it its limit, and peaks known as if at that limit; `room`: a set's limit over it."""
 
     default_bytes: int
     limit: float
-    compiled: Sequence[tuple[FlagSet, float]] = ()
+    peaks: Sequence[tuple[FlagSet, float]] = ()
+    room: Callable[[FlagSet], float] = lambda _: 1.0
 
 
-def known_memory(spec: StudySpec, aa_run: AaRecord | None, screened: ScreenReport | None) -> KnownMemory | None:
+def known_memory(
+    spec: StudySpec, space: SearchSpace, aa_run: AaRecord | None, screened: ScreenReport | None
+) -> KnownMemory | None:
     """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is known."""
     if aa_run is None or not (peak := aa_run.reference.peak_bytes) or not (limit := limit_bytes(spec, aa_run)):
         return None
-    usual = screened.reference.peak_bytes if screened is not None else None
-    if screened is None or not usual:
-        return KnownMemory(peak, limit / peak)
-    values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
-    return KnownMemory(peak, limit / peak, [(part, own / usual) for part, own in values if own])
+
+    def room(settings: FlagSet) -> float:
+        return (limit_bytes(spec, aa_run, settings) or limit) / limit
+
+    shares = [FlagSet({p.name: v}) for p in space.parameters if p.name in MEMORY_FRACTIONS for v in p.values()]
+    peaks = [(part, 1 / room(part)) for part in shares]
+    if screened is not None and (usual := screened.reference.peak_bytes):
+        values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
+        peaks += [(part, own / usual) for part, own in values if own]
+    return KnownMemory(peak, limit / peak, peaks, room)
 
 
 class Proposer:
@@ -161,7 +169,7 @@ class Proposer:
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             return {MEMORY_KEY: self._memory.limit}
         peak = result.worker.peak_bytes if result.worker is not None else None
-        return {MEMORY_KEY: peak / self._memory.default_bytes} if peak else {}
+        return {MEMORY_KEY: peak / self._memory.default_bytes / self._memory.room(result.settings)} if peak else {}
 
     def finish(self) -> None:
         """Brings the study's storage up to date, if it has one."""
@@ -262,7 +270,7 @@ class Proposer:
         sampler.known_failing += [v for part in self.failing if (v := self._values_of(part)) is not None]
         if self._memory is not None:
             sampler.memory_limit = self._memory.limit
-            peaks = [(self._values_of(part), peak) for part, peak in self._memory.compiled]
+            peaks = [(self._values_of(part), peak) for part, peak in self._memory.peaks]
             sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
         if self._spec.limits.rules:
             sampler.is_allowed = lambda values: self._is_allowed(

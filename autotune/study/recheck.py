@@ -20,7 +20,7 @@ from autotune.model.spec import StudySpec, load_study
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
-from autotune.results.winner import Verification, Winner, check_records
+from autotune.results.winner import Verification, Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
@@ -137,29 +137,25 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
 # ---------------------------------------------------------------------- verify
 
 
-def verify_winner(winner: Winner, file: Path, *, study: Path | None = None, run: Path | None = None) -> Verification:
-    """Compares this machine with the one of a proof, and a file with its records, without measuring.
+def verify_winner(winner: Winner, file: Path, records: Verification, *, study: Path | None = None) -> Verification:
+    """Adds to what `check_records` says of a file: this machine, compared with the one of the proof without measuring.
 
     Args:
         study: Study file of the workload that is meant to run; None does not check the workload.
-        run: The run directory of an exported file; default: see `check_records`.
 
     Raises:
         StudyFileError: If the study file is not legal.
-        RunDirectoryError: If `run` is not a run directory.
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
-    found, notes, records = differences(winner.conditions, here), list[str](), Verification()
+    found, notes = differences(winner.conditions, here), list[str]()
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
-    if file.is_file():
-        if not is_unchanged(plain_text(file), winner):
-            found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
-        records = check_records(winner, file, run=run)
-        found += records.differences
+    if file.is_file() and not is_unchanged(plain_text(file), winner):
+        found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
+    found += records.differences
     if workload is None:
         notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
     if winner.soaked_s is None:

@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import OPTION
+from autotune.model.flags import MEMORY_FRACTIONS, OPTION
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SearchSpec
 from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
@@ -89,9 +89,7 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """Returns user attributes: a result's standard error, or the trial that it duplicates."""
     if result.same_as is not None:
         return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
-    if result.comparison is None:
-        return {}
-    return {SD_KEY: standard_error(result.comparison.estimate)}
+    return {} if result.comparison is None else {SD_KEY: standard_error(result.comparison.estimate)}
 
 
 def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None = None) -> Flag:
@@ -104,7 +102,7 @@ def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None =
         group=parameter.group,
         needs=parameter.condition or {},
         p_active=p_active,
-        is_option=parameter.name.startswith(OPTION),
+        moves_memory=parameter.name.startswith(OPTION) or parameter.name in MEMORY_FRACTIONS,
     )
 
 

@@ -62,7 +62,7 @@ def screen(run: StudyRun) -> None:
     run.proposer = Proposer(
         run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
         rule_defaults=run.setup.rule_defaults, priors=priors_of(space, screened),
-        memory=known_memory(run.spec, next(iter(run.store.of(AaRecord)), None), screened),
+        memory=known_memory(run.spec, space, next(iter(run.store.of(AaRecord)), None), screened),
     )  # fmt: skip
 
 

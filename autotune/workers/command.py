@@ -57,6 +57,15 @@ class CommandLauncher(LocalLauncher):
             (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
             own, watch = self._folders(stack, self._environment(settings))
+            job = self._job(
+                settings,
+                command=command,
+                cwd=own.cwd,
+                rules=self._rules(settings, folder),
+                run_steps=self._spec.measure.run_steps,
+                device_count=self._spec.device.count,
+                limit_s=READY_SHARE * self.limits.start_s,
+            )
             env = watch.environment
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
@@ -65,15 +74,6 @@ class CommandLauncher(LocalLauncher):
                 kind, command = ReadWorker, reader_command("read_output")
             process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
             worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
-        job = self._job(
-            settings,
-            command=self._command(settings, folder),
-            cwd=own.cwd,
-            rules=self._rules(settings, folder),
-            run_steps=self._spec.measure.run_steps,
-            device_count=self._spec.device.count,
-            limit_s=READY_SHARE * self.limits.start_s,
-        )
         return self._begin(worker, [job], progress)
 
     def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:

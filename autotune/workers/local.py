@@ -41,8 +41,8 @@ class LocalLauncher:
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        worker = LocalWorker(self._processes(settings, folder), self._spec, settings)
-        return self._begin(worker, self._jobs(settings, folder), progress)
+        jobs = self._jobs(settings, folder)
+        return self._begin(LocalWorker(self._processes(settings, folder), self._spec, settings), jobs, progress)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it on failure."""
@@ -65,13 +65,21 @@ class LocalLauncher:
         each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
         return child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
 
-    def _worker_environment(self, settings: FlagSet) -> dict[str, str]:
-        return with_packages(self._environment(settings))
-
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
-        env = self._worker_environment(settings)
-        ranks = self._spec.under(settings).device.rank_count
-        return [GuardedProcess(worker_command(), env, folder / log_name(rank)) for rank in range(ranks)]
+        """Starts all ranks; if one cannot be started, ends the others."""
+        env, started = with_packages(self._environment(settings)), list[GuardedProcess]()
+        try:
+            for rank in range(self._spec.under(settings).device.rank_count):
+                started.append(self._started(rank, settings, env, folder / log_name(rank)))
+        except BaseException:
+            for process in started:
+                process.close(KILL_PATIENCE_S)
+            raise
+        return started
+
+    def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
+        """Starts one rank in the environment of a worker."""
+        return GuardedProcess(worker_command(), env, log)
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         under = self._spec.under(settings)
@@ -195,8 +203,7 @@ class LocalWorker(Worker):
 
     def _gather(self, kind: str, limit_s: float, progress: Progress | None) -> list[dict[str, Any]]:
         """Waits for one message of a kind from every rank; fails if a rank ends or the limit passes."""
-        got: dict[int, dict[str, Any]] = {}
-        errors: dict[int, dict[str, Any]] = {}
+        got, errors = dict[int, dict[str, Any]](), dict[int, dict[str, Any]]()
         watch = Stopwatch()  # does not count the time for which the job was suspended
         while len(got) < len(self._processes):
             remaining = limit_s - watch.session_s

@@ -50,8 +50,7 @@ class OwnFolder:
     @property
     def place(self) -> Path:
         """Folder in which the files lie that the process writes to its own."""
-        is_overlay = self._scratch is not None and self.kind == OVERLAY
-        return self._scratch.path / f"{WRITTEN}-0" if self._scratch is not None and is_overlay else Path(self.cwd)
+        return Path(self.cwd) if self._scratch is None or self.kind == COPY else self._scratch.path / f"{WRITTEN}-0"
 
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
         """Returns the command that makes the folder and becomes `command`; the content of `kept` paths is kept."""

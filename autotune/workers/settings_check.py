@@ -38,7 +38,6 @@ class SettingsCheck:
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
     """Compares settings with the present environment of a running program; None for a variable that is not set."""
     lost: list[str] = []
-    notes: list[str] = []
     flags = values.get("XLA_FLAGS") or ""
     try:
         in_force = FlagSet.parse(flags)
@@ -52,7 +51,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
         if got != wanted:
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
     own = {n: values[n] for n in IN_FORCE["memory_variables"] if values.get(n) is not None and n not in settings}
-    notes += [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
+    notes = [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
     if more := sorted(set(in_force) - {*settings, DUMP_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))

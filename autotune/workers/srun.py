@@ -24,7 +24,7 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed
 from autotune.workers.failures import is_kernel_kill
-from autotune.workers.local import KILL_PATIENCE_S, LocalLauncher, LocalWorker, log_name, worker_command
+from autotune.workers.local import LocalLauncher, LocalWorker, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"
 """Nodes of the job that a driver may use, in SLURM's notation; default: all."""
@@ -79,32 +79,19 @@ class SrunLauncher(LocalLauncher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts all ranks and waits until they are ready; see `base.Launcher`."""
-        steps = self._processes(settings, folder)
+        jobs, steps = self._jobs(settings, folder), self._processes(settings, folder)
         worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base)
-        return self._begin(worker, self._jobs(settings, folder), progress)
+        return self._begin(worker, jobs, progress)
 
-    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
-        ranks_per_node = self._ranks_per_node(settings)
-        env, client = self._worker_environment(settings), slurm_client_environment(self._base)
-        started: list[GuardedProcess] = []
-        try:
-            for rank in range(ranks_per_node * len(self._nodes)):
-                node = self._nodes[rank // ranks_per_node]
-                srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
-                log = folder / log_name(rank)
-                started.append(GuardedProcess(worker_command(), client, log, through=srun, remote_env=env))
-        except BaseException:
-            for process in started:
-                process.close(KILL_PATIENCE_S)
-            raise
-        return started
-
-    def _ranks_per_node(self, settings: FlagSet) -> int:
-        return self._spec.under(settings).device.rank_count // len(self._nodes)
+    def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
+        client = slurm_client_environment(self._base)
+        node = self._nodes[rank * len(self._nodes) // self._spec.under(settings).device.rank_count]
+        srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
+        return GuardedProcess(worker_command(), client, log, through=srun, remote_env=env)
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         jobs = super()._jobs(settings, folder)
-        ranks_per_node = self._ranks_per_node(settings)
+        ranks_per_node = len(jobs) // len(self._nodes)
         for rank, job in enumerate(jobs):
             # The coordinator's address is known once its node has answered; it must be reached from other nodes.
             job.update(local_rank=rank % ranks_per_node, coordinator=None, coordinator_bind=None)

@@ -66,12 +66,17 @@ def test_closing_lets_a_program_clean_up(tmp_path: Path) -> None:
     assert "cleaned up" in (tmp_path / "worker.log").read_text()
 
 
-@pytest.mark.parametrize("victim", ["driver", "guard"])
-def test_sigkill_of_driver_or_guard_ends_the_worker(tmp_path: Path, victim: str) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", PROGRAMS["driver"], str(tmp_path)], cwd=ROOT)
+@pytest.mark.parametrize(
+    ("program", "victim", "number"),
+    [("driver", "driver", signal.SIGKILL), ("driver", "guard", signal.SIGKILL), ("pool", "driver", signal.SIGTERM)],
+)
+def test_a_signal_to_driver_guard_or_benchmark_ends_the_worker(
+    tmp_path: Path, program: str, victim: str, number: signal.Signals
+) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", PROGRAMS[program], str(tmp_path)], cwd=ROOT)
     try:
         child, guard = pid_in(tmp_path / "child"), pid_in(tmp_path / "guard")
-        os.kill(driver.pid if victim == "driver" else guard, signal.SIGKILL)
+        os.kill(driver.pid if victim == "driver" else guard, number)
         wait_until_gone(child, guard)
     finally:
         driver.kill()

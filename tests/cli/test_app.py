@@ -119,7 +119,7 @@ def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(
     assert not (folder / "runs").exists()
 
 
-def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(study: Path) -> None:
+def test_a_study_that_measured_nothing_does_not_block_an_edit(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.create_or_resume(study.parent / "runs/typed", load_study(study), study_dir=study.parent)
     store.append(IncidentRecord(what="the reference did not start"))
     (store.folder("aa_run") / "worker.log").write_text("why")
@@ -127,6 +127,12 @@ def test_run_directory_of_a_study_that_measured_nothing_does_not_block_an_edit(s
     before = (store.path / "records.jsonl").read_bytes()
     store.close()
     folder = edited(study, "pairs_cap = 12", "pairs_cap = 13")
+
+    def move_file(old: Path, new: Path) -> None:
+        os.link(old, new)  # fails for a folder, as a rename does in the lower layer of an overlay
+        old.unlink()
+
+    monkeypatch.setattr(os, "rename", move_file)
     done = autotune("run", "typed.toml", "--trials", "1", "--json", cwd=folder)
     assert json.loads(done.stdout)["trial_count"] == 1
     assert "earlier-1" in done.stderr

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from autotune.child.fingerprint import HLO
 from autotune.compiler import compile_worker
 from autotune.compiler.compile_worker import CompileJob, require_applied
 from autotune.compiler.compiler import Cache, Compiler
 from autotune.compiler.predict import predict_step
 from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
-from autotune.compiler.schedule import HLO, read_program
+from autotune.compiler.schedule import read_program
 from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
 from autotune.compiler.targets import Topology, load_target, parse_topology
 from autotune.model.errors import LaunchError

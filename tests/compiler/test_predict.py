@@ -91,6 +91,7 @@ def test_communication_beside_computing_is_hidden_and_the_rest_exposed() -> None
     assert found.communication_s == pytest.approx(0.5, rel=1e-3)
     assert found.exposed_s == pytest.approx(0.2, rel=1e-2)
     assert found.compute_s == pytest.approx(0.4)
+    assert run(kernel("a", 0.1), start(7, gather(0.3)), kernel("b", 0.2), done(7)) == pytest.approx(0.4, rel=1e-3)
     found = predict_step(program(gather(0.2), kernel("a", 0.1)), TARGET, Topology(1, 8))
     assert found.exposed_s == pytest.approx(found.communication_s)
     assert found.step_s == pytest.approx(0.3, rel=1e-3)
@@ -151,6 +152,9 @@ def test_command_buffer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert alone.step_s == pytest.approx(5.0, rel=1e-3)
     assert held.step_s == pytest.approx(1.0, rel=1e-3)
     assert alone.idle_s == pytest.approx(5.0, rel=1e-3)
+    for name, seconds in (("host_launch_s", 0.0), ("kernel_gap_s", 0.5), ("graph_gap_s", 0.25)):
+        monkeypatch.setitem(FIGURES, name, seconds)
+    assert (run(*tiny), run(graph)) == pytest.approx((2.5, 1.25), rel=1e-3)
 
 
 def test_mfu_and_rate_follow_from_the_step() -> None:

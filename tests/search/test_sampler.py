@@ -391,9 +391,9 @@ ROOM: dict[str, BaseDistribution] = {
     **{n: SPACE[n] for n in SETTINGS[:12]},
 }
 ROOM_FLAGS = {
-    "batch": Flag(default="1", group="options", is_option=True),
-    "remat": Flag(default="full", group="options", is_option=True),
-    "mesh": Flag(default="sharded", group="options", is_option=True),
+    "batch": Flag(default="1", group="options", moves_memory=True),
+    "remat": Flag(default="full", group="options", moves_memory=True),
+    "mesh": Flag(default="sharded", group="options", moves_memory=True),
     **{n: FLAGS[n] for n in SETTINGS[:12]},
 }
 LIMIT = 2.0

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from autotune.stats.estimates import Estimate, Floats, Verdict, estimate_processes, hodges_lehmann, judge
 from autotune.stats.long_run import (
+    SOAK_LOOKS,
     Stalls,
     TotalTime,
     add_stalls,
@@ -28,14 +29,13 @@ from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
 from tests.runs import there
 
 CASES = 1000
-LOOKS = 3
 NONE = Stalls(steps=100, count=0, typical_s=1.0, lost_s=0.0)
 
 
 def soaks(noise: str, gain: float, steps: int, *, seed: int, cases: int = CASES) -> list[Floats]:
     """Candidate, reference, and both twice again, one after the other on one machine: `[cases, steps]` seconds each."""
     machine = Machine(NOISE_MODELS[noise], np.random.default_rng(seed), (cases,))
-    return [Process(machine, step_s=step_s).run_block(steps) for step_s in (1 - gain, 1.0) * LOOKS]
+    return [Process(machine, step_s=step_s).run_block(steps) for step_s in (1 - gain, 1.0) * SOAK_LOOKS]
 
 
 def speaks_against(runs: list[list[float]], gain: float, process_sd: float) -> bool:
@@ -52,7 +52,8 @@ def vetoed(runs: list[Floats], gain: float, noise: str) -> float:
     """Share of cases in which all looks show something."""
     process_sd = math.sqrt(2) * NOISE_MODELS[noise].process_sd
     cases = [[list(run) for run in case] for case in zip(*runs, strict=True)]
-    found = [all(speaks_against(case[: 2 * look], gain, process_sd) for look in range(1, LOOKS + 1)) for case in cases]
+    looks = [[case[: 2 * look] for look in range(1, SOAK_LOOKS + 1)] for case in cases]
+    found = [all(speaks_against(runs, gain, process_sd) for runs in of_case) for of_case in looks]
     return sum(found) / len(found)
 
 

@@ -31,7 +31,7 @@ from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome
 from autotune.model.spec import StudySpec
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.report import render_markdown
-from autotune.results.winner import disagreements, winner_of
+from autotune.results.winner import Verification, disagreements, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner
@@ -222,7 +222,7 @@ def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any,
     assert "# loss, as told by the program: NOT PROVEN: inconclusive: it was never soaked" in text
     file = tmp_path / "forced.env"
     file.write_text(text)
-    verified = verify_winner(winner_of(store, even_unjudged=True), file, run=store.path)
+    verified = verify_winner(winner_of(store, even_unjudged=True), file, Verification())
     assert verified.status == "differs"
     assert "loss" in [d.field for d in verified.differences]
 

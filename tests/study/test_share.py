@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,8 +41,9 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.search.sampler import MEMORY_KEY
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.preflight import keeping_rules, rule_defaults
-from autotune.study.proposer import known_memory
+from autotune.study.proposer import Proposer, known_memory
 from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
 from tests.runs import Diary, Run, failed, replay_study, there, worker_report
@@ -56,7 +58,7 @@ FIRST = (
     ("needs little", FlagSet({"xla_d": 2})),
     ("needs much", FlagSet({"xla_a": 2})),
 )
-SHARE = "XLA_CLIENT_MEM_FRACTION"
+SHARE, SHARES = "XLA_CLIENT_MEM_FRACTION", ("0.5", "0.75", "0.95")
 
 
 def study(**more: Any) -> StudySpec:
@@ -201,7 +203,7 @@ def first_run(mode: str, *limits: int | None, peak: int = 10 << 30) -> AaRecord:
 def test_a_set_may_need_what_one_process_gets_alone_or_the_study_allows(case: dict[str, Any]) -> None:
     spec = study(**case.get("study", {}))
     limits = [gib and gib << 30 for gib in case["devices_gib"]]
-    found = limit_bytes(spec, first_run(case["mode"], *limits))
+    found = limit_bytes(spec, first_run(case["mode"], *limits), FlagSet(case.get("settings", {})))
     assert found == (round(case["gib"] * (1 << 30)) if "gib" in case else None)
 
 
@@ -212,12 +214,24 @@ def test_compiled_peaks_are_known_before_the_first_trial() -> None:
         settings=[SimpleNamespace(name="xla_a", values=[ValueReport.model_validate(v) for v in values])],
     )
     report: Any = screened
-    known = there(known_memory(limited("40GiB"), first_run("aba", None), report))
+    none = SearchSpace(())
+    known = there(known_memory(limited("40GiB"), none, first_run("aba", None), report))
     assert known.default_bytes == 10 << 30
     assert known.limit == pytest.approx(4)
-    assert known.compiled == [(FlagSet({"xla_a": "1"}), 1.5)]
-    assert known_memory(study(), first_run("aba", None), report) is None  # no bound is known
-    assert known_memory(limited("40GiB"), None, report) is None
+    assert known.peaks == [(FlagSet({"xla_a": "1"}), 1.5)]
+    assert known_memory(study(), none, first_run("aba", None), report) is None  # no bound is known
+    assert known_memory(limited("40GiB"), none, None, report) is None
+
+
+def test_a_searched_share_of_the_gpu_is_the_limit_of_its_sets() -> None:
+    space = SearchSpace((Parameter(name=SHARE, choices=SHARES), Parameter(name="option.batch", choices=("1", "4"))))
+    found = there(known_memory(spec := study(), space, first_run("aba", 16 << 30), None))
+    assert [peak for _, peak in found.peaks] == pytest.approx([0.75 / 0.5, 1, 0.75 / 0.95])
+    known = found._replace(peaks=[*found.peaks, (FlagSet({"option.batch": "4"}), 1.9)])  # of 1.6
+    fitted = Proposer(spec, space, first=(), memory=known)._additive(0).fit([])
+    sets = [fitted.coded.codes({SHARE: share, "option.batch": "4"}) for share in SHARES]
+    fits = fitted.memory.log_chances(fitted.coded.table([there(codes) for codes in sets])) > math.log(0.5)
+    assert list(fits) == [False, False, True]
 
 
 def test_the_search_of_a_study_is_told_the_peaks_of_its_trials(run_replay: Run) -> None:

@@ -44,6 +44,13 @@ def test_ranks_run_their_blocks_together(start: Start, tmp_path: Path, count: in
     assert len(list(tmp_path.glob("worker*.log"))) == count
 
 
+def test_ranks_that_run_are_ended_where_a_later_one_cannot_start(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "worker.1.guard").mkdir()  # the name of a file of rank 1
+    with pytest.raises(WorkerFailed, match="cannot start a process") as error:
+        start(several(2))
+    assert not ranks(), error
+
+
 @pytest.mark.slow
 def test_two_workers_of_two_ranks_take_turns(start: Start, tmp_path: Path) -> None:
     reference, candidate = start(several(2)), start(several(2), {"xla_cpu_enable_fast_math": True})
