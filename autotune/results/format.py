@@ -190,7 +190,7 @@ def format_finalist(result: FinalistResult) -> str:
     if result.failure is not None:
         return format_failure(result.failure, "in a fresh process")
     if result.estimate is None or result.corrected is None:
-        return "no number"
+        return "fewer than 2 fresh pairs of processes are measured"
     low, high = result.corrected.low, result.corrected.high
     corrected = f" (corrected {format_interval(low, high)})" if low > 0.0 else ""
     return (
