@@ -6,14 +6,28 @@ import errno
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def packaged_table(name: str) -> dict[str, Any]:
     """Reads a TOML file of the folder `data` of this package."""
     return tomllib.loads((resources.files("autotune") / "data" / name).read_text("utf-8"))
+
+
+def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> jinja2.Template:
+    """Loads a template of the folder `data` of this package, which may name only what it is given."""
+    import jinja2  # most commands render nothing
+
+    usual: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(usual | options))
+    environment.filters |= filters
+    return environment.get_template(name)
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
