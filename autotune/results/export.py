@@ -83,8 +83,7 @@ def format_evidence(winner: Winner) -> list[str]:
 
 def _render(name: str, **given: object) -> str:
     """Renders a template of `data/export`, one for each format but JSON; no value ends a line."""
-    said = (format_change, format_estimate, format_seconds, time_of, dotted, plain)
-    functions = {function.__name__: function for function in said}
+    functions = {f.__name__: f for f in (format_change, format_estimate, format_seconds, time_of, dotted, plain)}
     filters, finalize = {"quote": shlex.quote}, lambda value: visible_line(str(value))
     return packaged_template(f"export/{name}.j2", filters, finalize=finalize).render(functions | given)
 

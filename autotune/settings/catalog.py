@@ -82,8 +82,8 @@ class Scope(StrEnum):
     """Feature that a program or its machines must have for a setting to act.
 
     ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
-    scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several of them, ``nvlink_over_hosts``: one over
-    several hosts. ``infiniband``: ports of InfiniBand or RoCE that NCCL's own transport uses.
+    scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several. ``nvlink_over_hosts``: one over
+    several hosts. ``infiniband``: active ports of InfiniBand or RoCE, which NCCL's own transport uses.
     """
 
     SINGLE_DEVICE = "single_device"

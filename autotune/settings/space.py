@@ -442,10 +442,11 @@ def _together(space: SearchSpace, names: Sequence[str]) -> FlagSet:
     """The point of a space with another value of each of these settings: the next lower one, or else the first."""
 
     def ask(parameter: Parameter) -> str:
-        others = [v for v in parameter.values() if not parameter.is_absent(v)]
-        if parameter.name not in names or not others:
-            return next((v for v in parameter.values() if parameter.is_absent(v)), others[0])
-        lower = [v for v in others if is_number(parameter.default or "") and float(v) < float(parameter.default or 0)]
+        usual, now = parameter.default_choice, parameter.default or ""
+        others = [v for v in parameter.values() if not parameter.is_absent(v)] if parameter.name in names else []
+        if not others:
+            return usual if parameter.holds(usual) else next(parameter.values())
+        lower = [v for v in others if is_number(now) and is_number(v) and float(v) < float(now)]
         return max(lower, key=float, default=others[0])
 
     return space.suggest(ask)

@@ -112,7 +112,7 @@ class ProgramWatch:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
         if modules != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
-        folder, parts, peak, compile_s, counts = self._scratch.path, list[str](), 0, 0.0, Counter[str]()
+        folder, parts, peak, took_s, counts = self._scratch.path, list[str](), 0, 0.0, Counter[str]()
         for module in sorted(modules):
             files = [n for n in listing if n.startswith(f"{module}.")]
             if not {module + BUFFERS, module + MEMORY, module + OPTIONS} <= set(files):
@@ -123,10 +123,9 @@ class ProgramWatch:
             counts.update(opcodes(_text(folder / (module + AFTER))))
             peak = max(peak, int(total[1]))
             written = [listing[n][1] for n in files]
-            compile_s += (max(written) - min(written)) / 1e9
+            took_s += (max(written) - min(written)) / 1e9
         whole = hashlib.sha256("\n".join([*sorted(parts), *_counted(self._given)]).encode())
-        known = {"peak_bytes": peak, "compile_s": compile_s, "opcodes": counts}
-        return {"fingerprint": "c" + whole.hexdigest()[:15], **known}
+        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "compile_s": took_s, "opcodes": counts}
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:

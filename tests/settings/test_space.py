@@ -15,11 +15,10 @@ from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
-from tests.settings.conftest import searched, space_of
+from tests.settings.conftest import NOTHING_TOLD, searched, space_of
 from tests.tables import toml_beside
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
-TOLD = ("device_count", "mesh", "layer_bytes", "collective_bytes")
 SINGLE = {"device_count": 1}
 FSDP = {"device_count": 8, "mesh": {"fsdp": 8}, "layer_bytes": {"weights": 404_750_336, "gradients": 404_750_336}}
 PIPELINE = {"device_count": 16, "node_count": 2, "mesh": {"pipeline": 2, "tensor": 8}}
@@ -32,7 +31,7 @@ Build = Callable[..., SearchSpace]
 @pytest.fixture(scope="module")
 def build(known: KnownSettings) -> Build:
     def make(**changes: Any) -> SearchSpace:
-        facts: dict[str, Any] = {n: changes.pop(n) for n in TOLD if n in changes}
+        facts: dict[str, Any] = {n: changes.pop(n) for n in NOTHING_TOLD if n in changes}
         device = {n: changes.pop(n) for n in ("platform", "node_count") if n in changes}
         return space_of(known, {"device_count": 1, **facts}, device=device, search=changes)
 
@@ -138,9 +137,7 @@ def test_conditional_groups(build: Build) -> None:
 
 
 @pytest.mark.parametrize(("whole", "has_layer", "values"), SEARCHES["thresholds"])
-def test_no_threshold_is_above_all_that_the_program_s_collectives_move(
-    whole: int, has_layer: bool, values: list[int], build: Build
-) -> None:
+def test_no_threshold_is_above_all_that_is_moved(whole: int, has_layer: bool, values: list[int], build: Build) -> None:
     facts = {**FSDP, "collective_bytes": {"all-reduce": whole}, **({} if has_layer else {"layer_bytes": {}})}
     space, name = build(groups=["combining"], **facts), "xla_gpu_all_reduce_combine_threshold_bytes"
     found = next((p.choices for p in space.parameters if p.name == name), None)
@@ -148,9 +145,7 @@ def test_no_threshold_is_above_all_that_the_program_s_collectives_move(
     assert (f"merges all-reduces, the program's have {whole} B in all" in space.left_out.values()) == (not values)
 
 
-def test_the_pool_holds_what_collectives_write_and_its_settings_are_tried_together(
-    build: Build, report: ProbeReport
-) -> None:
+def test_the_pool_holds_what_collectives_write_and_is_tried_first(build: Build, report: ProbeReport) -> None:
     buffers, fraction, shared = SEARCHES["pools"]
     moved = {"collective_bytes": {"all-gather": 2_000_000_000, "reduce-scatter": 400_000_000}}
     space = build(groups=["user_buffers", "memory"], **FSDP, **moved)
@@ -163,6 +158,9 @@ def test_the_pool_holds_what_collectives_write_and_its_settings_are_tried_togeth
     assert space.locate(first) is not None
     assert (POOL in build(groups=["user_buffers"], **FSDP, **moved).left_out) == has_shared_pool
     assert build(groups=["memory"], **FSDP, **moved).first == ()
+    odd = {buffers: [True], fraction: ["0.9", "much"], "NCCL_BUFFSIZE": {"low": 1, "high": 1 << 40}}
+    (first,) = build(settings=odd, **FSDP, **moved).first
+    assert first == FlagSet({buffers: True, fraction: "0.9", "NCCL_BUFFSIZE": 1})
 
 
 @pytest.mark.parametrize("groups", [["command_buffer", "memory"], ["gemm"], ["loops"], ["cpu"]])
