@@ -153,10 +153,9 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
 
 def infiniband_ports(environment: Mapping[str, str]) -> int:
     """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes (net_ib/init.cc of NCCL)."""
-    if environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0":
-        return 0
+    is_off = environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0"
     ports = [[kernel_text(port / name) for name in ("state", "link_layer")] for port in PORTS.glob("*/ports/*")]
-    return sum(state == "4: ACTIVE" and layer in ("InfiniBand", "Ethernet") for state, layer in ports)
+    return 0 if is_off else sum(s == "4: ACTIVE" and layer in ("InfiniBand", "Ethernet") for s, layer in ports)
 
 
 def kernel_text(path: Path) -> str:

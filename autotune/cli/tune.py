@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from autotune.programs.probe import Probe
     from autotune.rundir.store import Store
 
-MOST_NAMES = 6
-"""Limit of settings that are named; the rest is counted."""
-
 SEVERAL = 1.5
 """Steps per line from which the plan says that not every step has a line."""
 
@@ -232,7 +229,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
                  "none is read, so no winner can be held to it: name it by --loss"),
         *_rows_of_files(probe, plan.starts),
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
-        ("search", f"{len(names)} settings of {preview.build}: {format_names(names, MOST_NAMES)}"),
+        ("search", f"{len(names)} settings of {preview.build}: {format_names(names, 6)}"),
         ("because", plan.why),
         ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
+_LOADED: dict[str, jinja2.Template] = {}
+
 
 def packaged_table(name: str) -> dict[str, Any]:
     """Reads a TOML file of the folder `data` of this package."""
@@ -21,13 +23,15 @@ def packaged_table(name: str) -> dict[str, Any]:
 
 
 def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> jinja2.Template:
-    """Loads a template of the folder `data` of this package, which may name only what it is given."""
+    """Loads a template of the folder `data` of this package, which may name only what it is given, once."""
     import jinja2  # most commands render nothing
 
-    usual: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(usual | options))
-    environment.filters |= filters
-    return environment.get_template(name)
+    if name not in _LOADED:
+        own: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
+        environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(own | options))
+        environment.filters |= filters
+        _LOADED[name] = environment.get_template(name)
+    return _LOADED[name]
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
