@@ -59,6 +59,7 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
         **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
         "versions": {**versions, **ran.get("versions", {})},
         "gpus": ran.get("gpus") or None,
+        "infiniband_ports": ran.get("infiniband_ports"),
     }
 
 

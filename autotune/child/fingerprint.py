@@ -1,4 +1,4 @@
-"""Fingerprint of a compiled program: equal for equal programs, in every process, whatever their options.
+"""Fingerprint of a compiled program (equal for equal ones in every process, whatever their options), and its counts.
 
 Hashed are the optimized HLO text without source locations, and the serialized executable with buffers, thunks and
 machine code, whose protobuf wire format is walked without a schema: its compile options, the numbers of modules in
@@ -8,8 +8,10 @@ their process and the order of fields are left out.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,12 @@ _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_
 _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
 )
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+_WITH_OPERANDS = ("all-gather-start", "collective-permute-start")  # their shapes hold operands before results
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.MULTILINE)
+_FUSED = re.compile(r" fusion\(.*? calls=%?([\w.\-~$]+)")
+_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.\-~$]+ = (.+?) ([a-z][\w\-]*)\(", re.MULTILINE)
+_ARRAY = re.compile(r"\b[a-z]+(\d*)\w*\[([\d,]*)\]")
 HLO, THUNKS, METADATA = "optimized.hlo", "thunks.txt", "thunk_names.txt"
 OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
 """Files in the folder of a compilation; METADATA has the names of thunks."""
@@ -34,6 +42,29 @@ def strip_hlo(text: str) -> str:
     plain = _METADATA.sub("", _SOURCE_TABLES.sub("", body))
     # An estimate adds an all-default configuration to a kernel without one.
     return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', plain)).strip()
+
+
+def opcodes(hlo: str) -> dict[str, int]:
+    """Number of instructions outside of fusions in an HLO text, by opcode."""
+    return dict(sorted(Counter(opcode for _, opcode in _instructions(hlo)).items()))
+
+
+def collective_bytes(hlo: str) -> dict[str, int]:
+    """Bytes that the collectives of an HLO text write, by kind; each instruction once, however often it runs."""
+    found: Counter[str] = Counter()
+    for shape, opcode in _instructions(hlo):
+        if (kind := opcode.removesuffix("-start")) in COLLECTIVES:
+            sizes = [(int(bits or 8), filter(None, dims.split(","))) for bits, dims in _ARRAY.findall(shape)]
+            arrays = [bits * math.prod(map(int, dims)) // 8 for bits, dims in sizes]
+            found[kind] += sum(arrays[len(arrays) // 2 :] if opcode in _WITH_OPERANDS else arrays)
+    return dict(found)
+
+
+def _instructions(hlo: str) -> list[tuple[str, str]]:
+    """Shape and opcode of each instruction outside of fusions."""
+    fused = set(_FUSED.findall(hlo))
+    bodies = (body for name, body in _COMPUTATION.findall(hlo) if name not in fused)
+    return [found for body in bodies for found in _INSTRUCTION.findall(body)]
 
 
 def module_name(hlo: str) -> str:

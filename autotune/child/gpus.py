@@ -122,6 +122,7 @@ def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
 
 MAPS = Path("/proc/self/maps")
 DRIVER = Path("/proc/driver/nvidia/version")
+PORTS = Path("/sys/class/infiniband")
 
 _PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
 _LIBRARIES = {
@@ -137,7 +138,7 @@ _WHEELS = {
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
-    """Versions of NVIDIA's driver and loaded libraries (``versions``), and the state of each GPU (``gpus``) in use."""
+    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, ``infiniband_ports``."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
     chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
@@ -146,7 +147,23 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     return {
         "versions": {**versions, **loaded_versions()},
         "gpus": [_state(nvml, d) for d in chosen],
+        "infiniband_ports": infiniband_ports(os.environ),
     }
+
+
+def infiniband_ports(environment: Mapping[str, str]) -> int:
+    """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes (net_ib/init.cc of NCCL)."""
+    is_off = environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0"
+    ports = [[kernel_text(port / name) for name in ("state", "link_layer")] for port in PORTS.glob("*/ports/*")]
+    return 0 if is_off else sum(s == "4: ACTIVE" and layer in ("InfiniBand", "Ethernet") for s, layer in ports)
+
+
+def kernel_text(path: Path) -> str:
+    """The content of a file of the kernel; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def is_on_gpus() -> bool:
@@ -162,12 +179,9 @@ def loaded_versions() -> dict[str, str]:
 
 def _loaded() -> dict[str, str]:
     """Paths of NVIDIA's libraries mapped into this process, by name (see proc(5))."""
-    try:
-        lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return {}
+    lines = [line for line in kernel_text(MAPS).splitlines() if "/" in line]
     found: dict[str, str] = {}
-    for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/" in line):
+    for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines):
         for name, pattern in _LIBRARIES.items():
             if pattern.fullmatch(Path(path).name):
                 found.setdefault(name, path)
@@ -225,10 +239,7 @@ def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
 
 def _driver_of_kernel() -> str | None:
     """The driver's version from its kernel module, without nvidia-ml-py."""
-    try:
-        found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", DRIVER.read_text(encoding="utf-8"))
-    except OSError:
-        return None
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", kernel_text(DRIVER))
     return found.group(1) if found else None
 
 

@@ -43,7 +43,7 @@ class Job:
         tell("import")
         import jax
 
-        from autotune.child.fingerprint import fingerprint
+        from autotune.child.fingerprint import collective_bytes, fingerprint
         from workloads.base import jit_step
         from workloads.loading import load
 
@@ -92,6 +92,7 @@ class Job:
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # on CPU
             **jax_report(jax, versions, _own_places(job, wanted)),
             "fingerprint": fingerprint(compiled),
+            "collective_bytes": collective_bytes(compiled.as_text()),
             "device_count": wanted,
             "process_count": job["process_count"],
             "compile_s": compile_s,

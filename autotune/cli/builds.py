@@ -23,6 +23,9 @@ def compare_builds(
     new: Annotated[str, typer.Argument(metavar="NEW_PYTHON", help="Interpreter with the new ones.")],
     words: Annotated[list[str], typer.Argument(metavar="-- ARGUMENTS...", help="Of the interpreter, after --.")],
     platform: tune.Platform = None,
+    between: Annotated[
+        list[str] | None, typer.Option(metavar="PYTHON", help="One between them, oldest first; may be repeated.")
+    ] = None,
     pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
     name: tune.Name = None,
     preset: tune.Preset = None,
@@ -38,30 +41,40 @@ def compare_builds(
 
     Both interpreters run it in fresh processes, one after the other, until the difference is proven or ruled out. The
     XLA flags and variables of this call are given to each in the names that it knows. The same command again goes on.
+    With --between, bisection finds the build since which it is slower.
     """
     from autotune.model.records import Outcome
     from autotune.programs.look import default_platform
     from autotune.rundir.store import STUDY, Store
-    from autotune.study.builds import Builds, find_build, measure_builds, study_of
+    from autotune.study.builds import Builds, find_build, first_slower, measure_builds, study_of
     from autotune.study.recheck import NothingToSearch
 
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     asked = tune.ask_for([new, *words], platform or default_platform(), rules, look_limit)
-    builds = Builds(*(find_build(python, asked.platform, note=note) for python in (old, new)))
+    found = [find_build(python, asked.platform, note=note) for python in (old, *(between or ()), new)]
     name = name or f"{tune.name_of(['python', *words])}-builds"
-    path = options.RUNS / name
-    base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
-    spec = study_of(builds, words, base, name=name, pairs=pairs)
+
+    def compare(number: int) -> Outcome:
+        builds = Builds(found[0], found[number])
+        path = options.RUNS / (name if number == len(found) - 1 else f"{name}-{number}")
+        base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
+        run = run_to_conclusion(
+            study_of(builds, words, base, name=path.name, pairs=pairs), path, study_dir=Path.cwd(), as_json=as_json,
+            setup=NothingToSearch(), do=lambda run: measure_builds(run, builds),
+        )  # fmt: skip
+        if not as_json:
+            print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])
+        return run.conclusion.outcome
+
     if not as_json:
-        facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in builds]
+        facts = [(b.python, b.report.python, b.report.jax or "", b.report.build, str(b.settings)) for b in found]
         print_table(("interpreter", "python", "jax", "build", "your settings"), facts)
-    run = run_to_conclusion(
-        spec, path, study_dir=Path.cwd(), as_json=as_json, setup=NothingToSearch(),
-        do=lambda run: measure_builds(run, builds),
-    )  # fmt: skip
-    if not as_json:
-        print_lines(["", run.conclusion.sentence, f"everything lies in {path}"])
-    if status := {Outcome.WINNER: 1, Outcome.NOTHING_RAN: 2}.get(run.conclusion.outcome, 0):
+    outcome = compare(len(found) - 1)
+    if outcome is Outcome.WINNER and between:
+        last, first = first_slower(len(found), compare)
+        since = f"slower since {found[first].python}, not yet with {found[last].python}"
+        print_lines([since if first - last == 1 else f"{since}; what is between them is not settled"], stderr=as_json)
+    if status := {Outcome.WINNER: 1, Outcome.NOTHING_RAN: 2}.get(outcome, 0):
         raise typer.Exit(status)
 
 

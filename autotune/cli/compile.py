@@ -43,8 +43,9 @@ def screen(
 
     limit_s = None if time_limit is None else options.seconds_of(time_limit, "--time-limit")
     with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
-        known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform))
-        space = build_space(spec, known, opened.reference())
+        known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), opened.target_name)
+        machines = gpu.scopes(opened.job.topology) if (gpu := opened.job.target) is not None else None
+        space = build_space(spec, known, opened.reference(), machines=machines)
         found = opened.run(
             domains(space), named_sets(spec, known, every=recipes), chains=chains(space),
             progress=lambda done, of: note(f"{done} of {of} sets compiled"),

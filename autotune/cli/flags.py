@@ -233,5 +233,4 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     if as_json:
         print_json(found)
         return
-    for line in format_diagnosis(found):
-        print(line)
+    print(format_diagnosis(found), end="")

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from autotune.programs.probe import Probe
     from autotune.rundir.store import Store
 
-MOST_NAMES = 6
-"""Limit of settings that are named; the rest is counted."""
-
 SEVERAL = 1.5
 """Steps per line from which the plan says that not every step has a line."""
 
@@ -210,11 +207,11 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
     from autotune.model.units import format_about, format_seconds
+    from autotune.settings.space import format_names
     from autotune.study.preflight import preview_space
 
     preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
     names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     probe, steps = found.probe, found.steps
     jaxlib = f", jaxlib {probe.jaxlib}" if probe.jaxlib else ""
     seen = f"{len(steps.at_s)} lines of steps seen{', then it ended by itself' if probe.status is not None else ''}"
@@ -233,7 +230,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
                  "none is read, so no winner can be held to it: name it by --loss"),
         *_rows_of_files(probe, plan.starts),
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
-        ("search", f"{len(names)} settings of {preview.build}: {', '.join(names[:MOST_NAMES])}{more}"),
+        ("search", f"{len(names)} settings of {preview.build}: {format_names(names, 6)}"),
         ("because", plan.why),
         ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
                  f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),

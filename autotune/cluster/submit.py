@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import SlurmError, ask_slurm, has_slurm, slurm_client_environment
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError
+from autotune.model.files import packaged_template
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
@@ -167,15 +166,9 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
     """
     check_request(spec, request)
     _check_setup(request.setup)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        comment_start_string="{##",  # ${#children[@]} is bash
-    )
-    environment.filters |= {"shell": shlex.join, "directive": _directive}
-    return environment.get_template("submit.sbatch.j2").render(
+    filters = {"shell": shlex.join, "directive": _directive}
+    # ${#children[@]} is bash
+    return packaged_template("submit.sbatch.j2", filters, comment_start_string="{##").render(
         study=spec.name,
         nodes_per_trial=spec.device.node_count,
         request=request,

@@ -9,12 +9,10 @@ slice counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN
 
 from __future__ import annotations
 
-import importlib.resources
 import itertools
 import math
 import operator
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,9 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.model.files import packaged_table
+
 Devices = NDArray[np.int64]
 
-NAMES: dict[str, Any] = tomllib.loads((importlib.resources.files("autotune") / "data" / "hlo.toml").read_text("utf-8"))
+NAMES = packaged_table("hlo.toml")
 """Names of opcodes and thunks; the file says what each table is."""
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}

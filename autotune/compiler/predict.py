@@ -8,10 +8,8 @@ written by ``python -m benchmarks.published`` (`docs/predictions.md`).
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import json
 import math
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +19,11 @@ from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, c
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet
+from autotune.settings.catalog import DATA
 
-_DATA = importlib.resources.files("autotune") / "data"
-
-FIGURES: dict[str, Any] = tomllib.loads((_DATA / "step_time.toml").read_text("utf-8"))
+FIGURES = packaged_table("step_time.toml")
 """Figures of the model; the file says what each one is."""
 
 MAIN = "compute"
@@ -335,7 +333,7 @@ def published() -> dict[str, Any]:
         ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences (by the option
         ``attention``, empty for the default) that were compared.
     """
-    found: dict[str, Any] = json.loads((_DATA / "published.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -114,6 +114,12 @@ class CompiledProgram(Record):
     layer_bytes: dict[str, int] = Field(default_factory=dict)
     """``weights`` and ``gradients`` of one layer, if the workload gives them."""
 
+    @property
+    def collective_bytes(self) -> dict[str, int]:
+        """Bytes that its collectives write, by kind; each once, however often it runs."""
+        moved = [op.collective for op, _ in walk(self.schedule) if op.collective is not None]
+        return {kind: sum(c.bytes for c in moved if c.kind == kind) for kind in sorted({c.kind for c in moved})}
+
 
 class CompileResult(Record):
     """The result of compiling one set."""

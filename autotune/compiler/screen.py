@@ -426,14 +426,15 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
     return spec.model_copy(update={"device": moved}), topology
 
 
-def cluster_that_ran(spec: StudySpec, ran: WorkerReport) -> tuple[Target | None, Topology]:
+def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target | None, Topology]:
     """The GPU and the cluster that a study names, else those that ran it; None for an unknown GPU."""
     asked, nodes = spec.screen, spec.device.node_count
-    target = load_target(asked.target) if asked.target else target_here(ran.device_kind)
+    target = load_target(asked.target) if asked.target else target_here(ran.device_kind) if ran else None
     target = target and target.on_network(spec.device.nic_bytes_per_s)
     if asked.topology:
         return target, parse_topology(asked.topology)
-    return target, Topology(nodes, max(1, ran.device_count // nodes))
+    count = ran.device_count if ran is not None else spec.device.count or nodes
+    return target, Topology(nodes, max(1, count // nodes))
 
 
 @contextlib.contextmanager
@@ -500,7 +501,7 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
             reasons[parameter.name] = "no value of it compiles and fits here"
             continue
         kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
-    return SearchSpace(tuple(kept), {**space.left_out, **reasons}, space.notes)
+    return dataclasses.replace(space, parameters=tuple(kept), left_out={**space.left_out, **reasons})
 
 
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,10 +16,12 @@ from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import GpuFacts, gpu_facts
 from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.files import packaged_table
 from autotune.model.flags import MEMORY_FRACTIONS
-from autotune.settings.catalog import read_data
+from autotune.settings.catalog import DATA, Scope, read_data
 
 _COUNTED_ON = 0.80
+_FOLDER = DATA / "targets"
 
 _WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
 
@@ -104,6 +105,21 @@ class Target:
         """Digest of the description for the compiler."""
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
+    def scopes(self, topology: Topology | None) -> dict[Scope, bool]:
+        """Which scopes of the catalogue such machines have or lack; None for a cluster that is not known."""
+        links, generation = self.network, self.device["cuda_compute_capability"]["major"]
+        found = {
+            Scope.NVLINK: links.nvlink_links > 0,
+            Scope.NVLS: links.nvls_share > 0,
+            Scope.HOPPER: generation >= 9,
+            Scope.BLACKWELL: generation >= 10,
+        }
+        if topology is not None:
+            hosts = max(1, links.nvlink_domain // links.gpus_per_node)
+            found[Scope.NVLINK_DOMAINS] = topology.nodes > hosts
+            found[Scope.NVLINK_OVER_HOSTS] = min(topology.nodes, hosts) > 1
+        return found
+
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """This GPU with this line rate of the network for each GPU; None changes nothing."""
         if nic_bytes_per_s is None:
@@ -173,7 +189,7 @@ def parse_topology(text: str) -> Topology:
 
 def target_names() -> list[str]:
     """Names of the targets in the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
+    return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml"))
 
 
 def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[str, str] | None = None) -> Target:
@@ -188,7 +204,7 @@ def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[s
         StudyFileError: If there is no such target, or the file is unreadable or incomplete.
     """
     found = _read_target(name)
-    cuda = tomllib.loads((_folder().parent / "cuda.toml").read_text("utf-8"))
+    cuda = packaged_table("cuda.toml")
     if versions is None:
         versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
     plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
@@ -217,7 +233,7 @@ def _read_target(name: str) -> Target:
             f"a target must be one of {', '.join(target_names())}, or a .toml file of the same form, but got {name!r}"
             f"{close_matches(name, target_names())}"
         )
-    return read_data(_folder() / f"{name}.toml", Target)
+    return read_data(_FOLDER / f"{name}.toml", Target)
 
 
 def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
@@ -287,10 +303,6 @@ def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
             shown = f'"{value}"' if isinstance(value, str) and name != "feature_extension" else value
             lines.append(f"{indent}{name}: {shown}\n")
     return "".join(lines)
-
-
-def _folder() -> Any:
-    return importlib.resources.files("autotune") / "data" / "targets"
 
 
 def compiler_versions() -> dict[str, str]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 
+from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
-_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "environment.toml").read_text("utf-8"))
+_KNOWN = packaged_table("environment.toml")
 
 STEERING = re.compile("|".join(_KNOWN["steering"]))
 """Variables that change speed or results."""

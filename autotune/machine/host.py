@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 
+from autotune.child.gpus import kernel_text
 from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, TOLD, installed_versions
 from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
@@ -65,7 +66,7 @@ def utc_now() -> str:
 
 def processor_name() -> str:
     """Returns the model of this machine's processor."""
-    found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    found = re.search(r"^model name\s*:\s*(.+)$", kernel_text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
@@ -92,17 +93,10 @@ def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
 def _numbers(file: Path) -> set[int]:
     """Parses a list of the kernel such as ``0-3,8``; empty where the file is missing."""
     found: set[int] = set()
-    for part in filter(None, _text(file).split(",")):
+    for part in filter(None, kernel_text(file).split(",")):
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
 
 
 def available_memory_bytes(cgroup: Path = CGROUP) -> int:

@@ -6,14 +6,32 @@ import errno
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import jinja2
+
+_LOADED: dict[str, jinja2.Template] = {}
 
 
 def packaged_table(name: str) -> dict[str, Any]:
     """Reads a TOML file of the folder `data` of this package."""
     return tomllib.loads((resources.files("autotune") / "data" / name).read_text("utf-8"))
+
+
+def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> jinja2.Template:
+    """Loads a template of the folder `data` of this package, which may name only what it is given, once."""
+    import jinja2  # most commands render nothing
+
+    if name not in _LOADED:
+        own: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
+        environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(own | options))
+        environment.filters |= filters
+        _LOADED[name] = environment.get_template(name)
+    return _LOADED[name]
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:

@@ -222,11 +222,17 @@ class WorkerReport(Record):
     tokens_per_step: Count | None = None
     flops_per_step: Amount | None = None
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
+    collective_bytes: dict[str, Count] = Field(default_factory=dict)
+    """What the collectives of the compiled step write, by kind, each once; empty for a command."""
+    opcodes: dict[str, Count] = Field(default_factory=dict)
+    """Number of instructions of a command's compiled programs outside of fusions; empty if they are not known."""
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     packages: str | None = None
     """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
     gpus: tuple[GpuState, ...] | None = None
+    infiniband_ports: Count | None = None
+    """Active ones of the first process's host, RoCE included, that NCCL's own transport takes; None if unknown."""
     warnings: tuple[str, ...] = ()
 
 
@@ -240,6 +246,10 @@ class WorkloadFacts(Protocol):
     @property
     def layer_bytes(self) -> Mapping[str, int]:
         """Bytes of ``weights`` and ``gradients`` of one layer, as far as known."""
+
+    @property
+    def collective_bytes(self) -> Mapping[str, int]:
+        """Bytes that the program's collectives write, by kind, each counted once; empty if unknown."""
 
 
 class Arm(StrEnum):

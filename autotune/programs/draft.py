@@ -10,10 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.errors import StudyFileError
+from autotune.model.files import packaged_table, packaged_template
 from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
@@ -22,8 +21,7 @@ from autotune.programs.look import LEAST_STEPS, ProbeResult
 from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import LEAST_PAIRS
 
-_DATA = resources.files("autotune") / "data"
-_KINDS = tomllib.loads((_DATA / "device_kinds.toml").read_text("utf-8"))
+_KINDS = packaged_table("device_kinds.toml")
 
 RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 """Counted part of a run: this share of its start-up time, within bounds in seconds."""
@@ -38,7 +36,7 @@ LEAST_BUDGET_S = 600.0
 BUDGET_SLACK = 1.25
 """The default budget over what a few trials and one proof take; at least `LEAST_BUDGET_S`."""
 
-SCHEMA = Path(str(_DATA / "study.schema.json"))
+SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 """JSON schema by which editors complete keys; written by `docs/write_study_file.py`."""
 
 
@@ -79,7 +77,8 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     needed_s += 2 * soak_arm_s(least_s, step_s=seen.line_s, start_s=seen.start_s, run_steps=steps)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = _KINDS["cpu" if asked.platform == "cpu" else "one_gpu" if found.device_count == 1 else "several_gpus"]
-    text = _TEMPLATES.get_template("drafted_study.toml.j2").render(
+    filters = {"toml": to_toml, "comment": _one_line, "duration": _duration, "seconds": format_seconds}
+    text = packaged_template("drafted_study.toml.j2", filters).render(
         schema=SCHEMA.as_uri(), said=said, name=name, shown=" ".join(redact_command(asked.command)), found=found,
         baseline={n: plain_value(v) for n, v in found.own.settings.items()}, kind=kind, trials=trials,
         budget_s=budget_s, steps=steps, pairs_cap=PAIRS_CAP, finalists=FINALISTS, processes=PROCESSES, soak_s=soak_s,
@@ -134,12 +133,3 @@ def to_toml(value: Any) -> str:
 def _duration(seconds: float) -> str:
     """Formats seconds as `search.time_budget` takes them, such as ``25m``."""
     return f"{seconds / 60:g}m" if seconds % 60 == 0 else f"{seconds:g}s"
-
-
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("autotune", "data"),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    keep_trailing_newline=True,
-)
-_TEMPLATES.filters |= {"toml": to_toml, "comment": _one_line, "duration": _duration, "seconds": format_seconds}

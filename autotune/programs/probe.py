@@ -6,10 +6,8 @@ import contextlib
 import os
 import tempfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from autotune.child.guard import CANNOT_START
 from autotune.child.output import LONGEST_RECORD, lines_of
 from autotune.machine.environment import STORED
 from autotune.model.errors import LaunchError
+from autotune.model.files import packaged_table
 from autotune.model.options import filled, filled_command
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
@@ -24,7 +23,7 @@ from autotune.workers.own_folder import OwnFolder
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
 
-FIRST_LOOK = tomllib.loads((resources.files("autotune") / "data" / "first_look.toml").read_text("utf-8"))
+FIRST_LOOK = packaged_table("first_look.toml")
 _MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 

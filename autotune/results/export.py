@@ -6,18 +6,17 @@ error: a setting that arrives changed was never measured.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import re
 import shlex
 from enum import StrEnum
 from pathlib import Path
 
-import jinja2
 from pydantic import ValidationError
 
 from autotune.model.errors import AutotuneError, first_problem
-from autotune.model.files import plain_text
+from autotune.model.files import packaged_template, plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_change, format_seconds
@@ -58,7 +57,7 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
     if form is ExportFormat.JSON:
         return _json(winner)
     evidence, record = format_evidence(winner), comment_line(winner)
-    text = _templates().get_template(f"{form}.j2").render(winner=winner, evidence=evidence, record=record)
+    text = _render(form, winner=winner, evidence=evidence, record=record)
     longest = max(len(line.encode()) for line in text.split("\n"))
     if form is ExportFormat.DOCKER and longest > LONGEST_DOCKER_LINE:
         raise AutotuneError(
@@ -71,34 +70,23 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
 def is_unchanged(text: str, winner: Winner) -> bool:
     """Whether a text equals an export of the winner in some format."""
     for form in ExportFormat:
-        try:
+        with contextlib.suppress(AutotuneError):
             if render_winner(winner, form) == text:
                 return True
-        except AutotuneError:
-            continue
     return False
 
 
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    return _templates().get_template("evidence.j2").render(winner=winner).splitlines()
+    return _render("evidence", winner=winner).splitlines()
 
 
-@functools.cache
-def _templates() -> jinja2.Environment:
-    """Returns the templates of `data/export`, one for each format but JSON; no value ends a line."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data/export"),
-        autoescape=False,  # no HTML
-        finalize=lambda value: visible_line(str(value)),
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    env.filters["quote"] = shlex.quote
+def _render(name: str, **given: object) -> str:
+    """Renders a template of `data/export`, one for each format but JSON; no value ends a line."""
     said = (format_change, format_estimate, format_seconds, further_lines, time_of, dotted, plain)
-    env.globals |= {function.__name__: function for function in said}
-    return env
+    functions = {f.__name__: f for f in said}
+    filters, finalize = {"quote": shlex.quote}, lambda value: visible_line(str(value))
+    return packaged_template(f"export/{name}.j2", filters, finalize=finalize).render(functions | given)
 
 
 def _json(winner: Winner) -> str:
@@ -131,13 +119,10 @@ def read_winner(path: Path) -> Winner:
         return winner_of(Store.open(path))
     try:
         text = plain_text(path)
-    except FileNotFoundError:
-        raise AutotuneError(
-            f"{path} must be a run directory or a file of `autotune export` but there is nothing of that name; "
-            "`autotune status` lists the runs of this folder"
-        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {error}") from error
+        missing = "there is nothing of that name; `autotune status` lists the runs of this folder"
+        why = missing if isinstance(error, FileNotFoundError) else error
+        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {why}") from error
     return parse_winner(text, source=str(path))
 
 

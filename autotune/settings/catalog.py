@@ -79,10 +79,11 @@ OF_CACHES = "cache control"
 
 
 class Scope(StrEnum):
-    """Feature that a program must have for a setting to act.
+    """Feature that a program or its machines must have for a setting to act.
 
     ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
-    scattered.
+    scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several. ``nvlink_over_hosts``: one over
+    several hosts. ``infiniband``: active ports of InfiniBand or RoCE, which NCCL's own transport uses.
     """
 
     SINGLE_DEVICE = "single_device"
@@ -91,6 +92,13 @@ class Scope(StrEnum):
     LOOP = "loop"
     COLLECTIVE_PERMUTE = "collective_permute"
     SHARDED_MATMUL = "sharded_matmul"
+    NVLINK = "nvlink"
+    NVLS = "nvls"
+    NVLINK_DOMAINS = "nvlink_domains"
+    NVLINK_OVER_HOSTS = "nvlink_over_hosts"
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+    INFINIBAND = "infiniband"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,9 @@ class Setting:
     """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
     scopes: tuple[Scope, ...] = ()
-    """The program must have all of them."""
+    """Program and machines must have all of them."""
+    value_scopes: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
+    """Value to what it needs besides, or else it says no more than another one."""
     makes: tuple[Scope, ...] = ()
     """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
@@ -162,6 +172,12 @@ class Setting:
     """Flags of now that its true switched on, whatever theirs said."""
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
+    merges: str = ""
+    """Kind of collectives that it merges up to so many bytes: more than all of the program is no other value."""
+    pools: bool = False
+    """Whether it is memory for all collectives of the program, in MiB and steps of `step`."""
+    together: tuple[str, ...] = ()
+    """Settings whose other values it needs or profits from: one set of them is tried first."""
     changed_programs: tuple[str, ...] | None = None
     """Test programs whose executable one value changed; None if not tried."""
     sources: tuple[str, ...] = ()

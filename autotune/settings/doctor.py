@@ -15,6 +15,7 @@ import psutil
 
 from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
+from autotune.model.files import packaged_template
 from autotune.model.flags import MEMORY_FRACTIONS
 from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, read_data
@@ -207,26 +208,6 @@ def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -
         yield _finding("small_shm", size=format_bytes(size))
 
 
-def format_diagnosis(found: Diagnosis) -> Iterator[str]:
+def format_diagnosis(found: Diagnosis) -> str:
     """Formats the output of `autotune doctor`."""
-    yield "versions"
-    for name, version in found.versions.items():
-        yield f"  {name:14} {version}"
-    yield "machine"
-    yield f"  {found.cpus} CPUs, {format_bytes(found.memory_bytes)} memory, load {found.load_1min:.1f}"
-    for gpu in found.gpus:
-        capability = f"compute capability {gpu.compute_capability}"
-        yield f"  GPU {gpu.index}: {gpu.name}, {format_bytes(gpu.memory_bytes)}, {capability}"
-    for line in found.places if found.gpus else ("no GPU", *found.places):
-        yield f"  {line}"
-    yield "your environment"
-    for check in found.steering:
-        yield f"  {check.name}={check.value}: {check.verdict}; {check.reason}"
-    if not found.steering:
-        yield "  nothing steers XLA, NCCL or JAX"
-    yield "missing or in the way"
-    for finding in found.findings:
-        yield f"  {finding.feature}: {finding.problem}"
-        yield f"    {finding.command}"
-    if not found.findings:
-        yield "  nothing"
+    return packaged_template("doctor.txt.j2", {"bytes": format_bytes}).render(found=found)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import mmap
+import os
 import re
 import subprocess
 import sys
@@ -428,7 +428,7 @@ def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: 
 def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess) -> FlagInfo:
     """Finds how XLA_FLAGS spells the values of an enum: by full names, or by short ones."""
     legal = [n for n in names if not n.endswith("INVALID")]
-    prefix = _common_prefix(legal)
+    prefix = "".join(os.path.commonprefix(legal).rpartition("_")[:2])  # noqa: RUF071  # of texts
     short = [n.removeprefix(prefix) for n in legal]
     styles = [legal] if not prefix else []
     styles += [[s.lower() for s in short], short, legal, [s.lower().removesuffix("_memory") for s in short]]
@@ -453,12 +453,6 @@ def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess
         any_case=any_case,
         edits=info.repeated and _takes(parser, info.name, ["+" + best[-1]]),
     )
-
-
-def _common_prefix(names: Sequence[str]) -> str:
-    words = zip(*(n.split("_")[:-1] for n in names), strict=False)
-    shared = itertools.takewhile(lambda group: len(set(group)) == 1, words)
-    return "".join(f"{group[0]}_" for group in shared)
 
 
 def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.model.errors import SettingError, close_matches
@@ -19,8 +19,9 @@ from autotune.model.measurement import WorkloadFacts
 from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
+from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
-from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
+from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default, is_number
 
 LISTABLE = 4096
 """Largest range that conditions of other parameters can refer to."""
@@ -101,6 +102,8 @@ class SearchSpace:
     """Setting to the reason why it is not searched."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Searched setting to a note for the user."""
+    first: tuple[FlagSet, ...] = ()
+    """Sets of settings that need each other, which a sampler would find late."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """Builds a point by asking for a value of each active parameter; SettingError if the answer is none of them."""
@@ -164,6 +167,17 @@ class SearchSpace:
         return FlagSet({p.name: chosen[p.name] for p in self.parameters if not p.is_absent(chosen[p.name])})
 
 
+def format_cannot_act(space: SearchSpace) -> str:
+    """Formats which settings were left out since program and machines lack what they act on; empty if none were."""
+    found = {lack: [n for n, reason in space.left_out.items() if reason == lack] for lack in _KNOWN.missing.values()}
+    return "; ".join(f"{lack}: {format_names(names, 4)}" for lack, names in found.items() if names)
+
+
+def format_names(names: Sequence[str], most: int) -> str:
+    """Formats names, of many the first ones and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def format_condition(parameter: Parameter) -> str:
     """Formats the condition of a parameter as a clause; ``always`` without one."""
     condition = parameter.condition or {}
@@ -181,6 +195,7 @@ def format_domain(parameter: Parameter) -> str:
 
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
+_POOL_MULTIPLES = (1, 2, 0.5)  # of what collectives write: operands may be in it, too, and not all is alive at once
 _NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
 _NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
 _SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
@@ -200,12 +215,14 @@ GIVES = _KNOWN.axes
 
 
 def build_space(
-    spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *, cpu_count: int | None = None
-) -> SearchSpace:
+    spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *,
+    machines: Mapping[Scope, bool] | None = None, cpu_count: int | None = None,
+) -> SearchSpace:  # fmt: skip
     """Builds the space of a study; one that names nothing searches the default groups of its platform.
 
     Args:
         reference: Facts from running or compiling the program; None before that.
+        machines: Scopes that the machines have or lack; what is not known is missing.
 
     Raises:
         SettingError: If a name or value is not legal.
@@ -220,6 +237,7 @@ def build_space(
             hint = close_matches(group, legal)
             raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
     builder = SpaceBuilder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
+    builder.scopes |= machines or {}
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
@@ -241,10 +259,11 @@ class SpaceBuilder:
         self._known = known
         self._baseline = spec.baseline
         self._platform = spec.device.platform
-        self._scopes = known_scopes(spec, reference)
+        self.scopes = known_scopes(spec, reference)
         self._made: set[Scope] = set()
         self._is_told = reference is not None
         self._layer_bytes = reference.layer_bytes if reference else {}
+        self._moved = reference.collective_bytes if reference else {}
         self._cpu_count = cpu_count
         self._is_entry = spec.workload.entry is not None
 
@@ -313,27 +332,44 @@ class SpaceBuilder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
-        missing = (s for s in entry.scopes if self._scopes.get(s) is False and s not in self._made)
-        return self._known.avoided(entry) or next((_KNOWN.missing[scope] for scope in missing), "")
+        return self._known.avoided(entry) or next((_KNOWN.missing[scope] for scope in self._lacked(entry.scopes)), "")
+
+    def _lacked(self, scopes: Iterable[Scope]) -> list[Scope]:
+        return [s for s in scopes if self.scopes.get(s) is False and s not in self._made]
 
     def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""
         blank = self._blank(setting)
         layer = self._layer_bytes.get(entry.layer_bytes) if entry.layer_bytes else None
         if layer:
-            return replace(blank, choices=_choices([str(round(layer * m)) for m in _LAYER_MULTIPLES], blank))
+            return self._sized(entry, blank, [round(layer * m) for m in _LAYER_MULTIPLES])
         if entry.layer_bytes:
             self._notes[entry.name] = _NO_LAYER if self._is_told else _NO_LAYER_YET
+        if entry.pools and self._moved:
+            steps = [math.ceil(sum(self._moved.values()) / 2**20 / entry.step * m) for m in _POOL_MULTIPLES]
+            return self._sized(entry, blank, [entry.step * s for s in steps])
         if entry.low is not None and entry.high is not None:
             power = entry.power_of_two
             ranged = _ranged(blank, entry.low, entry.high, entry.step, log=power, power=power)
+            if self._moved.get(entry.merges):
+                return self._sized(entry, blank, [int(v) for v in ranged.values()])
             holds_default = any(ranged.is_absent(v) for v in ranged.values())
             return ranged if holds_default else replace(blank, choices=_choices(list(ranged.values()), blank))
         values = ["true", "false"] if blank.type == "bool" else list(entry.values)
+        values = [v for v in values if not self._lacked(entry.value_scopes.get(v, ()))]
         if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
             values = [v for v in values if int(v) <= self._cpu_count]
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
+
+    def _sized(self, entry: Setting, blank: Parameter, sizes: Sequence[int]) -> Parameter | None:
+        """A parameter with sizes in bytes: those below all that it may merge, and all if above the default."""
+        if whole := self._moved.get(entry.merges):
+            sizes = [s for s in sizes if s < whole] + ([whole] if whole > int(blank.default or 0) else [])
+        if not sizes:
+            self._left_out[entry.name] = f"merges {entry.merges}s, the program's have {format_bytes(whole)} in all"
+            return None
+        return replace(blank, choices=_choices([str(s) for s in sizes], blank))
 
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it: the baseline's value first."""
@@ -374,9 +410,10 @@ class SpaceBuilder:
 
         for name in self.found:
             add(name)
-        return SearchSpace(
-            tuple(ordered.values()), self._left_out, {n: w for n, w in self._notes.items() if n in ordered}
-        )
+        notes = {n: w for n, w in self._notes.items() if n in ordered}
+        space = SearchSpace(tuple(ordered.values()), self._left_out, notes)
+        groups = [(name, *self._known[name].entry.together) for name in ordered]
+        return replace(space, first=tuple(_together(space, names) for names in groups if len(names) > 1))
 
     def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts, or the reason why it never does."""
@@ -386,6 +423,8 @@ class SpaceBuilder:
             rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
         for other, values, wanted in rules:
+            if other.startswith("xla_") and not self._known[other].exists:
+                continue  # a build without it
             parameter = self.found.get(other) or self._blank(self._known[other])
             if parameter.size > LISTABLE:
                 continue
@@ -397,6 +436,20 @@ class SpaceBuilder:
             if len(fitting) < parameter.size:
                 active[other] = fitting
         return active
+
+
+def _together(space: SearchSpace, names: Sequence[str]) -> FlagSet:
+    """The point of a space with another value of each of these settings: the next lower one, or else the first."""
+
+    def ask(parameter: Parameter) -> str:
+        usual, now = parameter.default_choice, parameter.default or ""
+        others = [v for v in parameter.values() if not parameter.is_absent(v)] if parameter.name in names else []
+        if not others:
+            return usual if parameter.holds(usual) else next(parameter.values())
+        lower = [v for v in others if is_number(now) and is_number(v) and float(v) < float(now)]
+        return max(lower, key=float, default=others[0])
+
+    return space.suggest(ask)
 
 
 def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:

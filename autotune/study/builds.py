@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from autotune.compiler.hlo import NAMES
 from autotune.machine.environment import caller_environment, steering_settings
 from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet, reaches_out
+from autotune.model.measurement import WorkerReport
 from autotune.model.options import INTERPRETER, option_sets
 from autotune.model.records import BUILDS, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
 from autotune.model.sections import WITH_SECRETS
@@ -28,6 +30,7 @@ from autotune.results.format import format_estimate, format_failure
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport, probe_build
+from autotune.settings.space import format_names
 from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
 from autotune.study.confirm import most_pairs, prove, report
@@ -111,6 +114,18 @@ def study_of(builds: Builds, words: Sequence[str], base: StudySpec, *, name: str
     return parse_study(data, source="the study of two builds")
 
 
+def first_slower(count: int, compare: Callable[[int], Outcome]) -> tuple[int, int]:
+    """Bisects builds by comparing them with the first: the last not slower, the first slower; apart if not settled."""
+    last, first = 0, count - 1
+    while first - last > 1:
+        middle = (last + first) // 2
+        outcome = compare(middle)
+        if outcome not in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT):
+            break
+        last, first = (last, middle) if outcome is Outcome.WINNER else (middle, first)
+    return last, first
+
+
 def measure_builds(run: StudyRun, builds: Builds) -> None:
     """Measures the old build against the new one until the proof is settled, from where an earlier session stopped.
 
@@ -152,10 +167,23 @@ def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None
     elif result is not None and (back := report(run, result).estimate) is not None:
         outcome, sentence = _answer(result, back, builds.names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
+        sentence += format_program_change(trial.worker, run.reference)
         won = {"settings": result.settings, "trial": TRIAL, "estimate": back} if outcome is Outcome.WINNER else {}
     return ConclusionRecord(
         outcome=outcome, sentence=sentence, trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(), **won
     )
+
+
+def format_program_change(old: WorkerReport | None, new: WorkerReport | None) -> str:
+    """Formats what the new build compiles otherwise, most changed first; empty where a program is not known."""
+    if old is None or new is None or not (old.opcodes and new.opcodes):
+        return ""
+    counts = {n: (old.opcodes.get(n, 0), new.opcodes.get(n, 0)) for n in sorted({**old.opcodes, **new.opcodes})}
+    changed = {n: -abs(b - a) for n, (a, b) in counts.items() if a != b and n not in NAMES["plumbing"]}
+    if not changed:
+        return "; both compile the step to as many instructions of each kind"
+    shown = [f"{n} {counts[n][0]} -> {counts[n][1]}" for n in sorted(changed, key=changed.__getitem__)]
+    return f"; in the compiled programs: {format_names(shown, 6)}"
 
 
 def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:

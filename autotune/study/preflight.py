@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from autotune.compiler.screen import cluster_that_ran
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
 from autotune.model.errors import AutotuneError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
-from autotune.model.measurement import WorkloadFacts
+from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
-from autotune.settings.catalog import Stage, find_recipe
+from autotune.settings.catalog import Scope, Stage, find_recipe
 from autotune.settings.check import SettingVerdict, check_settings, for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
@@ -59,7 +60,20 @@ class Preflight:
             StudyFileError: If the reference ran on another build.
         """
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
-        return build_space(self.spec, self.known, reference)
+        return space_here(self.spec, self.known, reference)
+
+
+def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | None) -> SearchSpace:
+    """Builds the space of a study on the machines that its reference ran on, or that it names; see `build_space`."""
+    ran = facts if isinstance(facts, WorkerReport) else None
+    target, topology = cluster_that_ran(spec, ran) if spec.device.platform == "cuda" else (None, None)
+    if spec.workload.command is not None and spec.device.node_count == 1:
+        topology = None  # it may start processes elsewhere
+    machines = target.scopes(topology) if target is not None else {}
+    if ran is not None and ran.infiniband_ports is not None:
+        machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
+    here = KnownSettings(known.build, target.name) if target is not None else known
+    return build_space(spec, here, facts, machines=machines)
 
 
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
@@ -80,7 +94,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse(spec, known)
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
-    build_space(spec, known, None)  # finds an unknown group before the reference runs
+    space_here(spec, known, None)  # finds an unknown group before the reference runs
     if storage is not None:
         open_study(spec, storage)  # finds a mistyped URL before it, too
     return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
@@ -241,7 +255,7 @@ def preview_space(
         facts, source = aa_run.reference, f"the reference of {run_dir}"
     if python is None:
         refuse_other_build(known.build.jaxlib, asked, spec, facts)
-    return SpacePreview(space=build_space(spec, known, facts), build=known.build.build, source=source)
+    return SpacePreview(space=space_here(spec, known, facts), build=known.build.build, source=source)
 
 
 def _run_of(spec: StudySpec, path: Path) -> Store | None:

@@ -15,11 +15,12 @@ from autotune.model.records import AaRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
+from autotune.settings.space import format_cannot_act
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
 from autotune.study.further import measure_further_references, prove_further
 from autotune.study.prefilter import measure_reference, narrow_space
-from autotune.study.preflight import prepare
+from autotune.study.preflight import keeping_rules, prepare
 from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import Setup, StudyRun
 from autotune.study.screen import priors_of, screened_by
@@ -56,11 +57,15 @@ def screen(run: StudyRun) -> None:
     space = run.setup.space(run.facts)
     for name, remark in space.notes.items():
         run.view.note(f"{name}: {remark}")
+    if cannot_act := format_cannot_act(space):
+        run.view.note(f"left out: {cannot_act}")
     space = narrow_space(run, space)
+    together = [("settings that need each other", settings) for settings in space.first]
+    first = (*run.first, *keeping_rules(run.spec, together, run.setup.rule_defaults, run.view.note))
     screened = screened_by(run.store)
     stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
     run.proposer = Proposer(
-        run.spec, space, first=run.first, stored=stored, recheck=run.recheck,
+        run.spec, space, first=first, stored=stored, recheck=run.recheck,
         rule_defaults=run.setup.rule_defaults, priors=priors_of(space, screened),
         memory=known_memory(run.spec, space, next(iter(run.store.of(AaRecord)), None), screened),
     )  # fmt: skip

@@ -189,5 +189,6 @@ class ReadWorker(CommandWorker):
             "versions": {**first.get("versions", {}), **message["ran_on"].get("versions", {})},
             "packages": first.get("packages"),
             "gpus": gpus or None,
+            "infiniband_ports": message["ran_on"].get("infiniband_ports"),
         }
         return self._made({**message, **told}, check, len(processes))

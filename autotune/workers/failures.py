@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import tomllib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from autotune.child.read_output import FOLLOW_UP, last_exception
 from autotune.child.steps import plain
+from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
 
 LAST_LINES, REASONS = 20, 2
@@ -23,7 +22,7 @@ def _any(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns), re.M)
 
 
-_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "failures.toml").read_text("utf-8"))
+_KNOWN = packaged_table("failures.toml")
 _TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()}
 _LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
 _KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]

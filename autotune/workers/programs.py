@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.fingerprint import strip_hlo
+from autotune.child.fingerprint import opcodes, strip_hlo
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
@@ -76,7 +77,7 @@ class ProgramWatch:
     def read_programs(self, process_count: int) -> dict[str, Any]:
         """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
 
-        They are ``fingerprint``, ``peak_bytes`` of the largest module, and ``compile_s``.
+        They are ``fingerprint``, ``peak_bytes`` of the largest module, ``compile_s`` and ``opcodes``.
 
         Raises:
             NotKnown: If the dump is not complete.
@@ -111,19 +112,20 @@ class ProgramWatch:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
         if modules != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
-        folder, parts, peak, compile_s = self._scratch.path, list[str](), 0, 0.0
-        for module in modules:
+        folder, parts, peak, took_s, counts = self._scratch.path, list[str](), 0, 0.0, Counter[str]()
+        for module in sorted(modules):
             files = [n for n in listing if n.startswith(f"{module}.")]
             if not {module + BUFFERS, module + MEMORY, module + OPTIONS} <= set(files):
                 raise NotKnown(f"{module} is not whole in the dump")
             if (total := _TOTAL.search(_text(folder / (module + MEMORY)))) is None:
                 raise NotKnown(f"what {module} needs of memory cannot be read")
             parts.append(_digest(folder, module, files))
+            counts.update(opcodes(_text(folder / (module + AFTER))))
             peak = max(peak, int(total[1]))
             written = [listing[n][1] for n in files]
-            compile_s += (max(written) - min(written)) / 1e9
+            took_s += (max(written) - min(written)) / 1e9
         whole = hashlib.sha256("\n".join([*sorted(parts), *_counted(self._given)]).encode())
-        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "compile_s": compile_s}
+        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "compile_s": took_s, "opcodes": counts}
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
-from autotune.model.files import plain_content
+from autotune.model.files import packaged_table, plain_content
 from autotune.model.flags import FlagSet, kind_of
 
 DUMP_FLAG = "xla_dump_to"
 """Flag by which `ProgramWatch` sees the programs of a process."""
 
-IN_FORCE = tomllib.loads((resources.files("autotune") / "data" / "in_force.toml").read_text("utf-8"))
+IN_FORCE = packaged_table("in_force.toml")
 """Settings of which something is known that matters to a check."""
 
 TEXT_BYTES = 1_000_000

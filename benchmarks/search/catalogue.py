@@ -24,13 +24,14 @@ class _Facts(NamedTuple):
     device_count: int
     mesh: dict[str, int]
     layer_bytes: dict[str, int]
+    collective_bytes: dict[str, int]
 
 
 PROGRAMS: tuple[tuple[int, _Facts], ...] = (
-    (1, _Facts(1, {}, {})),
-    (1, _Facts(8, {"fsdp": 8}, {"weights": LAYER, "gradients": LAYER})),
-    (1, _Facts(8, {"fsdp": 4, "tensor": 2}, {})),
-    (2, _Facts(16, {"pipeline": 2, "tensor": 8}, {})),
+    (1, _Facts(1, {}, {}, {})),
+    (1, _Facts(8, {"fsdp": 8}, {"weights": LAYER, "gradients": LAYER}, {})),
+    (1, _Facts(8, {"fsdp": 4, "tensor": 2}, {}, {})),
+    (2, _Facts(16, {"pipeline": 2, "tensor": 8}, {}, {})),
 )
 """Nodes, and what the program told."""
 

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.fingerprint import code_parts, fingerprint, strip_hlo
+from autotune.child.fingerprint import code_parts, collective_bytes, fingerprint, opcodes, strip_hlo
+from autotune.compiler.hlo import parse_module
+from autotune.compiler.schedule import counts
 from autotune.machine import environment
 from autotune.model.flags import FlagSet
 
 PROGRAM = Path(__file__).with_name("fingerprint_program.txt").read_text(encoding="utf-8")
+DUMPS = sorted((Path(__file__).parents[1] / "compiler" / "dumps").glob("*.hlo"))
+WRITTEN = {
+    "schedule": {"all-gather": 8 * 7 * 4, "reduce-scatter": 2 * 7 * 4},
+    "started": {"all-gather": 64 * 4 * 2 + 16, "all-reduce": 10 * 4 + 8},
+}
 NARROW = "xla_cpu_prefer_vector_width"
 
 
@@ -99,3 +106,10 @@ def test_what_cannot_be_seen_is_never_taken_for_equal(monkeypatch: pytest.Monkey
         assert fingerprint(Opaque()) == found[flags]
     assert all(f.startswith("t") for f in found.values())
     assert len(set(found.values())) == 3
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda path: path.stem)
+def test_a_process_counts_the_instructions_that_the_screen_counts_and_what_collectives_write(dump: Path) -> None:
+    text = dump.read_text(encoding="utf-8")
+    assert opcodes(text) == counts(parse_module(text))[0] != {}
+    assert collective_bytes(text) == WRITTEN.get(dump.stem, {})

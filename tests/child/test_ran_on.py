@@ -93,6 +93,19 @@ def test_without_nvml_the_kernels_module_tells_the_driver(tmp_path: Path, monkey
     )
     monkeypatch.setattr(gpus, "DRIVER", file)
     loaded = gpus.loaded_versions()  # what JAX's plugin has brought into pytest's process, where it is installed
-    assert gpus.ran_on() == {"versions": {"driver": "580.65.06", **loaded}, "gpus": []}
+    assert gpus.ran_on()["versions"] == {"driver": "580.65.06", **loaded}
     file.unlink()
-    assert gpus.ran_on() == {"versions": loaded, "gpus": []}
+    assert gpus.ran_on()["versions"] == loaded
+
+
+@pytest.mark.parametrize(("environment", "count"), VISIBLE["ports_under"])
+def test_ports_are_counted_as_nccl_counts_them(
+    environment: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "PORTS", tmp_path)
+    for place, state, layer in VISIBLE["ports"]:
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "state").write_text(f"{state}\n")
+        (tmp_path / place / "link_layer").write_text(f"{layer}\n")
+    (tmp_path / "mlx5_9/ports/1").mkdir(parents=True)  # one that cannot be read
+    assert gpus.infiniband_ports(environment) == count

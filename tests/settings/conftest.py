@@ -21,6 +21,7 @@ from autotune.settings.space import SearchSpace, build_space
 from tests.runs import there
 
 ROOT = Path(__file__).parents[2]
+NOTHING_TOLD = {"device_count": 1, "mesh": {}, "layer_bytes": {}, "collective_bytes": {}}
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -61,11 +62,11 @@ def doctored(name: str, change: Mapping[str, Any]) -> Catalog:
 
 
 def space_of(known: KnownSettings, facts: Mapping[str, Any] | None = None, **study: Any) -> SearchSpace:
-    """The space of a study for GPUs, given its tables, where it differs, and what its reference has told."""
-    told: Any = SimpleNamespace(**{"device_count": 1, "mesh": {}, "layer_bytes": {}, **facts}) if facts else None
-    device = {"platform": "cuda", **study.pop("device", {})}
+    """The space of a study for GPUs, given its tables, where it differs, and what its reference and machines tell."""
+    told: Any = SimpleNamespace(**{**NOTHING_TOLD, **facts}) if facts else None
+    device, machines = {"platform": "cuda", **study.pop("device", {})}, study.pop("machines", None)
     spec = parse_study({"name": "space", "workload": {"entry": "x"}, "device": device, **study})
-    return build_space(spec, known, told, cpu_count=4)
+    return build_space(spec, known, told, machines=machines, cpu_count=4)
 
 
 def searched(space: SearchSpace) -> set[str]:

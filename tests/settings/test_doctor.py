@@ -73,7 +73,7 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(
     assert case["commands"].items() <= commands.items()
     of_variables = {command for command in commands.values() if re.search("JAX_PLATFORMS|MEM_FRACTION", command)}
     assert of_variables <= {*case["commands"].values()}
-    text = "\n".join(format_diagnosis(found))
+    text = format_diagnosis(found)
     assert [line for line in case.get("lines", ()) if line not in text] == []
 
 

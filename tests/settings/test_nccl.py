@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from autotune.compiler.targets import Topology, load_target
 from autotune.machine.environment import STEERING
-from autotune.settings.catalog import Catalog, Setting, Tier, load_catalog
+from autotune.settings.catalog import Catalog, Scope, Setting, Tier, load_catalog
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
-from autotune.settings.space import SearchSpace
+from autotune.settings.space import SearchSpace, format_cannot_act
 from tests.settings.conftest import docs_script, doctored, searched, space_of
 from tests.tables import toml_beside
 
@@ -72,17 +73,38 @@ def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
     assert [list(variable) for variable in found] == CASES["nccl_variables"]
 
 
-def on_nodes(known: KnownSettings, nodes: int, *groups: str) -> SearchSpace:
-    return space_of(known, {"device_count": 8 * nodes}, device={"node_count": nodes}, search={"groups": [*groups]})
+def on_nodes(known: KnownSettings, nodes: int, *groups: str, gpu: str = "", ports: int = -1) -> SearchSpace:
+    machines = load_target(gpu).scopes(Topology(nodes, 8)) if gpu else {}
+    machines |= {Scope.INFINIBAND: ports > 0} if ports >= 0 else {}
+    study = {"device": {"node_count": nodes}, "search": {"groups": [*groups]}, "machines": machines}
+    return space_of(known, {"device_count": 8 * nodes}, **study)
 
 
-def test_what_needs_several_hosts_is_never_tried_on_one(known: KnownSettings) -> None:
-    across = {"NCCL_NCHANNELS_PER_NET_PEER", "NCCL_IB_QPS_PER_CONNECTION", "NCCL_IB_SPLIT_DATA_ON_QPS"}
+def test_what_cannot_act_on_one_host_is_told_in_one_line(known: KnownSettings) -> None:
     one, two = (on_nodes(known, n, "nccl") for n in (1, 2))
-    assert searched(two) - searched(one) == across
-    assert {one.left_out[name] for name in across} == {"acts across nodes, the study has one"}
+    across = sorted(searched(two) - searched(one), key=str.lower)
+    assert format_cannot_act(one) == f"acts across nodes, the study has one: {', '.join(across)}"
+    assert format_cannot_act(two) == ""
     split = next(p for p in two.parameters if p.name == "NCCL_IB_SPLIT_DATA_ON_QPS")
     assert split.condition == {"NCCL_IB_QPS_PER_CONNECTION": ("2", "4", "8")}
+
+
+@pytest.mark.parametrize(("gpu", "nodes", "ports", "lacked"), CASES["machines"])
+def test_what_the_machines_lack_is_never_tried_and_what_they_may_have_is(
+    gpu: str, nodes: int, ports: int, lacked: list[str], known: KnownSettings
+) -> None:
+    groups = ("nccl", "user_buffers", "multi_node")
+    space = on_nodes(known, nodes, *groups, gpu=gpu, ports=ports)
+    algorithms = next(p.choices or () for p in space.parameters if p.name == "NCCL_ALGO")
+    anywhere = {*searched(on_nodes(known, 2, *groups)), "NVLS,NVLSTree,Ring"}
+    assert anywhere - {*searched(space), *algorithms} == set(lacked)
+
+
+def test_each_variable_of_one_transport_says_so() -> None:
+    here = [s for s in load_catalog().values() if s.tier not in (Tier.REMOVED, Tier.NOOP)]
+    assert {s.name for s in here if s.name.startswith("NCCL_IB_") and Scope.INFINIBAND not in s.scopes} == set()
+    assert {s.name for s in here if Scope.INFINIBAND in s.scopes and Scope.MULTI_NODE not in s.scopes} == set()
+    assert {s.name for s in here if "MNNVL" in s.name and Scope.NVLINK_OVER_HOSTS not in s.scopes} == set()
 
 
 def test_the_group_searches_lists_of_algorithms_and_the_policy_only_with_registered_buffers(

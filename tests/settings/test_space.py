@@ -15,7 +15,7 @@ from autotune.settings.catalog import load_catalog
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
-from tests.settings.conftest import searched, space_of
+from tests.settings.conftest import NOTHING_TOLD, searched, space_of
 from tests.tables import toml_beside
 
 CUDA_GROUPS = tuple(g for g in load_catalog().groups if not g.startswith("cpu"))
@@ -24,13 +24,14 @@ FSDP = {"device_count": 8, "mesh": {"fsdp": 8}, "layer_bytes": {"weights": 404_7
 PIPELINE = {"device_count": 16, "node_count": 2, "mesh": {"pipeline": 2, "tensor": 8}}
 SEARCHES = toml_beside(__file__, "searches.toml")
 TYPED = {"entry": "llama", "options": {"dtype": "float32"}}
+POOL = "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"
 Build = Callable[..., SearchSpace]
 
 
 @pytest.fixture(scope="module")
 def build(known: KnownSettings) -> Build:
     def make(**changes: Any) -> SearchSpace:
-        facts: dict[str, Any] = {n: changes.pop(n) for n in ("device_count", "mesh", "layer_bytes") if n in changes}
+        facts: dict[str, Any] = {n: changes.pop(n) for n in NOTHING_TOLD if n in changes}
         device = {n: changes.pop(n) for n in ("platform", "node_count") if n in changes}
         return space_of(known, {"device_count": 1, **facts}, device=device, search=changes)
 
@@ -130,10 +131,36 @@ def test_conditional_groups(build: Build) -> None:
     assert "" not in conditions["xla_gpu_graph_min_graph_size"]["xla_gpu_enable_command_buffer"]
     assert "XLA_CLIENT_MEM_FRACTION" in conditions
     assert {name: conditions[name] for name in SEARCHES["conditions"]} == SEARCHES["conditions"]
-    memory = "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB"
-    alone = build(settings={memory: [0, 512]}, **FSDP)
+    alone = build(settings={POOL: [0, 512]}, **FSDP)
     assert alone.parameters == ()
-    assert "xla_gpu_enable_nccl_user_buffers is 'true'" in alone.left_out[memory]
+    assert "xla_gpu_enable_nccl_user_buffers is 'true'" in alone.left_out[POOL]
+
+
+@pytest.mark.parametrize(("whole", "has_layer", "values"), SEARCHES["thresholds"])
+def test_no_threshold_is_above_all_that_is_moved(whole: int, has_layer: bool, values: list[int], build: Build) -> None:
+    facts = {**FSDP, "collective_bytes": {"all-reduce": whole}, **({} if has_layer else {"layer_bytes": {}})}
+    space, name = build(groups=["combining"], **facts), "xla_gpu_all_reduce_combine_threshold_bytes"
+    found = next((p.choices for p in space.parameters if p.name == name), None)
+    assert found == ((DEFAULT, *map(str, values)) if values else None)
+    assert (f"merges all-reduces, the program's have {whole} B in all" in space.left_out.values()) == (not values)
+
+
+def test_the_pool_holds_what_collectives_write_and_is_tried_first(build: Build, report: ProbeReport) -> None:
+    buffers, fraction, shared = SEARCHES["pools"]
+    moved = {"collective_bytes": {"all-gather": 2_000_000_000, "reduce-scatter": 400_000_000}}
+    space = build(groups=["user_buffers", "memory"], **FSDP, **moved)
+    pool = next(p for p in space.parameters if p.name == POOL)
+    assert pool.choices == (DEFAULT, "2560", "4608", "1536")
+    (first,) = space.first
+    has_shared_pool = shared in report.flags
+    assert first == FlagSet({buffers: True, fraction: "0.7", **({} if has_shared_pool else {POOL: 2560})})
+    assert (shared in (pool.condition or {})) == has_shared_pool
+    assert space.locate(first) is not None
+    assert (POOL in build(groups=["user_buffers"], **FSDP, **moved).left_out) == has_shared_pool
+    assert build(groups=["memory"], **FSDP, **moved).first == ()
+    odd = {buffers: [True], fraction: ["0.9", "much"], "NCCL_BUFFSIZE": {"low": 1, "high": 1 << 40}}
+    (first,) = build(settings=odd, **FSDP, **moved).first
+    assert first == FlagSet({buffers: True, fraction: "0.9", "NCCL_BUFFSIZE": 1})
 
 
 @pytest.mark.parametrize("groups", [["command_buffer", "memory"], ["gemm"], ["loops"], ["cpu"]])

@@ -20,11 +20,12 @@ from autotune.programs import draft, look
 from autotune.results.winner import doubts, winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.study.builds import Builds, find_build, measure_builds
+from autotune.study.builds import Builds, find_build, first_slower, measure_builds
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup
 from tests.console import autotune
 from tests.runs import BUILDS, BUILDS_BASE, Noting, builds_session, failed, make_build, there
+from tests.tables import toml_beside
 
 OLD = 'option.python="/old/python"'
 
@@ -63,6 +64,32 @@ def test_equal_builds_are_not_told_apart(tmp_path: Path) -> None:
     excluded = re.search(r"more than ([\d.]+) % slower and more than ([\d.]+) % faster are excluded", found.sentence)
     assert excluded is not None, found.sentence
     assert float(excluded[1]) <= 2.0
+
+
+def reporting(run: StudyRun, old: dict[str, Any], new: dict[str, Any]) -> StudyRun:
+    """The session, whose workers report these facts of each build."""
+
+    def report(worker: Any, settings: FlagSet, folder: Path) -> None:
+        worker.report = worker.report.model_copy(update=old if "option.python" in settings else new)
+
+    launcher = Noting(run.spec, after=report)
+    run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    return run
+
+
+@pytest.mark.parametrize(("old", "new", "told"), toml_beside(__file__)["instructions"])
+def test_changed_programs_are_told_of(old: dict[str, int], new: dict[str, int], told: str, tmp_path: Path) -> None:
+    sentence = compared(reporting(builds_session(tmp_path / "run"), {"opcodes": old}, {"opcodes": new})).sentence
+    assert sentence.endswith(told)
+    assert ("compile" in sentence) == bool(told)
+
+
+@pytest.mark.parametrize(("slower_from", "unsettled", "found"), toml_beside(__file__)["bisected"])
+def test_bisection_finds_the_first_slower_build(slower_from: int, unsettled: list[int], found: list[int]) -> None:
+    outcomes = [Outcome.WINNER if n >= slower_from else Outcome.NOTHING_BEATS_THE_DEFAULT for n in range(9)]
+    for number in unsettled:
+        outcomes[number] = Outcome.INCONCLUSIVE
+    assert [*first_slower(9, outcomes.__getitem__)] == found
 
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.006}
@@ -136,16 +163,9 @@ def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Pa
 
 @pytest.mark.parametrize("whose", ["old", "new"])
 def test_a_program_that_runs_on_other_packages_than_its_interpreter_has_is_refused(whose: str, tmp_path: Path) -> None:
-    run = builds_session(tmp_path / "run")
-
-    def report_versions(worker: Any, settings: FlagSet, folder: Path) -> None:
-        is_old = "option.python" in settings
-        known = BUILDS.old if is_old else BUILDS.new
-        ran_on = "9.9.9" if (whose == "old") == is_old else known.report.jaxlib
-        worker.report = worker.report.model_copy(update={"versions": {"jaxlib": ran_on}})
-
-    launcher = Noting(run.spec, after=report_versions)
-    run.prepare = lambda note: GivenSetup(given_space=SearchSpace(()), given_launcher=launcher)
+    here = {"old": BUILDS.old.report.jaxlib, "new": BUILDS.new.report.jaxlib, whose: "9.9.9"}
+    told = [{"versions": {"jaxlib": here[build]}} for build in ("old", "new")]
+    run = reporting(builds_session(tmp_path / "run"), *told)
     with pytest.raises(StudyFileError, match=rf"/{whose}/python .* ran on jaxlib 9\.9\.9"):
         compared(run)
     assert run.store.of(ConfirmRun) == []
@@ -222,8 +242,10 @@ def test_a_slower_build_is_found_by_the_command_and_an_equal_one_is_not(
     environments: dict[str, Path], program: Path
 ) -> None:
     slow, same = str(environments["slow"]), str(environments["same"])
-    done = autotune("compare-builds", "--name", "slower", same, slow, "--", "train.py", cwd=program)
+    called = ("compare-builds", "--name", "slower", "--between", same, same, slow, "--", "train.py")
+    done = autotune(*called, cwd=program)
     assert done.returncode == 1, done.stdout + done.stderr
+    assert f"slower since {slow}, not yet with {same}" in done.stdout
     store = Store.open(program / "runs" / "slower")
     found = there(there(store.last(ConclusionRecord)).estimate)
     assert found.low <= 1 / 1.25 * 1.02

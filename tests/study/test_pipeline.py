@@ -5,6 +5,7 @@ Which sampler proposes: each that can be named does, goes on after a stop, or is
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     assert said.pair_count == proofs["confirm"].process_count == 12
     ends = [e for e in (proofs["confirm"].corrected, proofs["isolated"].estimate) if e is not None]
     assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
+
+
+def test_settings_that_need_each_other_are_tried_first_and_what_cannot_act_is_said(run_replay: Run) -> None:
+    pair, reason = FlagSet({"xla_a": 1, "xla_b": 2}), "acts across nodes, the study has one"
+    space = dataclasses.replace(SPACE, first=(pair,), left_out={"NCCL_IB_SL": reason})
+    _, store, diary = run_replay(replay_study(noise="quiet", study=RANDOM), trials=1, space=space)
+    assert [trial.settings for trial in store.of(TrialResult)] == [pair]
+    assert f"left out: {reason}: NCCL_IB_SL" in diary.notes
 
 
 ENDS = [

@@ -18,11 +18,12 @@ from autotune.model.errors import AutotuneError
 from autotune.model.spec import load_study, parse_study
 from autotune.settings.space import SearchSpace
 from autotune.study import prefilter, stages
-from autotune.study.preflight import SpacePreview, preview_space
+from autotune.study.preflight import SpacePreview, known_settings, preview_space, space_here
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from harness.simulated_machine import write_study
-from tests.runs import Diary, record, replay_study
+from tests.runs import Diary, record, replay_study, worker_report
+from tests.tables import toml_beside
 
 COMBINE = "xla_gpu_all_gather_combine_threshold_bytes"
 QUICK = Path(__file__).with_name("quick.toml").read_text(encoding="utf-8")
@@ -112,6 +113,16 @@ def test_what_only_a_reference_knows_is_said_to_come(tmp_path: Path) -> None:
         found = told(tmp_path, workload=workload)
         assert choices(found)[1] == str(2**20)
         assert "when its reference has reported" in found.space.notes[COMBINE]
+
+
+@pytest.mark.parametrize(("kind", "ports", "lacked"), toml_beside(__file__)["machines"])
+def test_the_machines_that_ran_the_reference_decide_what_can_act(kind: str, ports: int, lacked: list[str]) -> None:
+    data = {"name": "here", "workload": {"entry": "llama"}, "search": {"groups": ["nccl"]}}
+    spec = parse_study({**data, "device": {"platform": "cuda", "count": 16, "node_count": 2}})
+    ran = worker_report(device_kind=kind, device_count=16, infiniband_ports=ports if ports >= 0 else None)
+    found = space_here(spec, known_settings(spec, sys.executable), ran).left_out
+    asked = {"NCCL_IB_QPS_PER_CONNECTION", "NCCL_NVLS_NCHANNELS", "CUDA_DEVICE_MAX_CONNECTIONS"}
+    assert asked & set(found) == set(lacked)
 
 
 def test_a_run_of_another_study_is_passed_over(tmp_path: Path, study: Callable[[str], Path]) -> None:
