@@ -16,7 +16,7 @@ from workloads.base import Batch, State, Workload, choice
 from workloads.batch import abstract_batch, make_batch
 from workloads.float8 import Scaling
 from workloads.layers import compute_dtype, param_count
-from workloads.mesh import Layout
+from workloads.mesh import PINNED, Layout, on_host
 from workloads.noise import Stream
 
 
@@ -53,9 +53,6 @@ class TrainConfig:
     learning_rate: float = 3e-4
     seed: int = field(default=0, metadata={"minimum": 0})
     mesh: Mapping[str, int] = field(default_factory=dict)
-
-
-_HOST = "pinned_host"  # memory of the host that devices copy to and from on their own
 
 
 def make_workload(
@@ -99,7 +96,7 @@ def make_workload(
     zero = train.zero == "optimizer"
     state = {
         "params": _with_shardings(layout, shapes, zero=False),
-        "optimizer": _with_shardings(layout, moments, zero=zero, on_host=train.offload == "optimizer"),
+        "optimizer": _with_shardings(layout, moments, zero=zero, is_on_host=train.offload == "optimizer"),
     }
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -127,7 +124,7 @@ def make_workload(
     )
 
 
-def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, on_host: bool = False) -> Any:
+def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, is_on_host: bool = False) -> Any:
     """Shapes with the sharding that their variables' logical axes ask for; what has no axes is replicated."""
 
     def place(leaf: Any) -> Any:
@@ -136,8 +133,8 @@ def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, on_host: bool = 
         value, sharding = leaf.get_value(), layout.sharding(leaf.get_metadata("out_sharding"))
         if zero:
             sharding = layout.zero(sharding, value.shape)
-        if on_host:
-            sharding = sharding.with_memory_kind(_HOST)
+        if is_on_host:
+            sharding = on_host(sharding)
         return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
 
     return jax.tree.map(place, shapes, is_leaf=_is_variable)
@@ -182,14 +179,17 @@ def _make_step(
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The train step. With ``zero`` each device updates its part of the weights, which are then gathered."""
     parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
-    offloads = any(sharding.memory_kind == _HOST for sharding in jax.tree.leaves(shardings["optimizer"]))
+    offloads = any(sharding.memory_kind == PINNED for sharding in jax.tree.leaves(shardings["optimizer"]))
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         value, found = loss(state["params"], batch)
         gradients = jax.tree.map(_trained, found, is_leaf=_is_variable)
         gradients = jax.lax.with_sharding_constraint(gradients, parts)
         params = jax.lax.with_sharding_constraint(state["params"], parts)
-        moments = jax.device_put(state["optimizer"], jax.memory.Space.Device) if offloads else state["optimizer"]
+        moments = state["optimizer"]
+        if offloads:  # fetched only when all gradients are there, for memory is full until then
+            gradients, moments = jax.lax.optimization_barrier((gradients, moments))
+            moments = jax.device_put(moments, jax.memory.Space.Device)
         updates, moments = optimizer.update(gradients, moments, params)
         params = jax.tree.map(_next_value, optax.apply_updates(params, updates), found, is_leaf=_is_variable)
         params = jax.lax.with_sharding_constraint(params, shardings["params"])
@@ -216,5 +216,5 @@ def bytes_per_device(tree: Any) -> int:
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
-        if not leaf.sharding or leaf.sharding.memory_kind != _HOST
+        if not leaf.sharding or leaf.sharding.memory_kind != PINNED
     )
