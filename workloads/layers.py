@@ -20,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from workloads import noise
 from workloads.base import WorkloadError
 from workloads.float8 import DelayedDotGeneral, Scaling, current_dot_general, matmul_current
-from workloads.mesh import Layout
+from workloads.mesh import PINNED, Layout
 from workloads.noise import Stream, lecun_uniform
 
 Axes = tuple[str | None, ...]
@@ -63,12 +63,12 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "save_dot_except_mlpwi": _saves(*PROJECTIONS, "out", "down"),
     "save_dot_except_mlp": _saves(*PROJECTIONS, "out"),
     "save_qkv_proj": _saves(*PROJECTIONS),
-    "minimal_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    "minimal_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", PINNED),
     "qkv_proj_offloaded": jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=(),
         names_which_can_be_offloaded=PROJECTIONS,
         offload_src="device",
-        offload_dst="pinned_host",
+        offload_dst=PINNED,
     ),
 }
 
