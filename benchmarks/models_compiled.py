@@ -1,7 +1,8 @@
 """A model of each family compiled for eight H100s without a GPU: memory, collectives, predicted time, canary.
 
 Run as ``python -m benchmarks.models_compiled [MODEL ...]``; it needs the extra ``screen``. Writes
-``benchmarks/results/models_8xh100.json`` after each model, and goes on there. Nothing in it is measured.
+``benchmarks/results/models_8xh100.json`` after each model, and goes on there; models with options of the host's memory
+are in ``offload_8xh100.json``. Nothing in it is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.settings.catalog import load_catalog
 
-PATH = Path(__file__).parent / "results" / "models_8xh100.json"
+RESULTS = Path(__file__).parent / "results"
 _SHARDED: dict[str, Any] = {"mesh": {"fsdp": 8}}
 _LOW: dict[str, Any] = {"weight_dtype": "bfloat16"}
 # Sequences of 4096, so that all compare; the published layers unless it says otherwise.
@@ -38,6 +39,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek2-16b": {"mesh": {"expert": 8}, **_LOW},
     "deepseek3-671b": {"mesh": {"expert": 8}, **_LOW, "layers": 4},
 }
+OFFLOADED: dict[str, dict[str, Any]] = {
+    "llama3.1-8b": _SHARDED,
+    "llama3.1-8b optimizer": {**_SHARDED, "offload": "optimizer"},
+    "llama3.1-8b activations": {**_SHARDED, "remat": "minimal_offloaded"},
+}
 
 
 def main() -> None:
@@ -45,14 +51,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"only these of {', '.join(MODELS)}")
     args = parser.parse_args()
-    versions = compiler_versions()
-    found: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}
-    for name in args.models or MODELS:
-        if found.get(name, {}).get("versions") == versions and not args.models:
+    write("models_8xh100.json", MODELS, args.models)
+    if not args.models:
+        write("offload_8xh100.json", OFFLOADED, [])
+
+
+def write(file: str, models: dict[str, dict[str, Any]], wanted: list[str]) -> None:
+    """Compiles the wanted ones of some models, or all that a file of results does not have of these versions."""
+    path, versions = RESULTS / file, compiler_versions()
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for name in wanted or models:
+        if found.get(name, {}).get("versions") == versions and not wanted:
             continue
-        options = {"seq": 4096, **MODELS[name]}
-        found[name] = {"options": options, "versions": versions, **compiled(name, options)}
-        PATH.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options = {"seq": 4096, **models[name]}
+        found[name] = {"options": options, "versions": versions, **compiled(name.split()[0], options)}
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(found[name]), flush=True)
 
 

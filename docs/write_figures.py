@@ -54,6 +54,7 @@ def claims() -> list[Claim]:
         *_of_truth(),
         *_of_real_processes(),
         *_of_screening(),
+        *_of_models(),
         *_of_search(),
         *_of_programs(),
         *_of_atlas(),
@@ -122,6 +123,15 @@ def _of_screening() -> Iterator[Claim]:
         "docs/screening.md",
         r"from ([\d.]+) s of processor time and ([\d.]+) GB to (\d+) s and ([\d.]+) GB, .*? the ([\d.]+) GB",
         [f"{default['processor_s']:.0f}", size[0], f"{slow['processor_s']:.0f}", size[1], size[2]],
+    )
+
+
+def _of_models() -> Iterator[Claim]:
+    peaks = {name: str(row["peak_gib"]) for name, row in read("offload_8xh100.json").items()}
+    yield Claim(
+        "docs/models.md",
+        r"needs (\d+\.\d) or (\d+\.\d) GiB instead of (\d+\.\d)",
+        [peaks["llama3.1-8b optimizer"], peaks["llama3.1-8b activations"], peaks["llama3.1-8b"]],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from workloads.base import WorkloadError
 from workloads.config import DecoderConfig
-from workloads.layers import PROJECTIONS, Norm, filled, matmul, scaling_of, soft_cap, weight
+from workloads.layers import PROJECTIONS, Norm, filled, linear, soft_cap
 from workloads.mesh import Layout
 from workloads.noise import Stream
 from workloads.ring import ring_attention
@@ -29,23 +30,15 @@ class Attention(nnx.Module):
         c = config
         self.config, self.layout = config, layout
         self._make_projections(stream)
-        self.out = weight(
-            stream, (c.heads, c.value_width, c.d_model), ("heads", None, "embed"), c.heads * c.value_width
-        )
-        self.out_scaling = scaling_of(c)
-        self.out_bias = filled((c.d_model,), (None,), 0.0) if c.bias else None
+        out = (c.heads, c.value_width)
+        self.out = linear(c, out, c.d_model, ("heads", None, "embed"), stream, has_bias=c.bias)
         self.sinks = filled((c.heads,), ("heads",), 0.0) if c.sinks else None
 
     def _make_projections(self, stream: Stream) -> None:
-        c = self.config
-        self.query = weight(stream, (c.d_model, c.heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.key = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.value = weight(stream, (c.d_model, c.kv_heads, c.head_size), ("embed", "heads", None), c.d_model)
-        self.query_scaling, self.key_scaling, self.value_scaling = (scaling_of(c) for _ in PROJECTIONS)
-        if c.bias or c.qkv_bias:
-            self.query_bias = filled((c.heads, c.head_size), ("heads", None), 0.0)
-            self.key_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
-            self.value_bias = filled((c.kv_heads, c.head_size), ("heads", None), 0.0)
+        c, axes = self.config, ("embed", "heads", None)
+        into = partial(linear, c, c.d_model, axes=axes, stream=stream, has_bias=c.bias or c.qkv_bias)
+        self.query = into(size_out=(c.heads, c.head_size))
+        self.key, self.value = (into(size_out=(c.kv_heads, c.head_size)) for _ in range(2))
         if c.qk_norm != "none":
             query, key = (1, 1) if c.qk_norm == "head" else (c.heads, c.kv_heads)
             self.query_norm = Norm(query * c.head_size, eps=c.norm_eps)
@@ -53,23 +46,16 @@ class Attention(nnx.Module):
 
     def __call__(self, x: jax.Array, cos_sin: CosSin) -> jax.Array:
         """Attends over [B, T, D]."""
-        c, hold = self.config, self.layout.constrain
+        hold = self.layout.constrain
         q, k, v = self.project(x, cos_sin)
         y = self.attend(hold(q, "batch", "sequence", "heads", None), k, v)
         y = checkpoint_name(hold(y, "batch", "sequence", "heads", None), "context")
-        y = checkpoint_name(matmul("btnh,nhd->btd", y, self.out[...], c.dtype, self.out_scaling), "out")
-        return y if self.out_bias is None else y + self.out_bias[...].astype(y.dtype)
+        return checkpoint_name(self.out(y), "out")
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
         """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised and rotated."""
-        c = self.config
-        scalings = (self.query_scaling, self.key_scaling, self.value_scaling)
-        parts = zip(PROJECTIONS, (self.query, self.key, self.value), scalings, strict=True)
-        q, k, v = (checkpoint_name(matmul("btd,dnh->btnh", x, w[...], c.dtype, s), name) for name, w, s in parts)
-        if c.bias or c.qkv_bias:
-            biases = (self.query_bias, self.key_bias, self.value_bias)
-            q, k, v = (y + b[...].astype(y.dtype) for y, b in zip((q, k, v), biases, strict=True))
-        if c.qk_norm != "none":
+        q, k, v = (checkpoint_name(getattr(self, name)(x), name) for name in PROJECTIONS)
+        if self.config.qk_norm != "none":
             q, k = self._normalised(q, self.query_norm), self._normalised(k, self.key_norm)
         if cos_sin is not None:
             q, k = rotate(q, cos_sin), rotate(k, cos_sin)
@@ -106,25 +92,24 @@ class LatentAttention(Attention):
         c = self.config
         rank = c.q_rank or c.d_model
         if c.q_rank:
-            self.query_down = weight(stream, (c.d_model, rank), ("embed", None), c.d_model)
+            self.query_down = linear(c, c.d_model, rank, ("embed", None), stream)
             self.query_norm = Norm(rank, eps=c.norm_eps)
-        self.query = weight(stream, (rank, c.heads, c.head_size), ("embed", "heads", None), rank)
-        self.latent = weight(stream, (c.d_model, c.kv_rank + c.rope_size), ("embed", None), c.d_model)
+        self.query = linear(c, rank, (c.heads, c.head_size), ("embed", "heads", None), stream)
+        self.latent = linear(c, c.d_model, c.kv_rank + c.rope_size, ("embed", None), stream)
         self.latent_norm = Norm(c.kv_rank, eps=c.norm_eps)
         width = c.head_size - c.rope_size + c.value_width
-        self.key_value = weight(stream, (c.kv_rank, c.heads, width), ("embed", "heads", None), c.kv_rank)
+        self.key_value = linear(c, c.kv_rank, (c.heads, width), ("embed", "heads", None), stream)
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
         """Queries, keys [B, T, N, H] and values [B, T, N, value size] of [B, T, D]; the last part of H is rotated."""
         c, hold = self.config, self.layout.constrain
         assert cos_sin is not None  # held by the config's check
         plain = c.head_size - c.rope_size
-        down = self.query_norm(matmul("btd,dr->btr", x, self.query_down[...], c.dtype)) if c.q_rank else x
-        q = checkpoint_name(matmul("btr,rnh->btnh", down, self.query[...], c.dtype), "query")
-        latent = matmul("btd,dr->btr", x, self.latent[...], c.dtype)
+        down = self.query_norm(self.query_down(x)) if c.q_rank else x
+        q = checkpoint_name(self.query(down), "query")
+        latent = self.latent(x)
         latent, turned = latent[..., : c.kv_rank], rotate(latent[..., None, c.kv_rank :], cos_sin)
-        key_value = matmul("btr,rnh->btnh", self.latent_norm(latent), self.key_value[...], c.dtype)
-        key_value = hold(key_value, "batch", "sequence", "heads", None)
+        key_value = hold(self.key_value(self.latent_norm(latent)), "batch", "sequence", "heads", None)
         shared = jnp.broadcast_to(turned, (*q.shape[:-1], c.rope_size))
         q = jnp.concatenate([q[..., :plain], rotate(q[..., plain:], cos_sin)], axis=-1)
         k = jnp.concatenate([key_value[..., :plain], shared], axis=-1)

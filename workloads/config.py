@@ -78,6 +78,8 @@ class DecoderConfig:
             everything, or what a policy of MaxText's does not save.
         scan: One traced layer (or period of layers) in a loop, or all of them unrolled.
         microbatches: How many parts of a batch follow each other through the pipeline's stages.
+        mtp_layers: So many layers after the last predict one token further each, with the model's embedding and head
+            (MaxText's ``mtp_num_layers``); their mean loss counts ``mtp_weight`` times.
     """
 
     vocab: int
@@ -139,6 +141,8 @@ class DecoderConfig:
     attention: str = choice("auto", "xla", "cudnn", "ring")
     scan: bool = True
     microbatches: int = 4
+    mtp_layers: int = _optional()
+    mtp_weight: float = field(default=0.1, metadata={"minimum": 0.0})
 
     @property
     def expert_size(self) -> int:
@@ -278,6 +282,7 @@ class DecoderConfig:
             "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed and axes["pipeline"] > 1,
             "`input_dropout` must be below 1": self.input_dropout >= 1.0,
             "`input_dropout` needs mesh axis pipeline = 1": self.input_dropout > 0.0 and axes["pipeline"] > 1,
+            "`mtp_layers` must be below `seq`": self.mtp_layers >= self.seq,
             "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
             "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,12 +20,12 @@ from workloads.layers import (
     compute_dtype,
     cross_entropy,
     dropout,
+    embedding,
     filled,
     layer_seeds,
-    matmul,
+    linear,
     remat,
     soft_cap,
-    weight,
 )
 from workloads.mesh import Layout
 from workloads.moe import Experts
@@ -41,15 +42,13 @@ class Block(nnx.Module):
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         self.config, self.layout = config, layout
         has_before, has_after = config.norm_place != "after", config.norm_place != "before"
-        self.attention_norm = self._norm() if has_before else None
+        new_norm = partial(Norm, config.d_model, kind=config.norm, eps=config.norm_eps)
+        self.attention_norm = new_norm() if has_before else None
         self.attention = (LatentAttention if config.kv_rank else Attention)(config, layout, stream)
-        self.attention_post_norm = self._norm() if has_after else None
-        self.ffw_norm = self._norm() if has_before else None
+        self.attention_post_norm = new_norm() if has_after else None
+        self.ffw_norm = new_norm() if has_before else None
         self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
-        self.ffw_post_norm = self._norm() if has_after else None
-
-    def _norm(self) -> Norm:
-        return Norm(self.config.d_model, kind=self.config.norm, eps=self.config.norm_eps)
+        self.ffw_post_norm = new_norm() if has_after else None
 
     def __call__(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of dropout: u32[B]."""
@@ -68,6 +67,25 @@ def _normalised(x: jax.Array, norm: Norm | None) -> jax.Array:
     return x if norm is None else norm(x)
 
 
+class NextToken(nnx.Module):
+    """One layer of multi-token prediction: a block on what was found so far and on the next token, which is known.
+
+    References:
+        DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2
+    """
+
+    def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
+        c = config
+        self.found_norm, self.token_norm, self.norm = (Norm(c.d_model, kind=c.norm, eps=c.norm_eps) for _ in range(3))
+        self.projection = linear(c, 2 * c.d_model, c.d_model, ("embed", None), stream)
+        self.block = Block(c, layout, stream)
+
+    def __call__(self, x: jax.Array, tokens: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """As `Block`, of the residual stream and the embedded tokens, [B, T, D] each."""
+        both = jnp.concatenate([self.found_norm(x), self.token_norm(tokens)], axis=-1)
+        return self.block(self.projection(both), angles, None)
+
+
 class Decoder(nnx.Module):
     """A causal language model."""
 
@@ -76,11 +94,13 @@ class Decoder(nnx.Module):
         self.config, self.layout = config, layout
         # a vocabulary that does not divide (GPT-2: 50257) is not split
         self._vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
-        self.embedding = weight(stream, (c.vocab, c.d_model), (self._vocab, "embed"), c.d_model)
+        self.embedding = embedding(c.dtype, c.vocab, c.d_model, (self._vocab, "embed"), stream)
         self.positions = filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
-        self.head = None if c.tied else weight(stream, (c.d_model, c.vocab), ("embed", self._vocab), c.d_model)
+        head = partial(linear, c, c.d_model, c.vocab, ("embed", self._vocab), stream)
+        self.head = None if c.tied else head(dtype=compute_dtype(c.dtype).name)
         self.norm = Norm(c.d_model, kind=c.norm, eps=c.norm_eps)
         self.layers = self._make_layers(stream.split(c.layers))
+        self.mtp = nnx.List([NextToken(c.layer(c.layers), layout, stream) for _ in range(c.mtp_layers)])
 
     def _make_layers(self, seeds: jax.Array) -> Any:
         """All layers, from seeds u32[layers]: a stack of blocks, a list of stacks, or (not scanned) of blocks."""
@@ -89,34 +109,58 @@ class Decoder(nnx.Module):
             return nnx.List([Block(c.layer(at), self.layout, Stream(seed)) for at, seed in enumerate(seeds)])
 
         def stack(config: DecoderConfig, seeds: jax.Array) -> Block:
-            return nnx.vmap(lambda seed: Block(config, self.layout, Stream(seed)))(seeds)
+            make = nnx.vmap(
+                lambda seed: Block(config, self.layout, Stream(seed)),
+                transform_metadata={nnx.PARTITION_NAME: "layers"},
+            )
+            return make(seeds)
 
         stacks = [stack(config, seeds[layers]) for run in c.runs() for config, layers in run]
         return stacks[0] if len(stacks) == 1 else nnx.List(stacks)
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        """Mean cross entropy over [B, T] tokens in nats, plus the weighted balance loss of experts; f32[]."""
-        c, hold = self.config, self.layout.constrain
-        # gathered over fsdp before the look-up, like every other weight before its use
-        table = hold(self.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)
-        if c.embedding_lookup == "one_hot":
-            picks = jax.nn.one_hot(inputs, c.vocab, dtype=table.dtype)
-            x = jnp.einsum("btv,vd->btd", hold(picks, "batch", "sequence", self._vocab), table)
-        else:
-            x = table[inputs]
-        if c.scaled_embedding:
-            x = x * jnp.asarray(math.sqrt(c.d_model), x.dtype)
+        """Mean cross entropy over [B, T] tokens in nats, plus those of balance and of further tokens; f32[]."""
+        c = self.config
+        x = self._embed(inputs)
         if self.positions is not None:
             x = x + self.positions[...][: c.seq].astype(x.dtype)[None]
-        ropes = dict.fromkeys(stack.config.rope for run in c.runs() for stack in run)
+        ropes = dict.fromkeys(c.layer(index).rope for index in range(c.layers + 1))
         angles: Angles = {rope: None if rope is None else rotary(c.seq, rope) for rope in ropes}
         seeds = layer_seeds(inputs, c.layers) if c.input_dropout else None
-        x, balance = self._run_layers(hold(x, "batch", "residual", None), angles, seeds)
-        x = hold(self.norm(x), "batch", "sequence", None)
-        head = self.embedding[...].T if self.head is None else self.head[...]
-        logits = matmul("btd,dv->btv", x, head, "float32" if c.dtype == "float32" else "bfloat16")
-        logits = hold(logits, "batch", "sequence", self._vocab)
-        return cross_entropy(soft_cap(logits, c.logit_cap), targets) + c.balance_weight * balance
+        x, balance = self._run_layers(self.layout.constrain(x, "batch", "residual", None), angles, seeds)
+        loss = cross_entropy(self._logits(x, self.norm), targets) + c.balance_weight * balance
+        return loss + c.mtp_weight * self._further_loss(x, targets, angles) if c.mtp_layers else loss
+
+    def _embed(self, tokens: jax.Array) -> jax.Array:
+        """[B, T] tokens as vectors [B, T, D]."""
+        c, hold = self.config, self.layout.constrain
+        # gathered over fsdp before the look-up, like every other weight before its use
+        table = hold(self.embedding.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)
+        if c.embedding_lookup == "one_hot":
+            picks = jax.nn.one_hot(tokens, c.vocab, dtype=table.dtype)
+            x = jnp.einsum("btv,vd->btd", hold(picks, "batch", "sequence", self._vocab), table)
+        else:
+            x = table[tokens]
+        return x * jnp.asarray(math.sqrt(c.d_model), x.dtype) if c.scaled_embedding else x
+
+    def _logits(self, x: jax.Array, norm: Norm) -> jax.Array:
+        """The logits [B, T, V] of what the layers have found, [B, T, D]."""
+        hold = self.layout.constrain
+        x = hold(norm(x), "batch", "sequence", None)
+        logits = self.embedding.attend(x) if self.head is None else self.head(x)
+        return soft_cap(hold(logits, "batch", "sequence", self._vocab), self.config.logit_cap)
+
+    def _further_loss(self, x: jax.Array, targets: jax.Array, angles: Angles) -> jax.Array:
+        """Mean loss of the layers that predict further tokens, f32[]; the k-th has none for the last k tokens."""
+        c, hold = self.config, self.layout.constrain
+        step = remat(lambda layer, y, tokens: nnx.merge(*layer)(y, tokens, angles), c.remat)
+        total = jnp.float32(0)
+        for depth, layer in enumerate(self.mtp, start=1):
+            tokens = hold(self._embed(jnp.roll(targets, 1 - depth, axis=1)), "batch", "residual", None)
+            x, balance = step(nnx.split(layer), x, tokens)
+            further = jnp.roll(targets, -depth, axis=1)
+            total += cross_entropy(self._logits(x, layer.norm), further, left_out=depth) + c.balance_weight * balance
+        return total / c.mtp_layers
 
     def _run_layers(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         """The residual stream after all layers, and their mean balance loss; ``seeds`` are u32[layers, B]."""
@@ -141,7 +185,10 @@ class Decoder(nnx.Module):
     def _scan(
         self, stacks: list[Block], seeds: list[jax.Array | None], x: jax.Array, angles: Angles
     ) -> tuple[jax.Array, jax.Array]:
-        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds, u32[repeats, B]."""
+        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds, u32[repeats, B].
+
+        `jax.lax.scan` over weights, not `nnx.scan` over modules: a pipeline has this function of weights in each stage.
+        """
         c = self.config
         graphdefs, params = zip(*(nnx.split(stack) for stack in stacks), strict=True)
 
@@ -168,8 +215,10 @@ class Decoder(nnx.Module):
 
 def flops_per_token(config: DecoderConfig) -> float:
     """Model FLOPs of one token, forward and backward."""
-    layers = [config.layer(index) for index in range(config.layers)]
-    weights = config.d_model * config.vocab + sum(_attention_weights(c) + _ffw_weights(c) for c in layers)
+    more = config.mtp_layers
+    layers = [config.layer(min(index, config.layers)) for index in range(config.layers + more)]
+    weights = config.d_model * config.vocab * (1 + more) + 2 * config.d_model**2 * more
+    weights += sum(_attention_weights(c) + _ffw_weights(c) for c in layers)
     return flops.matmul_flops_per_token(weights) + sum(
         flops.attention_flops_per_token(
             heads=c.heads, head_size=c.head_size, value_size=c.value_width, seq=c.seq, window=c.window

@@ -12,6 +12,7 @@ References:
 from __future__ import annotations
 
 from functools import partial
+from string import ascii_lowercase
 from typing import Any
 
 import jax
@@ -34,7 +35,8 @@ class Scaling(nnx.Param[jax.Array]):
 
 def new_scaling() -> Scaling:
     """Nothing remembered, scales of 1."""
-    return Scaling(jnp.zeros((3, 1 + HISTORY), jnp.float32).at[:, 0].set(1.0), axes=(None, None))
+    start = jnp.zeros((3, 1 + HISTORY), jnp.float32).at[:, 0].set(1.0)
+    return Scaling(start, out_sharding=(None, None), eager_sharding=False)
 
 
 def _narrow(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -114,3 +116,26 @@ def _delayed_backward(equation: str, kept: Any, gradient: jax.Array) -> tuple[ja
 
 
 matmul_delayed.defvjp(_delayed_forward, _delayed_backward)
+
+
+def _equation(x: jax.Array, kernel: jax.Array, dimensions: jax.lax.DotDimensionNumbers) -> str:
+    """The `einsum` of a product over the last axes of ``x`` and the first ones of ``kernel``."""
+    count = len(dimensions[0][0])
+    rows, columns = ascii_lowercase[: x.ndim], ascii_lowercase[x.ndim - count :][: kernel.ndim]
+    return f"{rows},{columns}->{rows[:-count]}{columns[count:]}"
+
+
+def current_dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> jax.Array:
+    """`matmul_current` in the place of `jax.lax.dot_general` in a linear layer."""
+    return matmul_current(_equation(x, kernel, dimensions), x, kernel)
+
+
+class DelayedDotGeneral(nnx.Module):
+    """`matmul_delayed` in the place of `jax.lax.dot_general` in a linear layer, with what it remembers."""
+
+    def __init__(self) -> None:
+        self.scaling = new_scaling()
+
+    def __call__(self, x: jax.Array, kernel: jax.Array, dimensions: Any, **_: Any) -> jax.Array:
+        """The product of a layer's input and its weights, in bfloat16."""
+        return matmul_delayed(_equation(x, kernel, dimensions), x, kernel, self.scaling[...])

@@ -1,7 +1,7 @@
-"""The parts that models are made of: weights with logical axes, matmuls in any dtype, norms, attention.
+"""The parts that models are made of: flax's layers with logical axes, in any dtype, and a feed-forward of them.
 
 Array axes: B batch, T sequence, D model, F ffw, N heads, K kv heads, H head, V vocab, E experts, L layers.
-Weights are kept in float32 and cast where they are used.
+Weights are kept in float32 and cast where they are used. Their logical axes are what `workloads.mesh` has rules for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from workloads import noise
 from workloads.base import WorkloadError
-from workloads.float8 import Scaling, matmul_current, matmul_delayed, new_scaling
-from workloads.mesh import Layout
-from workloads.noise import Stream
+from workloads.float8 import DelayedDotGeneral, Scaling, current_dot_general, matmul_current
+from workloads.mesh import PINNED, Layout
+from workloads.noise import Stream, lecun_uniform
+
+Axes = tuple[str | None, ...]
+T = TypeVar("T", bound=Callable[..., Any])
 
 PROJECTIONS = ("query", "key", "value")
 
@@ -59,17 +63,29 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "save_dot_except_mlpwi": _saves(*PROJECTIONS, "out", "down"),
     "save_dot_except_mlp": _saves(*PROJECTIONS, "out"),
     "save_qkv_proj": _saves(*PROJECTIONS),
+    "minimal_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", PINNED),
+    "qkv_proj_offloaded": jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(),
+        names_which_can_be_offloaded=PROJECTIONS,
+        offload_src="device",
+        offload_dst=PINNED,
+    ),
 }
 
 
-def weight(stream: Stream, shape: tuple[int, ...], axes: tuple[str | None, ...], fan_in: int) -> nnx.Param[jax.Array]:
-    """A float32 weight, uniform with variance 1 / fan_in; ``axes`` are its logical axes."""
-    return nnx.Param((noise.uniform(stream(), shape) - 0.5) * (12 / fan_in) ** 0.5, axes=axes)
+def partitioned(initializer: T, axes: Axes) -> T:
+    """An initializer of weights that have logical axes; where they lie, the jitted ``init`` of the step says."""
+    return nnx.with_partitioning(initializer, axes, eager_sharding=False)
 
 
-def filled(shape: tuple[int, ...], axes: tuple[str | None, ...], value: float) -> nnx.Param[jax.Array]:
-    """A float32 weight that starts at one value: norms and biases."""
-    return nnx.Param(jnp.full(shape, value, jnp.float32), axes=axes)
+def weight(stream: Stream, shape: tuple[int, ...], axes: Axes) -> nnx.Param[jax.Array]:
+    """A float32 weight that is multiplied with over its last axis but one."""
+    return nnx.Param(partitioned(lecun_uniform, axes)(stream(), shape))
+
+
+def filled(shape: tuple[int, ...], axes: Axes, value: float) -> nnx.Param[jax.Array]:
+    """A float32 weight that starts at one value."""
+    return nnx.Param(jnp.full(shape, value, jnp.float32), out_sharding=axes, eager_sharding=False)
 
 
 def compute_dtype(dtype: str) -> jnp.dtype:
@@ -77,17 +93,54 @@ def compute_dtype(dtype: str) -> jnp.dtype:
     return jnp.dtype("float32" if dtype == "float32" else "bfloat16")
 
 
-def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str, scaling: Scaling | None = None) -> jax.Array:
-    """``einsum`` of activations and a float32 weight, in the compute dtype or in float8, by scales of before if any."""
+def linear(
+    config: Any,
+    size_in: int | tuple[int, ...],
+    size_out: int | tuple[int, ...],
+    axes: Axes,
+    stream: Stream,
+    *,
+    has_bias: bool = False,
+    dtype: str | None = None,
+) -> nnx.LinearGeneral:
+    """A linear layer over the last axes of its input, in the config's ``dtype``, or another.
+
+    Args:
+        axes: Of the weights, those of the input first. Biases have those of the output, but are not split by ``embed``.
+    """
+    kind = dtype or config.dtype
+    inputs = len(size_in) if isinstance(size_in, tuple) else 1
+    bias_axes = tuple(None if axis == "embed" else axis for axis in axes[inputs:])
+    return nnx.LinearGeneral(
+        size_in,
+        size_out,
+        axis=tuple(range(-inputs, 0)),
+        use_bias=has_bias,
+        dtype=compute_dtype(kind),
+        kernel_init=partitioned(lecun_uniform, axes),
+        bias_init=partitioned(nnx.initializers.zeros, bias_axes),
+        dot_general=_dot_general(kind, config.float8_scales),
+        rngs=stream,  # type: ignore[arg-type]
+    )
+
+
+def _dot_general(dtype: str, float8_scales: str) -> Any:
+    """What a linear layer multiplies with; None for `jax.lax.dot_general`."""
+    if dtype != "float8":
+        return None
+    return DelayedDotGeneral() if float8_scales == "delayed" else current_dot_general
+
+
+def embedding(dtype: str, count: int, size: int, axes: Axes, stream: Stream) -> nnx.Embed:
+    """A table of vectors for ``count`` symbols."""
+    start = partitioned(partial(lecun_uniform, in_axis=-1), axes)
+    return nnx.Embed(count, size, dtype=compute_dtype(dtype), embedding_init=start, rngs=stream)  # type: ignore[arg-type]
+
+
+def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
+    """``einsum`` of activations and a float32 weight, in the compute dtype or in float8."""
     x, kernel = x.astype(compute_dtype(dtype)), kernel.astype(compute_dtype(dtype))
-    if scaling is not None:
-        return matmul_delayed(equation, x, kernel, scaling[...])
     return matmul_current(equation, x, kernel) if dtype == "float8" else jnp.einsum(equation, x, kernel)
-
-
-def scaling_of(config: Any) -> Scaling | None:
-    """What one matmul of a model keeps of its operands; None where they are scaled by what they are."""
-    return new_scaling() if config.float8_scales == "delayed" else None
 
 
 def check_dtype(dtype: str, layout: Layout) -> None:
@@ -107,7 +160,10 @@ def cuda_capability(layout: Layout) -> float | None:
 
 
 class Norm(nnx.Module):
-    """RMSNorm, or LayerNorm with bias, over the last axis; computed in float32."""
+    """RMSNorm, or LayerNorm with bias, over the last axis; computed in float32.
+
+    `nnx.RMSNorm` becomes four more kernels in the backward pass of each layer of a Llama (XLA of jaxlib 0.11.2, H100).
+    """
 
     def __init__(self, size: int, *, kind: str = "rms", eps: float = 1e-5) -> None:
         self.eps = eps
@@ -129,35 +185,21 @@ class FeedForward(nnx.Module):
     def __init__(self, config: Any, layout: Layout, stream: Stream) -> None:
         c = config
         self.config, self.layout = config, layout
-        is_gated = c.activation in GATES
-        self.gate = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model) if is_gated else None
-        self.up = weight(stream, (c.d_model, c.ffw), ("embed", "ffw"), c.d_model)
-        self.down = weight(stream, (c.ffw, c.d_model), ("ffw", "embed"), c.ffw)
-        self.gate_scaling = scaling_of(c) if is_gated else None
-        self.up_scaling, self.down_scaling = scaling_of(c), scaling_of(c)
-        self.gate_bias = filled((c.ffw,), ("ffw",), 0.0) if is_gated and c.bias else None
-        if c.bias:
-            self.up_bias = filled((c.ffw,), ("ffw",), 0.0)
-            self.down_bias = filled((c.d_model,), (None,), 0.0)
+        into = partial(linear, c, c.d_model, c.ffw, ("embed", "ffw"), stream, has_bias=c.bias)
+        self.gate = into() if c.activation in GATES else None
+        self.up = into()
+        self.down = linear(c, c.ffw, c.d_model, ("ffw", "embed"), stream, has_bias=c.bias)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, T, D] to [B, T, D]."""
-        c = self.config
-        y = checkpoint_name(matmul("btd,df->btf", x, self.up[...], c.dtype, self.up_scaling), "up")
-        if c.bias:
-            y = y + self.up_bias[...].astype(y.dtype)
-        gate = None
-        if self.gate is not None:
-            gate = checkpoint_name(matmul("btd,df->btf", x, self.gate[...], c.dtype, self.gate_scaling), "gate")
-            gate = gate if self.gate_bias is None else gate + self.gate_bias[...].astype(gate.dtype)
-        if gate is None:
+        y = checkpoint_name(self.up(x), "up")
+        if self.gate is None:
             y = jax.nn.gelu(y)
         else:
-            on_gate, on_up = GATES[c.activation]
-            y = on_gate(gate) * on_up(y)
+            on_gate, on_up = GATES[self.config.activation]
+            y = on_gate(checkpoint_name(self.gate(x), "gate")) * on_up(y)
         y = self.layout.constrain(y, "batch", "sequence", "ffw")
-        y = checkpoint_name(matmul("btf,fd->btd", y, self.down[...], c.dtype, self.down_scaling), "down")
-        return y + self.down_bias[...].astype(y.dtype) if c.bias else y
+        return checkpoint_name(self.down(y), "down")
 
 
 def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
@@ -181,15 +223,19 @@ def soft_cap(x: jax.Array, cap: float) -> jax.Array:
     return cap * jnp.tanh(x.astype(jnp.float32) / cap) if cap else x
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+def cross_entropy(logits: jax.Array, targets: jax.Array, *, left_out: int = 0) -> jax.Array:
     """Mean negative log likelihood of targets [B, T] under logits [B, T, V], in nats.
 
-    The target's logit is picked by comparison, not by a gather, so that a split vocabulary stays split.
+    The target's logit is picked by comparison, not by a gather, so that a split vocabulary stays split. Of so many last
+    targets ``left_out`` it is 0.
     """
     logits = logits.astype(jnp.float32)
     symbols = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
     picked = jnp.sum(jnp.where(symbols == targets[..., None], logits, 0.0), axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+    found = jax.nn.logsumexp(logits, axis=-1) - picked
+    if left_out:
+        found = jnp.where(jnp.arange(found.shape[1]) < found.shape[1] - left_out, found, 0.0)
+    return jnp.mean(found)
 
 
 def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:

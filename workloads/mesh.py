@@ -35,6 +35,10 @@ RULES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+PINNED = "pinned_host"
+"""Memory of the host that devices copy to and from on their own, as JAX names it."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A mesh with the rules above; models name logical axes and never a mesh axis."""
@@ -81,6 +85,35 @@ class Layout:
             raise WorkloadError(
                 f"`{name}` must be a multiple of {parts} (mesh {split}) but got {size}; change either of them"
             )
+
+
+class _Pinned(str):
+    """The name of the host's memory; passes for the missing name that JAX compares it with after compiling."""
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return other is not None and str(self) != other
+
+
+class _OnDescribedHost(NamedSharding):
+    """A sharding in the host's memory for described devices, of which JAX (0.10 to 0.12) knows no memories."""
+
+    @property
+    def memory_kind(self) -> str:
+        return _Pinned(PINNED)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((PINNED, super().__hash__()))
+
+
+def on_host(sharding: NamedSharding) -> NamedSharding:
+    """The same sharding in the memory of the devices' hosts."""
+    named = sharding.with_memory_kind(PINNED)
+    return named if named.memory_kind else _OnDescribedHost(sharding.mesh, sharding.spec)
 
 
 def make_layout(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Layout:

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from workloads.config import DecoderConfig
-from workloads.layers import GATES, FeedForward, compute_dtype, filled, matmul, weight
+from workloads.layers import GATES, FeedForward, compute_dtype, filled, linear, matmul, weight
 from workloads.mesh import Layout
 from workloads.noise import Stream
 
@@ -27,13 +27,12 @@ class Experts(nnx.Module):
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         c, size = config, config.expert_size
         self.config, self.layout = config, layout
-        self.router = weight(stream, (c.d_model, c.experts), ("embed", None), c.d_model)
+        self.router = linear(c, c.d_model, c.experts, ("embed", None), stream, has_bias=c.bias, dtype="float32")
         into, out = ("expert", "expert_embed", "ffw"), ("expert", "ffw", "expert_embed")
-        self.gate = weight(stream, (c.experts, c.d_model, size), into, c.d_model)
-        self.up = weight(stream, (c.experts, c.d_model, size), into, c.d_model)
-        self.down = weight(stream, (c.experts, size, c.d_model), out, size)
+        self.gate = weight(stream, (c.experts, c.d_model, size), into)
+        self.up = weight(stream, (c.experts, c.d_model, size), into)
+        self.down = weight(stream, (c.experts, size, c.d_model), out)
         if c.bias:
-            self.router_bias = filled((c.experts,), (None,), 0.0)
             self.gate_bias = filled((c.experts, size), ("expert", "ffw"), 0.0)
             self.up_bias = filled((c.experts, size), ("expert", "ffw"), 0.0)
             self.down_bias = filled((c.experts, c.d_model), ("expert", None), 0.0)
@@ -44,9 +43,7 @@ class Experts(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Maps [B, T, D] to [B, T, D]; also gives the balance loss, f32[]."""
         c = self.config
-        scores = matmul("btd,de->bte", x.astype(jnp.float32), self.router[...], "float32")
-        if c.bias:
-            scores = scores + self.router_bias[...]
+        scores = self.router(x)
         if c.router == "sigmoid":
             scores = jax.nn.log_sigmoid(scores)  # whose softmax is the sigmoids' share of their sum
         chosen, experts = self._choose(scores)

@@ -8,6 +8,7 @@ position only, not on how an array is split over devices.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,16 @@ def uniform(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return ((bits(seed, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
+def lecun_uniform(seed: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, in_axis: int = -2) -> jax.Array:
+    """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: uniform, with a variance of one over the input's size."""
+    return ((uniform(seed, shape) - 0.5) * (12 / shape[in_axis]) ** 0.5).astype(dtype)
+
+
 class Stream:
-    """A sequence of seeds that follow from one; traced, so that one program serves every seed."""
+    """A sequence of seeds that follow from one; traced, so that one program serves every seed.
+
+    Layers of flax take it as their ``rngs``.
+    """
 
     def __init__(self, seed: jax.Array) -> None:
         self._seed = scramble(seed.astype(jnp.uint32) + jnp.uint32(0x9E3779B9))
@@ -49,6 +58,8 @@ class Stream:
         """The next seed, u32[]."""
         self._drawn += 1
         return scramble(self._seed + jnp.uint32(self._drawn))
+
+    params = __call__  # as `nnx.Rngs` names it
 
     def split(self, parts: int) -> jax.Array:
         """Seeds for independent streams, u32[parts]."""

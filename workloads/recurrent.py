@@ -20,7 +20,7 @@ from flax import nnx
 
 from workloads import noise
 from workloads.base import WorkloadError, choice
-from workloads.layers import Norm, check_dtype, compute_dtype, cross_entropy, matmul, remat, weight
+from workloads.layers import Norm, check_dtype, compute_dtype, cross_entropy, embedding, matmul, remat, weight
 from workloads.mesh import Layout
 from workloads.noise import Stream
 
@@ -82,7 +82,7 @@ class Hidden(nnx.Module):
     def __init__(self, size_in: int, size_out: int, dtype: str, stream: Stream, *, blocks: int = 1) -> None:
         self.dtype, self.blocks = dtype, blocks
         shape = (blocks, size_in // blocks, size_out // blocks)
-        self.kernel = weight(stream, shape, (None, None, None), shape[1])
+        self.kernel = weight(stream, shape, (None, None, None))
         self.norm = Norm(size_out, kind="rms")
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -105,7 +105,7 @@ class Mlp(nnx.Module):
         self.dtype = dtype
         pairs = itertools.pairwise(sizes[:-1])
         self.hidden = nnx.List([Hidden(i, o, dtype, stream) for i, o in pairs])
-        self.out = weight(stream, sizes[-2:], (None, None), sizes[-2])
+        self.out = weight(stream, sizes[-2:], (None, None))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., I] to float32 [..., O]."""
@@ -124,7 +124,7 @@ class Cell(nnx.Module):
         self.inputs = nnx.List([Hidden(size, c.hidden, dtype, stream) for size in inputs])
         self.mix = Hidden(c.deter + c.blocks * 3 * c.hidden, c.deter, dtype, stream, blocks=c.blocks)
         block = c.deter // c.blocks
-        self.gates = weight(stream, (c.blocks, block, 3 * block), (None, None, None), block)
+        self.gates = weight(stream, (c.blocks, block, 3 * block), (None, None, None))
         self.prior = Mlp((c.deter, c.hidden, c.hidden, c.stoch * c.classes), dtype, stream)
         self.posterior = Mlp((c.deter + c.units, c.hidden, c.stoch * c.classes), dtype, stream)
 
@@ -163,7 +163,7 @@ class WorldModel(nnx.Module):
         c = config
         self.config, self.layout = config, layout
         three = (c.units,) * 3
-        self.embedding = weight(stream, (c.vocab, c.units), (None, None), c.units)
+        self.embedding = embedding(c.dtype, c.vocab, c.units, (None, None), stream)
         self.encoder = Mlp((c.units, *three), c.dtype, stream)
         self.layers = Cell(c, stream)
         self.decoder = Mlp((c.features, *three, c.vocab), c.dtype, stream)
@@ -190,7 +190,7 @@ class WorldModel(nnx.Module):
     def _observe(self, inputs: jax.Array, targets: jax.Array, seeds: jax.Array) -> tuple[jax.Array, ...]:
         """Both states and the posterior's log probabilities, [B, T, ...], by a scan over the tokens."""
         c, dtype = self.config, compute_dtype(self.config.dtype)
-        seen = self.encoder(self.embedding[...].astype(dtype)[targets]).astype(dtype)
+        seen = self.encoder(self.embedding(targets)).astype(dtype)
         action = jax.nn.one_hot(inputs % c.actions, c.actions, dtype=dtype)
 
         def observe(carry: Any, step: Any) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from workloads.base import Batch, State, Workload, choice
 from workloads.batch import abstract_batch, make_batch
 from workloads.float8 import Scaling
 from workloads.layers import compute_dtype, param_count
-from workloads.mesh import Layout
+from workloads.mesh import PINNED, Layout, on_host
 from workloads.noise import Stream
 
 
@@ -37,6 +37,8 @@ class TrainConfig:
         batch: Sequences per optimiser update, over all devices.
         accumulate: Parts of the batch whose gradients are summed before the update.
         zero: ``optimizer`` splits the optimiser's state over the data axis as well (ZeRO stage 1).
+        offload: ``optimizer`` keeps the optimiser's state in the host's memory between updates; ``remat`` has values
+            that put activations there.
         weight_dtype: Of weights between steps, and so of their gradients and the optimiser's moments.
         learning_rate: Constant; AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1.
     """
@@ -46,6 +48,7 @@ class TrainConfig:
     vocab: int
     accumulate: int = 1
     zero: str = choice("none", "optimizer")
+    offload: str = choice("none", "optimizer")
     weight_dtype: str = choice("float32", "bfloat16")
     learning_rate: float = 3e-4
     seed: int = field(default=0, metadata={"minimum": 0})
@@ -93,7 +96,7 @@ def make_workload(
     zero = train.zero == "optimizer"
     state = {
         "params": _with_shardings(layout, shapes, zero=False),
-        "optimizer": _with_shardings(layout, moments, zero=zero),
+        "optimizer": _with_shardings(layout, moments, zero=zero, is_on_host=train.offload == "optimizer"),
     }
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -107,7 +110,7 @@ def make_workload(
     tokens = train.batch * train.seq
     return Workload(
         name=name,
-        step=_make_step(loss, optimizer, layout, shapes, shardings["params"], zero=zero),
+        step=_make_step(loss, optimizer, layout, shapes, shardings, zero=zero),
         init=lambda seed: jitted_init(jnp.uint32(seed)),
         batch=make_batch(layout, batch=train.batch, seq=train.seq, vocab=train.vocab, seed=train.seed),
         abstract_state=state,
@@ -121,19 +124,17 @@ def make_workload(
     )
 
 
-def _with_shardings(layout: Layout, shapes: Any, *, zero: bool) -> Any:
+def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, is_on_host: bool = False) -> Any:
     """Shapes with the sharding that their variables' logical axes ask for; what has no axes is replicated."""
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, nnx.Variable):
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout.sharding(()))
-        axes = leaf.get_metadata("axes")
-        value = leaf.get_value()
-        if len(axes) < len(value.shape):
-            axes = ("layers", *axes)  # stacked by vmap
-        sharding = layout.sharding(axes)
+        value, sharding = leaf.get_value(), layout.sharding(leaf.get_metadata("out_sharding"))
         if zero:
             sharding = layout.zero(sharding, value.shape)
+        if is_on_host:
+            sharding = on_host(sharding)
         return leaf.replace(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding))
 
     return jax.tree.map(place, shapes, is_leaf=_is_variable)
@@ -178,15 +179,22 @@ def _make_step(
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
     """The train step. With ``zero`` each device updates its part of the weights, which are then gathered."""
     parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
+    offloads = any(sharding.memory_kind == PINNED for sharding in jax.tree.leaves(shardings["optimizer"]))
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         value, found = loss(state["params"], batch)
         gradients = jax.tree.map(_trained, found, is_leaf=_is_variable)
         gradients = jax.lax.with_sharding_constraint(gradients, parts)
         params = jax.lax.with_sharding_constraint(state["params"], parts)
-        updates, moments = optimizer.update(gradients, state["optimizer"], params)
+        moments = state["optimizer"]
+        if offloads:  # fetched only when all gradients are there, for memory is full until then
+            gradients, moments = jax.lax.optimization_barrier((gradients, moments))
+            moments = jax.device_put(moments, jax.memory.Space.Device)
+        updates, moments = optimizer.update(gradients, moments, params)
         params = jax.tree.map(_next_value, optax.apply_updates(params, updates), found, is_leaf=_is_variable)
-        params = jax.lax.with_sharding_constraint(params, shardings)
+        params = jax.lax.with_sharding_constraint(params, shardings["params"])
+        if offloads:
+            moments = jax.device_put(moments, shardings["optimizer"])
         metrics = {"loss": value, "grad_norm": optax.tree.norm(gradients)}
         return {"params": params, "optimizer": moments}, metrics
 
@@ -204,8 +212,9 @@ def _next_value(updated: nnx.Variable[Any], gradient: nnx.Variable[Any]) -> nnx.
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays that one device holds; what has no sharding is held whole."""
+    """Bytes of a tree of abstract arrays in one device's memory; what has no sharding is there as a whole."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
+        if not leaf.sharding or leaf.sharding.memory_kind != PINNED
     )

@@ -90,6 +90,19 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
     assert {c.dtype for c in moved if c.kind == "reduce-scatter"} == {"bf16"}
 
 
+def test_what_is_offloaded_is_copied_to_the_host_and_leaves_the_memory_of_the_gpu() -> None:
+    options = {"dtype": "bfloat16", "batch": 64, "mesh": {"fsdp": 8}, "attention": "xla", "remat": "dots"}
+    variants: tuple[dict[str, Any], ...] = ({}, {"offload": "optimizer"}, {"remat": "minimal_offloaded"})
+    programs = [compiled(job(options | more))[0] for more in variants]
+    plain, optimizer, activations = (there(program.memory) for program in programs)
+    assert 3 * optimizer.argument_bytes == pytest.approx(plain.argument_bytes, rel=0.01)
+    assert optimizer.peak_bytes < plain.peak_bytes
+    assert activations.argument_bytes == plain.argument_bytes
+    assert activations.temp_bytes < plain.temp_bytes
+    copies = [program.opcodes.get("copy-start", 0) for program in programs]
+    assert copies[1] >= copies[0] + 2 * 2 * 9  # two moments of nine matrices, there and back
+
+
 def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
     piped = {"batch": 32, "microbatches": 8, "remat": "full", "mesh": {"pipeline": 2, "fsdp": 4}, "attention": "xla"}
     sets = [FlagSet({"xla_gpu_enable_pipelined_all_gather": value}) for value in (False, True)]

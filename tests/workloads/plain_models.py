@@ -90,13 +90,13 @@ def attention(
 
 
 def heads_of(x: jax.Array, w: Weights, *, has_bias: bool = False) -> list[jax.Array]:
-    found = [jnp.einsum("btd,dnh->btnh", x, w[name]) for name in ("query", "key", "value")]
-    biases = (w[f"{name}_bias"] if has_bias else 0.0 for name in ("query", "key", "value"))
+    found = [jnp.einsum("btd,dnh->btnh", x, w[name]["kernel"]) for name in ("query", "key", "value")]
+    biases = (w[name]["bias"] if has_bias else 0.0 for name in ("query", "key", "value"))
     return [y + bias for y, bias in zip(found, biases, strict=True)]
 
 
 def merged(y: jax.Array, w: Weights) -> jax.Array:
-    return jnp.einsum("btnh,nhd->btd", y, w["out"])
+    return jnp.einsum("btnh,nhd->btd", y, w["out"]["kernel"])
 
 
 def silu(x: jax.Array) -> jax.Array:
@@ -108,8 +108,8 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def gated(x: jax.Array, w: Weights, activation: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    y: jax.Array = activation(x @ w["gate"]) * (x @ w["up"])
-    return jnp.matmul(y, w["down"])
+    y: jax.Array = activation(x @ w["gate"]["kernel"]) * (x @ w["up"]["kernel"])
+    return jnp.matmul(y, w["down"]["kernel"])
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -130,18 +130,18 @@ def chosen(scores: jax.Array, top_k: int) -> jax.Array:
 
 def llama(w: Weights, inputs: jax.Array, targets: jax.Array, *, frequency: np.ndarray, has_bias: bool) -> jax.Array:
     """Llama 3.1 and, with biases of queries, keys and values, Qwen 2.5."""
-    x = w["embedding"][inputs]
+    x = w["embedding"]["embedding"][inputs]
     for layer in w["layers"].values():
         q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], 1e-5), layer["attention"], has_bias=has_bias)
         y = attention(turn(q, frequency), turn(k, frequency), v, scale=q.shape[-1] ** -0.5)
         x = x + merged(y, layer["attention"])
         x = x + gated(rms(x, layer["ffw_norm"]["scale"], 1e-5), layer["ffw"], silu)
-    return cross_entropy(rms(x, w["norm"]["scale"], 1e-5) @ w["head"], targets)
+    return cross_entropy(rms(x, w["norm"]["scale"], 1e-5) @ w["head"]["kernel"], targets)
 
 
 def qwen3(w: Weights, inputs: jax.Array, targets: jax.Array, *, top_k: int = 0) -> jax.Array:
     """Dense, or with experts whose shares of the chosen sum to 1."""
-    x, balances = w["embedding"][inputs], []
+    x, balances = w["embedding"]["embedding"][inputs], []
     for layer in w["layers"].values():
         own = layer["attention"]
         q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], 1e-6), own)
@@ -153,20 +153,21 @@ def qwen3(w: Weights, inputs: jax.Array, targets: jax.Array, *, top_k: int = 0) 
             x = x + gated(y, layer["ffw"], silu)
             continue
         experts = layer["ffw"]
-        probabilities = jax.nn.softmax(y @ experts["router"])
+        probabilities = jax.nn.softmax(y @ experts["router"]["kernel"])
         picks = chosen(probabilities, top_k)
         shares = probabilities * picks / jnp.sum(probabilities * picks, -1, keepdims=True)
         for e in range(len(experts["gate"])):
-            own = {name: experts[name][e] for name in ("gate", "up", "down")}
+            own = {name: {"kernel": experts[name][e]} for name in ("gate", "up", "down")}
             x = x + shares[..., e, None] * gated(y, own, silu)
         balances.append(balance(probabilities, picks, top_k))
-    loss = cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"], targets)
+    loss = cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"]["kernel"], targets)
     return loss + 0.01 * jnp.mean(jnp.array(balances)) if balances else loss
 
 
 def gemma(w: Weights, inputs: jax.Array, targets: jax.Array, *, is_third: bool) -> jax.Array:
     """Local and global layers by turns; Gemma 2: with soft caps, without qk-norm and a second kind of positions."""
-    x = w["embedding"][inputs] * math.sqrt(w["embedding"].shape[1])
+    embedding = w["embedding"]["embedding"]
+    x = embedding[inputs] * math.sqrt(embedding.shape[1])
     for at, layer in w["layers"].items():
         own, is_local = layer["attention"], at % 2 == 0
         q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], 1e-6), own)
@@ -179,13 +180,13 @@ def gemma(w: Weights, inputs: jax.Array, targets: jax.Array, *, is_third: bool) 
         x = x + rms(merged(y, own), layer["attention_post_norm"]["scale"], 1e-6)
         y = gated(rms(x, layer["ffw_norm"]["scale"], 1e-6), layer["ffw"], gelu)
         x = x + rms(y, layer["ffw_post_norm"]["scale"], 1e-6)
-    logits = rms(x, w["norm"]["scale"], 1e-6) @ w["embedding"].T
+    logits = rms(x, w["norm"]["scale"], 1e-6) @ embedding.T
     return cross_entropy(logits if is_third else 2.0 * jnp.tanh(logits / 2.0), targets)
 
 
 def olmo3(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Norms after attention and feed-forward, of all queries and keys at once; every second layer is local."""
-    x = w["embedding"][inputs]
+    x = w["embedding"]["embedding"][inputs]
     for at, layer in w["layers"].items():
         own = layer["attention"]
         q, k, v = heads_of(x, own)
@@ -200,12 +201,12 @@ def olmo3(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         y = attention(q, k, v, scale=q.shape[-1] ** -0.5, window=5 if at % 2 == 0 else EVERYTHING)
         x = x + rms(merged(y, own), layer["attention_post_norm"]["scale"], 1e-6)
         x = x + rms(gated(x, layer["ffw"], silu), layer["ffw_post_norm"]["scale"], 1e-6)
-    return cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"], targets)
+    return cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"]["kernel"], targets)
 
 
 def gpt_oss(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
     """Sinks, biases everywhere, a clamped gate; the first of two layers is local."""
-    x, balances = w["embedding"][inputs], []
+    x, balances = w["embedding"]["embedding"][inputs], []
     for at, layer in w["layers"].items():
         own, experts = layer["attention"], layer["ffw"]
         q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], 1e-5), own, has_bias=True)
@@ -213,9 +214,9 @@ def gpt_oss(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         factor = 0.1 * math.log(32) + 1
         q, k, window = turn(q, frequency) * factor, turn(k, frequency) * factor, 5 if at == 0 else EVERYTHING
         y = attention(q, k, v, scale=q.shape[-1] ** -0.5, window=window, sinks=own["sinks"])
-        x = x + merged(y, own) + own["out_bias"]
+        x = x + merged(y, own) + own["out"]["bias"]
         y = rms(x, layer["ffw_norm"]["scale"], 1e-5)
-        scores = y @ experts["router"] + experts["router_bias"]
+        scores = y @ experts["router"]["kernel"] + experts["router"]["bias"]
         picks = chosen(scores, 3)
         shares = jax.nn.softmax(jnp.where(picks > 0, scores, -jnp.inf))
         for e in range(len(experts["gate"])):
@@ -224,40 +225,53 @@ def gpt_oss(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
             out = ((up + 1) * gate / (1 + jnp.exp(-1.702 * gate))) @ experts["down"][e] + experts["down_bias"][e]
             x = x + shares[..., e, None] * out
         balances.append(balance(jax.nn.softmax(scores), picks, 3))
-    return cross_entropy(rms(x, w["norm"]["scale"], 1e-5) @ w["head"], targets) + 0.01 * jnp.mean(jnp.array(balances))
+    loss = cross_entropy(rms(x, w["norm"]["scale"], 1e-5) @ w["head"]["kernel"], targets)
+    return loss + 0.01 * jnp.mean(jnp.array(balances))
 
 
 def deepseek(w: Weights, inputs: jax.Array, targets: jax.Array, *, is_third: bool) -> jax.Array:
     """V3: a latent of queries, sigmoids, four groups of two experts of which two count; V2-Lite: none of that.
 
-    Both: heads of 8 and 4 turned, values of 8; a first dense layer, two shared experts, three of eight chosen.
+    Both: heads of 8 and 4 turned, values of 8; a first dense layer, two shared experts, three of eight chosen. Layers
+    under ``mtp`` predict further tokens, where there are such.
     """
-    x, balances = w["embedding"][inputs], [jnp.float32(0)]
+    embedding, head, length = w["embedding"]["embedding"], w["head"]["kernel"], inputs.shape[1]
+    x, balances, further = embedding[inputs], [], []
+    for layer in w["layers"].values():
+        x, own = deepseek_layer(x, layer, is_third=is_third)
+        balances.append(own)
+    loss = cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ head, targets) + 1e-4 * jnp.mean(jnp.array(balances))
+    for depth, layer in enumerate(w.get("mtp", {}).values(), start=1):
+        known = rms(embedding[jnp.roll(targets, 1 - depth, axis=1)], layer["token_norm"]["scale"], 1e-6)
+        both = jnp.concatenate([rms(x, layer["found_norm"]["scale"], 1e-6), known], axis=-1)
+        x, own = deepseek_layer(both @ layer["projection"]["kernel"], layer["block"], is_third=is_third)
+        logits = rms(x[:, :-depth], layer["norm"]["scale"], 1e-6) @ head
+        further.append(cross_entropy(logits, targets[:, depth:]) * (length - depth) / length + 1e-4 * own)
+    return loss + 0.3 * jnp.mean(jnp.array(further)) if further else loss
+
+
+def deepseek_layer(x: jax.Array, w: Weights, *, is_third: bool) -> tuple[jax.Array, jax.Array]:
     longer = (0.1 * (1.0 if is_third else 0.707) * math.log(40) + 1) ** 2
     frequency = yarn_frequencies(4, 1e4, factor=40, original=8, truncate=True)
-    for at, layer in w["layers"].items():
-        own = layer["attention"]
-        y = rms(x, layer["attention_norm"]["scale"], 1e-6)
-        down = rms(y @ own["query_down"], own["query_norm"]["scale"], 1e-6) if is_third else y
-        q = jnp.einsum("btr,rnh->btnh", down, own["query"])
-        latent, shared = jnp.split(y @ own["latent"], [16], axis=-1)
-        both = jnp.einsum("btr,rnh->btnh", rms(latent, own["latent_norm"]["scale"], 1e-6), own["key_value"])
-        q = jnp.concatenate([q[..., :8], turn(q[..., 8:], frequency)], axis=-1)
-        turned = jnp.repeat(turn(shared[:, :, None], frequency), q.shape[2], axis=2)
-        k = jnp.concatenate([both[..., :8], turned], axis=-1)
-        x = x + merged(attention(q, k, both[..., 8:], scale=12**-0.5 * longer), own)
-        y = rms(x, layer["ffw_norm"]["scale"], 1e-6)
-        if at == 0:
-            x = x + gated(y, layer["ffw"], silu)
-            continue
-        out, probabilities, picks = deepseek_experts(y, layer["ffw"], is_third=is_third)
-        x = x + out
-        balances.append(balance(probabilities, picks, 3))
-    return cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"], targets) + 1e-4 * jnp.mean(jnp.array(balances))
+    own = w["attention"]
+    y = rms(x, w["attention_norm"]["scale"], 1e-6)
+    down = rms(y @ own["query_down"]["kernel"], own["query_norm"]["scale"], 1e-6) if is_third else y
+    q = jnp.einsum("btr,rnh->btnh", down, own["query"]["kernel"])
+    latent, shared = jnp.split(y @ own["latent"]["kernel"], [16], axis=-1)
+    both = jnp.einsum("btr,rnh->btnh", rms(latent, own["latent_norm"]["scale"], 1e-6), own["key_value"]["kernel"])
+    q = jnp.concatenate([q[..., :8], turn(q[..., 8:], frequency)], axis=-1)
+    turned = jnp.repeat(turn(shared[:, :, None], frequency), q.shape[2], axis=2)
+    k = jnp.concatenate([both[..., :8], turned], axis=-1)
+    x = x + merged(attention(q, k, both[..., 8:], scale=12**-0.5 * longer), own)
+    y = rms(x, w["ffw_norm"]["scale"], 1e-6)
+    if "router" not in w["ffw"]:
+        return x + gated(y, w["ffw"], silu), jnp.float32(0)
+    out, probabilities, picks = deepseek_experts(y, w["ffw"], is_third=is_third)
+    return x + out, balance(probabilities, picks, 3)
 
 
 def deepseek_experts(y: jax.Array, w: Weights, *, is_third: bool) -> tuple[jax.Array, jax.Array, jax.Array]:
-    scores = y @ w["router"]
+    scores = y @ w["router"]["kernel"]
     if is_third:
         worth = 1 / (1 + jnp.exp(-scores))
         biased = worth + w["choice_bias"]
@@ -272,6 +286,6 @@ def deepseek_experts(y: jax.Array, w: Weights, *, is_third: bool) -> tuple[jax.A
         shares = probabilities * picks
     out = gated(y, w["shared"], silu)
     for e in range(len(w["gate"])):
-        own = {name: w[name][e] for name in ("gate", "up", "down")}
+        own = {name: {"kernel": w[name][e]} for name in ("gate", "up", "down")}
         out = out + shares[..., e, None] * gated(y, own, silu)
     return jnp.asarray(out), probabilities, picks

@@ -48,6 +48,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
     "gpt-oss": ("gpt-oss", {}, plain.gpt_oss),
     "deepseek2": ("deepseek", VARIANTS["deepseek2"], partial(plain.deepseek, is_third=False)),
     "deepseek3": ("deepseek", {}, partial(plain.deepseek, is_third=True)),
+    "deepseek3-mtp": ("deepseek", VARIANTS["deepseek3-mtp"], partial(plain.deepseek, is_third=True)),
 }
 
 
@@ -119,7 +120,7 @@ def test_a_model_has_the_loss_of_its_equations(kind: str) -> None:
     np.testing.assert_allclose(found, right, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", sampled(MODELS, {"gemma3", "gpt-oss", "deepseek3"}))
+@pytest.mark.parametrize("kind", sampled(MODELS, {"gemma3", "gpt-oss", "deepseek3-mtp"}))
 def test_a_model_has_the_gradients_of_its_equations(kind: str) -> None:
     found, right, config = both(kind, jax.grad)
     right = stacked(right, config)

@@ -57,7 +57,7 @@ SPLITS = [pytest.param(*split, marks=getattr(pytest.mark, mark) if mark else ())
 def test_a_split_program_equals_one_on_one_device(
     family: str, mesh: dict[str, int], options: dict[str, Any], collectives: list[str]
 ) -> None:
-    model_options = {k: v for k, v in options.items() if k in ("routing", "scan", "input_dropout")}
+    model_options = {k: v for k, v in options.items() if k in ("routing", "scan", "input_dropout", "mtp_layers")}
     loss, gradients = single_device(family, tuple(model_options.items()))
     split_loss, split_gradients, text = first_step(build(family, mesh, **options))
     np.testing.assert_allclose(split_loss, loss, rtol=1e-5)
@@ -149,3 +149,8 @@ def test_zero_splits_the_optimiser_over_the_data_axis_and_not_the_weights() -> N
     moments, zero_moments = (held("llama", "optimizer", {"data": 4}, zero=z) for z in ("none", "optimizer"))
     assert zero_weights == weights
     assert zero_moments - 4 == (moments - 4) / 4  # 4: a count
+
+
+def test_an_offloaded_optimiser_is_not_in_the_memory_of_devices() -> None:
+    assert held("llama", "optimizer", {"data": 4}, offload="optimizer") == 4  # a count
+    assert held("llama", "params", {"data": 4}, offload="optimizer") == held("llama", "params", {"data": 4})

@@ -85,6 +85,18 @@ def test_only_chosen_experts_count_as_flops() -> None:
     assert there(two.flops_per_step) - there(one.flops_per_step) == 21 * 6 * 2 * (3 * 32 * 64)  # two layers
 
 
+def test_a_layer_that_predicts_two_tokens_ahead_has_the_published_parameters() -> None:
+    """https://github.com/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md: 685B, with embedding and head a second time."""
+    model, deeper, further = (
+        load("deepseek3-671b", {"mesh": {"data": 1}, **more}) for more in ({}, {"layers": 62}, {"mtp_layers": 1})
+    )
+    head = 129_280 * 7168
+    assert there(further.param_count) - there(model.param_count) == pytest.approx(11.5e9, rel=0.01)
+    assert there(further.param_count) + 2 * head == pytest.approx(685e9, rel=1e-3)
+    rest = there(further.flops_per_step) - there(deeper.flops_per_step)
+    assert rest / there(model.tokens_per_step) == pytest.approx(6 * (2 * 7168**2 + head))
+
+
 def test_a_model_of_7b_needs_about_six_flops_per_parameter_and_token() -> None:
     workload = load("llama2-7b", {"mesh": {"data": 1}, "seq": 2048})
     assert workload.flops_per_step is not None

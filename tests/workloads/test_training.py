@@ -165,7 +165,7 @@ def test_the_command_describes_a_model_that_fits_no_machine(capsys: pytest.Captu
     assert found["param_count"] == 405_853_388_800
     norms = 4 * (2 * 126 + 1) * 16_384
     assert found["state_bytes_per_device"] == 3 * ((4 * 405_853_388_800 - norms) // 8 + norms) + 4
-    assert found["state_shapes"]["layers.ffw.up"].startswith("float32[126, 16384, 53248]")
+    assert found["state_shapes"]["layers.ffw.up.kernel"].startswith("float32[126, 16384, 53248]")
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["wrong_calls"])
