@@ -92,7 +92,7 @@ class MemoryModel:
         for price in PRICES:
             if float((self.design.features(self.design.settle(found[-1])[None]) @ coefs)[0]) <= self._limit:
                 break
-            found.append(tables.smallest(self._priced(risks, coefs, price / unit), unit))
+            found.append(self._priced(tables, price * coefs).smallest(risks, unit))
         return found
 
     def _draw(self, rng: np.random.Generator) -> Floats:
@@ -102,15 +102,15 @@ class MemoryModel:
         left = self._values - self._features @ prior - errors
         return np.asarray(prior + self._gain.T @ (self._inverse @ left))
 
-    def _priced(self, risks: Risks, coefs: Floats, price: float) -> Risks:
-        """Adds the price of memory to risks."""
-        single, pairs, starts = list(risks.single), dict(risks.pairs), self.design.starts
+    def _priced(self, tables: Tables, coefs: Floats) -> Tables:
+        """Adds the cost of memory to effects."""
+        main, pairs, starts = list(tables.main), dict(tables.pairs), self.design.starts
         for block, start, end in zip(self.design.blocks, starts, starts[1:], strict=False):
-            table = price * (block.table @ coefs[start:end])
+            table = block.table @ coefs[start:end]
             if len(block.factors) == 1:
-                single[block.factors[0]] = single[block.factors[0]] + table
+                main[block.factors[0]] = main[block.factors[0]] + table
             else:
                 i, j = block.factors
                 shape = self.design.sizes[i] + 1, self.design.sizes[j] + 1
                 pairs[i, j] = pairs.get((i, j), 0.0) + table.reshape(shape)
-        return Risks(single, pairs)
+        return Tables(main, pairs, tables.inert)
