@@ -69,24 +69,21 @@ class FailureModel:
         rows = [self._changed(row) for row in failed if self.known_cause(row) is None]
         width = int(self._sizes.max(initial=0)) + 1
         causes, failures, of = _suspects([*rows, *narrowed], ran, width)
-        is_single = causes[:, 0] == causes[:, 1]
         ran_values = sum(len(np.unique(column[column != n])) for column, n in zip(ran.T, design.neutral, strict=True))
-        chances, self.share = _infer(is_single, failures, of, ran_values)
+        chances, self.share = _infer(causes[:, 0] == causes[:, 1], failures, of, ran_values)
         """Share of values that make a set fail, as far as it is known."""
-        self._single = np.full((len(design.sizes), width), self.share)
-        for i, own in enumerate(self._single):
+        short = [(cause[0], cause[-1]) for cause in dict.fromkeys(self._known) if len(cause) <= 2]
+        sure = np.array([[i * width + code for i, code in cause] for cause in short], dtype=np.int64).reshape(-1, 2)
+        causes, chances = np.concatenate([causes, sure]), np.append(chances, np.full(len(sure), SURE))
+        is_single = causes[:, 0] == causes[:, 1]
+        self.single = np.full((len(design.sizes), width), self.share)
+        """Probability of each value of each setting to make any set fail, shape (factors, most values + 1)."""
+        for i, own in enumerate(self.single):
             own[[design.neutral[i], design.sizes[i], *np.unique(ran[:, i])]] = 0.0
-        self._single.flat[causes[is_single, 0]] = chances[is_single]
-        for cause in self._known:
-            if len(cause) == 1:
-                self._single[cause[0]] = SURE
-        self.single = [own[: size + 1] for own, size in zip(self._single, design.sizes, strict=True)]
-        """Probability of each value of each setting to make any set fail, shape (values + 1,) each."""
+        self.single.flat[causes[is_single, 0]] = chances[is_single]
         likely = ~is_single & (chances > 2 * PAIR)
-        known_pairs = np.array([c for c in dict.fromkeys(self._known) if len(c) == 2], dtype=np.int64)
-        pairs = np.concatenate([np.stack(np.divmod(causes[likely], width), axis=2), known_pairs.reshape(-1, 2, 2)])
-        numbers = np.concatenate([chances[likely], np.full(len(known_pairs), SURE)])
-        self.pairs = Pairs(pairs[:, :, 0], pairs[:, :, 1], numbers)
+        factors, codes = np.divmod(causes[likely], width)
+        self.pairs = Pairs(factors, codes, chances[likely])
         """Probability of suspected pairs of values to fail beyond `single`."""
 
     def _changed(self, row: Codes) -> Cause:
@@ -104,11 +101,12 @@ class FailureModel:
         def risk(chances: Floats) -> Floats:
             return np.where(chances >= SURE, FORBIDDEN, -np.log1p(-np.minimum(chances, SURE)))
 
-        return Risks([risk(own) for own in self.single], self.pairs._replace(numbers=risk(self.pairs.numbers)))
+        single = [risk(own[: size + 1]) for own, size in zip(self.single, self._sizes, strict=True)]
+        return Risks(single, self.pairs._replace(numbers=risk(self.pairs.numbers)))
 
     def log_survivals(self, rows: Codes) -> Floats:
         """Log of the probability that each set runs, of sets of shape (sets, factors)."""
-        chances = self._single[np.arange(rows.shape[1]), rows]
+        chances = self.single[np.arange(rows.shape[1]), rows]
         found = np.log1p(-np.minimum(chances, SURE)).sum(axis=1)
         found += self.pairs.held(rows) @ np.log1p(-np.minimum(self.pairs.numbers, SURE))
         found[[self.known_cause(row) is not None for row in rows]] = np.log1p(-SURE)
