@@ -464,3 +464,16 @@ def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     values = 0.002 * codes[:, 0] - 0.04 * codes[:, 1] + rng.normal(0, NOISE, 60)
     found = learn(codes, values, design=design)
     assert found.best(list(codes))[:2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_one_flag_that_needs_much_memory_is_told_from_a_dozen_peaks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(2, size=(12, 30))
+    ratios = np.where(codes[:, 4] == 1, 3.0, 1.0) * np.exp(0.01 * rng.standard_normal(12))
+    design = Design([Factor(size=2) for _ in range(30)], [])
+    memory = MemoryModel(design, Peaks(codes, ratios, np.zeros(12, dtype=bool)), 2.0)
+    alone, others = np.eye(30, dtype=np.int64)[4], 1 - np.eye(30, dtype=np.int64)[4]
+    chances = np.exp(memory.log_chances(np.array([alone, others])))
+    assert chances[0] < 0.05
+    assert chances[1] > 0.95
