@@ -71,8 +71,8 @@ class Tables:
         """
         # The last code means "not set" and is no choice.
         descent = _Descent([(own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)])
-        for pair, table in self.pairs.items():
-            descent.add(pair, table[:-1, :-1])
+        for (i, j), table in self.pairs.items():
+            descent.add(i, j, table[:-1, :-1])
         waits = np.ones(len(risks.pairs.numbers), dtype=bool)
         for _ in range(_SWEEPS):
             before = descent.codes.copy()
@@ -81,7 +81,7 @@ class Tables:
                 (i, j), (one, other) = risks.pairs.factors[at].tolist(), risks.pairs.codes[at].tolist()
                 table = np.zeros((len(self.main[i]) - 1, len(self.main[j]) - 1))
                 table[one, other] = unit * risks.pairs.numbers[at]
-                descent.add((i, j), table)
+                descent.add(i, j, table)
             waits[held] = False
             descent.sweep()
             if descent.codes == before:
@@ -98,10 +98,9 @@ class _Descent:
         self._pairs: dict[Pair, Floats] = {}
         self._neighbours: list[list[tuple[int, Floats]]] = [[] for _ in costs]
 
-    def add(self, pair: Pair, table: Floats) -> None:
+    def add(self, i: int, j: int, table: Floats) -> None:
         """Adds to the table of a pair, shape (values, values)."""
-        self._pairs[pair] = self._pairs.get(pair, 0.0) + table
-        i, j = pair
+        self._pairs[i, j] = self._pairs.get((i, j), 0.0) + table
         for one, other, own in ((i, j, table), (j, i, table.T)):
             self._neighbours[one].append((other, own))
             self._costs[one] = self._costs[one] + own[:, self.codes[other]]

@@ -56,8 +56,8 @@ class MemoryModel:
 
     def _fit(self, peaks: Peaks, usual: Floats) -> None:
         """Fits coefficients; a block has at least its usual variance, and a larger one where the peaks say so."""
-        features, of = self.design.features(peaks.codes), np.diff(self.design.starts)
-        of = np.repeat(np.arange(len(of)), of)  # the block of each feature
+        features = self.design.features(peaks.codes)
+        of = np.repeat(np.arange(len(usual)), np.diff(self.design.starts))  # the block of each feature
         least = np.where(peaks.is_least, self._limit + OVER, -np.inf)
         values, variances = np.maximum(np.log(peaks.ratios), least), usual
         for _ in range(_ROUNDS):
