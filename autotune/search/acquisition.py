@@ -89,16 +89,14 @@ def _within_risk(
     changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
     rng.shuffle(changed)
     changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
-    while changed and not _has_fair_chance(codes, failures, memory):
-        i = changed.pop()
-        codes[i] = design.neutral[i]
-        codes = design.settle(codes)
-    return codes
-
-
-def _has_fair_chance(codes: Codes, failures: FailureModel, memory: MemoryModel) -> bool:
-    log_chances = failures.log_survivals(codes[None]) + memory.log_chances(codes[None])
-    return bool(log_chances[0] >= np.log(FAIR_CHANCE))
+    rows = [codes]
+    for i in reversed(changed):
+        less = rows[-1].copy()
+        less[i] = design.neutral[i]
+        rows.append(design.settle(less))
+    table = np.array(rows)
+    is_fair = failures.log_survivals(table) + memory.log_chances(table) >= np.log(FAIR_CHANCE)
+    return rows[int(np.argmax(is_fair)) if is_fair.any() else -1]
 
 
 def _near(

@@ -35,7 +35,7 @@ JUMPS = 20
 
 _SPREADS, _FALLS = 8, 0.9  # limit of rounds that estimate the spread; ratio of spreads from which they end
 _ENOUGH = 8  # trials that determine a spread
-_SWEEPS = 4  # limit of sweeps of the descent over the settings of pairs
+_SWEEPS = 8  # limit of sweeps of the descent over the settings of pairs
 
 Pair = tuple[int, int]
 
@@ -65,30 +65,60 @@ class Tables:
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
     def smallest(self, risks: Risks, unit: float) -> Codes:
-        """Finds the set with the least sum of effects and risks, which cost `unit` (a log ratio); not settled."""
-        main = [own + unit * risk for own, risk in zip(self.main, risks.single, strict=True)]
-        pairs = dict(self.pairs)
-        for pair, risk in risks.pairs.items():
-            pairs[pair] = pairs.get(pair, 0.0) + unit * risk
-        neighbours: dict[int, list[tuple[int, Floats]]] = {}
-        for (i, j), table in pairs.items():
-            neighbours.setdefault(i, []).append((j, table))
-            neighbours.setdefault(j, []).append((i, table.T))
+        """Finds the set with the least sum of effects and risks, which cost `unit` (a log ratio); not settled.
+
+        A suspected pair of values counts from the sweep on that follows a set which holds both.
+        """
         # The last code means "not set" and is no choice.
-        codes = np.array([int(np.argmin(own[:-1])) for own in main], dtype=np.int64)
-
-        def cost(i: int, without: int = -1) -> Floats:
-            tables = (table[:, codes[other]] for other, table in neighbours[i] if other != without)
-            return (main[i] + sum(tables))[:-1]
-
+        descent = _Descent([(own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)])
+        for (i, j), table in self.pairs.items():
+            descent.add(i, j, table[:-1, :-1])
+        waits = np.ones(len(risks.pairs.numbers), dtype=bool)
         for _ in range(_SWEEPS):
-            before = codes.copy()
-            for (i, j), table in pairs.items():
-                both = cost(i, j)[:, None] + cost(j, i)[None, :] + table[:-1, :-1]
-                codes[i], codes[j] = np.unravel_index(int(np.argmin(both)), both.shape)
-            if (codes == before).all():
+            before = descent.codes.copy()
+            held = np.flatnonzero(waits & risks.pairs.held(np.array([before]))[0]).tolist()
+            for at in held:
+                (i, j), (one, other) = risks.pairs.factors[at].tolist(), risks.pairs.codes[at].tolist()
+                table = np.zeros((len(self.main[i]) - 1, len(self.main[j]) - 1))
+                table[one, other] = unit * risks.pairs.numbers[at]
+                descent.add(i, j, table)
+            waits[held] = False
+            descent.sweep()
+            if descent.codes == before:
                 break
-        return codes
+        return np.array(descent.codes, dtype=np.int64)
+
+
+class _Descent:
+    """Minimises the sum of a cost of each code of each setting and of tables of pairs of settings, pair by pair."""
+
+    def __init__(self, costs: list[Floats]) -> None:
+        self.codes = [int(np.argmin(own)) for own in costs]
+        self._costs = costs  # of each code of a setting, with those of the others as they are
+        self._pairs: dict[Pair, Floats] = {}
+        self._neighbours: list[list[tuple[int, Floats]]] = [[] for _ in costs]
+
+    def add(self, i: int, j: int, table: Floats) -> None:
+        """Adds to the table of a pair, shape (values, values)."""
+        self._pairs[i, j] = self._pairs.get((i, j), 0.0) + table
+        for one, other, own in ((i, j, table), (j, i, table.T)):
+            self._neighbours[one].append((other, own))
+            self._costs[one] = self._costs[one] + own[:, self.codes[other]]
+
+    def sweep(self) -> None:
+        """Chooses the best two codes of each pair in turn."""
+        for (i, j), table in self._pairs.items():
+            one, other = self._costs[i] - table[:, self.codes[j]], self._costs[j] - table[self.codes[i]]
+            best = divmod(int(np.argmin(one[:, None] + other + table)), len(other))
+            self._choose(i, best[0])
+            self._choose(j, best[1])
+
+    def _choose(self, i: int, code: int) -> None:
+        before = self.codes[i]
+        if code != before:
+            self.codes[i] = code
+            for other, table in self._neighbours[i]:
+                self._costs[other] = self._costs[other] + table[code] - table[before]
 
 
 class Draws:
@@ -209,9 +239,9 @@ class AdditiveModel:
         chosen = rng.choice(len(self._states), size=count, p=self._weights)
         for at in np.unique(chosen).tolist():
             state, rows = self._states[at], np.flatnonzero(chosen == at)
-            noise = rng.standard_normal((len(rows), blocks, rank, 1))
+            noise = rng.standard_normal((len(rows), blocks, rank)).transpose(1, 2, 0)
             lower = np.linalg.cholesky(state.precision_if).transpose(0, 2, 1)
-            coefs[rows] = state.mean_if + np.linalg.solve(lower[None], noise)[..., 0]
+            coefs[rows] = state.mean_if + np.linalg.solve(lower, noise).transpose(2, 0, 1)
             # Each block outside of the state may act with its own probability.
             acts[rows] = rng.random((len(rows), blocks)) < state.chance
             together = rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T

@@ -9,11 +9,11 @@ explains away those that only one of them holds. The share of failing values is 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.search.space import Codes, Design, Floats
 
@@ -36,11 +36,23 @@ Cause = tuple[tuple[int, int], ...]
 """Combination of (factor, code)."""
 
 
+class Pairs(NamedTuple):
+    """Pairs of values, each with a number: their settings and their codes, shape (pairs, 2)."""
+
+    factors: Codes
+    codes: Codes
+    numbers: Floats
+
+    def held(self, rows: Codes) -> NDArray[np.bool_]:
+        """Which sets, of shape (sets, factors), hold both values of which pairs, shape (sets, pairs)."""
+        return np.asarray((rows[:, self.factors] == self.codes).all(axis=2))
+
+
 class Risks(NamedTuple):
-    """Negative log of the probability to run, of each value of each setting and of each combination of some pairs."""
+    """Negative log of the probability to run, of each value of each setting and of some pairs of values."""
 
     single: list[Floats]
-    pairs: dict[tuple[int, int], Floats]
+    pairs: Pairs
 
 
 class FailureModel:
@@ -51,41 +63,32 @@ class FailureModel:
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Cause]) -> None:
         self._neutral, self._sizes = design.neutral, np.array(design.sizes)
-        every = np.concatenate([ran, failed])
-        self.trials = len(every)
-        """Number of tried sets."""
-        self.tried = [np.bincount(every[:, i], minlength=size + 1) for i, size in enumerate(design.sizes)]
-        """Number of trials of each value of each setting, shape (values + 1,) each."""
         self._known = [tuple(sorted(k)) for k in known]
         # A known combination of more than two values counts as a failure with fewer suspects.
         narrowed = [c for c in self._known if len(c) > 2 and not any(set(k) < set(c) for k in self._known)]
         rows = [self._changed(row) for row in failed if self.known_cause(row) is None]
-        held = _suspects([*rows, *narrowed], ran)
+        width = int(self._sizes.max(initial=0)) + 1
+        causes, failures, of = _suspects([*rows, *narrowed], ran, width)
         ran_values = sum(len(np.unique(column[column != n])) for column, n in zip(ran.T, design.neutral, strict=True))
-        chances, self.share = _infer(held, ran_values)
+        chances, self.share = _infer(causes[:, 0] == causes[:, 1], failures, of, ran_values)
         """Share of values that make a set fail, as far as it is known."""
-        chances.update((cause, SURE) for cause in self._known if len(cause) <= 2)
-        self.single = [np.full(size + 1, self.share) for size in design.sizes]
-        """Probability of each value of each setting to make any set fail, shape (values + 1,) each."""
+        short = [(cause[0], cause[-1]) for cause in dict.fromkeys(self._known) if len(cause) <= 2]
+        sure = np.array([[i * width + code for i, code in cause] for cause in short], dtype=np.int64).reshape(-1, 2)
+        causes, chances = np.concatenate([causes, sure]), np.append(chances, np.full(len(sure), SURE))
+        is_single = causes[:, 0] == causes[:, 1]
+        self.single = np.full((len(design.sizes), width), self.share)
+        """Probability of each value of each setting to make any set fail, shape (factors, most values + 1)."""
         for i, own in enumerate(self.single):
             own[[design.neutral[i], design.sizes[i], *np.unique(ran[:, i])]] = 0.0
-        self.pairs: dict[tuple[int, int], Floats] = {}
-        """Probability of suspected pairs of values to fail beyond `single`, shape (values + 1, values + 1) each."""
-        for cause, chance in chances.items():
-            self._set(cause, chance)
-
-    def _set(self, cause: Cause, chance: float) -> None:
-        if len(cause) == 1:
-            ((i, code),) = cause
-            self.single[i][code] = chance
-        elif chance > 2 * PAIR:
-            (i, one), (j, other) = cause
-            shape = self._sizes[i] + 1, self._sizes[j] + 1
-            self.pairs.setdefault((i, j), np.zeros(shape))[one, other] = chance
+        self.single.flat[causes[is_single, 0]] = chances[is_single]
+        likely = ~is_single & (chances > 2 * PAIR)
+        factors, codes = np.divmod(causes[likely], width)
+        self.pairs = Pairs(factors, codes, chances[likely])
+        """Probability of suspected pairs of values to fail beyond `single`."""
 
     def _changed(self, row: Codes) -> Cause:
         changed = np.flatnonzero((row != self._neutral) & (row != self._sizes))
-        return tuple((int(i), int(row[i])) for i in changed)
+        return tuple(zip(changed.tolist(), row[changed].tolist(), strict=True))
 
     def known_cause(self, row: Codes) -> Cause | None:
         """The first known failing combination in a set."""
@@ -98,55 +101,58 @@ class FailureModel:
         def risk(chances: Floats) -> Floats:
             return np.where(chances >= SURE, FORBIDDEN, -np.log1p(-np.minimum(chances, SURE)))
 
-        return Risks([risk(own) for own in self.single], {pair: risk(own) for pair, own in self.pairs.items()})
+        single = [risk(own[: size + 1]) for own, size in zip(self.single, self._sizes, strict=True)]
+        return Risks(single, self.pairs._replace(numbers=risk(self.pairs.numbers)))
 
     def log_survivals(self, rows: Codes) -> Floats:
         """Log of the probability that each set runs, of sets of shape (sets, factors)."""
-        risks = [chances[c] for chances, c in zip(self.single, rows.T, strict=True)]
-        risks += [chances[rows[:, i], rows[:, j]] for (i, j), chances in self.pairs.items()]
-        found = np.log1p(-np.minimum(np.array(risks), SURE)).sum(axis=0)
+        chances = self.single[np.arange(rows.shape[1]), rows]
+        found = np.log1p(-np.minimum(chances, SURE)).sum(axis=1)
+        found += self.pairs.held(rows) @ np.log1p(-np.minimum(self.pairs.numbers, SURE))
         found[[self.known_cause(row) is not None for row in rows]] = np.log1p(-SURE)
         return np.asarray(found)
 
 
-def _suspects(failed: Sequence[Cause], ran: Codes) -> list[list[Cause]]:
-    """Possible causes of each failure: values that never ran, and pairs of values that never ran together."""
-    singles: list[list[Cause]] = []
-    pairs: list[list[Cause]] = []
-    for row in failed:
-        held = ran[:, [i for i, _ in row]] == [code for _, code in row]
-        together = held.T @ held  # whether any run had both; on the diagonal, the value
-        singles.append([(value,) for at, value in enumerate(row) if not together[at, at]])
-        both = np.argwhere(np.triu(~together, 1)).tolist()
-        pairs.append([(row[one], row[other]) for one, other in both])
-    often = Counter(pair for found in pairs for pair in found)
+def _suspects(failed: Sequence[Cause], ran: Codes, width: int) -> tuple[Codes, Codes, Codes]:
+    """Finds what may have caused each failure: values that never ran, and pairs of values that never ran together.
+
+    Returns all causes as two values, the same one twice for a single value, shape (causes, 2); and of each suspicion
+    the indices of its failure and of its cause. A value is a number: its setting times `width`, plus its code.
+    """
+    found = [np.zeros((3, 0), dtype=np.int64)]
+    for at, row in enumerate(failed):
+        factors, codes = np.array(row, dtype=np.int64).reshape(-1, 2).T
+        held = (ran[:, factors] == codes).astype(np.float32)
+        one, other = np.nonzero(np.triu(held.T @ held == 0))  # whether no run had both; on the diagonal, the value
+        values = factors * width + codes
+        found.append(np.stack([np.full(len(one), at), values[one], values[other]]))
+    failures, ones, others = np.concatenate(found, axis=1)
+    is_single = ones == others
+    has_single = np.bincount(failures, is_single, len(failed)) > 0
+    most = ran.shape[1] * width
+    keys = ones * most + others
+    _, of, often = np.unique(keys, return_inverse=True, return_counts=True)
     # Pairs of a single failure count only if nothing else explains it: there are hundreds of them.
-    return [
-        [*own, *(pair for pair in more if often[pair] > 1 or not own)] for own, more in zip(singles, pairs, strict=True)
-    ]
+    kept = is_single | (often[of] > 1) | ~has_single[failures]
+    keys, of = np.unique(keys[kept], return_inverse=True)
+    return np.stack(np.divmod(keys, most), axis=1), failures[kept], of
 
 
-def _infer(held: Sequence[Sequence[Cause]], ran_values: int) -> tuple[dict[Cause, float], float]:
-    """Passes messages between failures and their possible causes (`held`), where so many values ran.
+def _infer(is_single: NDArray[np.bool_], failures: Codes, of: Codes, ran_values: int) -> tuple[Floats, float]:
+    """Passes messages between failures and their possible causes, where so many values ran.
 
     Returns the probability of each cause, and the share of failing values.
     """
-    causes = {cause: at for at, cause in enumerate(dict.fromkeys(c for h in held for c in h))}
-    is_single = np.array([len(cause) == 1 for cause in causes], dtype=bool)
-    incidence = np.array([[cause in suspects for cause in causes] for suspects in map(set, held) if suspects])
-    if not causes:
-        return {}, SINGLE * WEIGHT / (WEIGHT + ran_values)
-    messages = np.zeros(incidence.shape)  # of each failure to each cause, in log odds
-    share, chances = SINGLE, np.zeros(len(causes))
+    messages = np.zeros(len(of))  # of each suspicion to its cause, in log odds
+    share, chances = SINGLE, np.zeros(len(is_single))
     for _ in range(_ROUNDS):
         prior = np.where(is_single, share, PAIR)
         base = np.log(prior / (1 - prior))
-        belief = base + messages.sum(axis=0) - messages
-        innocent = np.where(incidence, -np.logaddexp(0.0, belief), 0.0)  # log probability of being no cause
-        others = innocent.sum(axis=1, keepdims=True) - innocent
-        fresh = np.where(incidence, -np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)), 0.0)
-        messages = 0.5 * (messages + fresh)
-        chances = 1 / (1 + np.exp(-(base + messages.sum(axis=0))))
+        belief = (base + np.bincount(of, messages, len(is_single)))[of] - messages
+        innocent = -np.logaddexp(0.0, belief)  # log probability of being no cause
+        others = np.bincount(failures, innocent)[failures] - innocent
+        messages = 0.5 * (messages - np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)))
+        chances = 1 / (1 + np.exp(-(base + np.bincount(of, messages, len(is_single)))))
         failing, tried = float(chances[is_single].sum()), ran_values + int(is_single.sum())
         share = (SINGLE * WEIGHT + failing) / (WEIGHT + tried)
-    return dict(zip(causes, map(float, chances), strict=True)), share
+    return chances, share

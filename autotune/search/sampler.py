@@ -57,6 +57,11 @@ class Fitted(NamedTuple):
     failures: FailureModel
     memory: MemoryModel
 
+    def may_fit(self, values: Mapping[str, Any]) -> bool:
+        """Whether a set is more likely than not to fit into memory, by what is known."""
+        codes = self.coded.codes(values)
+        return codes is None or bool(self.memory.log_chances(codes[None])[0] >= np.log(0.5))
+
 
 class AdditiveFlagSampler(BaseSampler):
     """Proposes by a sparse additive model: few settings act, some together with another of their group.

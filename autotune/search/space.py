@@ -221,9 +221,11 @@ class CodedSpace:
         return self._plain.settle(found)
 
     def _code(self, i: int, value: Any) -> int | None:
-        if (numbers := self._ranges[i]) is None:
-            return self.choices[i].index(value) if value in self.choices[i] else None
-        return int(np.argmin(np.abs(numbers - float(value)))) if isinstance(value, int | float) else None
+        if value in self.choices[i]:
+            return self.choices[i].index(value)
+        if (numbers := self._ranges[i]) is None or not isinstance(value, int | float):
+            return None
+        return int(np.argmin(np.abs(numbers - float(value))))
 
     def values(self, codes: Codes) -> dict[str, Any]:
         """Decodes a set; a setting that is not set gets its first value."""

@@ -204,9 +204,12 @@ class Proposer:
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
         questions = functools.cache(lambda: self._questions(number, now_tried))
+        fitted = functools.cache(lambda: self._additive(0).fit(questions().trials))
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat, questions)
-            if settings in self._seen or settings in now_tried:
+            is_known = settings in self._seen or settings in now_tried
+            is_bound = origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2
+            if is_known or (is_bound and not fitted().may_fit(self._values_of(settings) or {})):
                 continue
             if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)

@@ -34,6 +34,7 @@ class Questions:
     """
 
     def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
+        self.trials = trials
         self._study, self._sampler = optuna.create_study(storage=Shown(trials)), sampler
         self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
         self._space = sampler.infer_relative_search_space(self._study, self._trial)

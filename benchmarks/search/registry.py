@@ -13,7 +13,7 @@ from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 
 from benchmarks.search.problems import Codes, Problem
 from benchmarks.search.rivals import OneFactor, Racing
-from benchmarks.search.strategies import Asked, Ceiling, Product, Strategy, UniformRandom
+from benchmarks.search.strategies import Asked, Ceiling, Product, Smac, Strategy, UniformRandom
 
 Make = Callable[[Problem, int, bool], Strategy]
 
@@ -109,6 +109,9 @@ RIVALS: dict[str, Rival] = {
     "TPE": Rival(_asked(lambda seed: TPESampler(seed=seed)), "Optuna's TPE as it comes"),
     "GP": Rival(_asked(lambda seed: GPSampler(seed=seed)), "Optuna's Gaussian process as it comes", "torch"),
     "CMA-ES": Rival(_asked(lambda seed: CmaEsSampler(seed=seed)), "Optuna's CMA-ES as it comes", "cmaes"),
+    "SMAC3": Rival(
+        lambda p, seed, has_recipes: Smac(p, seed, has_recipes=has_recipes), "SMAC3's random forest as it comes", "smac"
+    ),
     "one factor": Rival(
         lambda p, seed, has_recipes: OneFactor(p, seed, has_recipes=has_recipes), "one factor at a time, kept if faster"
     ),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -287,3 +289,61 @@ class UniformRandom(Remembers):
     def ask(self) -> Codes | None:
         """See `Strategy`."""
         return self._first.pop(0) if self._first else self.problem.random(self._rng, 1)[0]
+
+
+class Smac(Remembers):
+    """SMAC3's facade for hyperparameters as it comes, a random forest; failed sets cost the worst time.
+
+    Args:
+        problem: What is searched.
+        seed: Of its draws.
+        has_recipes: Whether recipes are tried first.
+        trials: Of the whole search, a quarter of which are its initial design.
+    """
+
+    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool, trials: int = 60) -> None:
+        super().__init__(problem, seed)
+        from ConfigSpace import CategoricalHyperparameter, ConfigurationSpace, OrdinalHyperparameter  # type: ignore[import-not-found]
+        from smac import HyperparameterOptimizationFacade, Scenario  # type: ignore[import-not-found]
+
+        self._space = ConfigurationSpace(seed=seed)
+        for i, parameter in enumerate(problem.space.parameters):
+            kind = CategoricalHyperparameter if parameter.choices is not None else OrdinalHyperparameter
+            self._space.add(kind(f"p{i}", list(range(problem.sizes[i])), default_value=int(problem.defaults[i])))
+        self._folder = tempfile.TemporaryDirectory()
+        scenario = Scenario(
+            self._space, output_directory=Path(self._folder.name), deterministic=True, n_trials=trials, seed=seed
+        )
+        self._smac = HyperparameterOptimizationFacade(
+            scenario, lambda config, seed=0: 0.0, logging_level=False, overwrite=True
+        )
+        self._worst = 1.0
+        self._first = list(problem.recipes) if has_recipes else []
+        self._asked = self._info(problem.defaults)
+        self._tell(0.0)  # the default is measured in any case
+
+    def _info(self, codes: Codes) -> Any:
+        from ConfigSpace import Configuration
+        from smac.runhistory.dataclasses import TrialInfo  # type: ignore[import-not-found]
+
+        return TrialInfo(Configuration(self._space, values={f"p{i}": int(c) for i, c in enumerate(codes)}), seed=0)
+
+    def _tell(self, value: float | None) -> None:
+        from smac.runhistory import StatusType  # type: ignore[import-not-found]
+        from smac.runhistory.dataclasses import TrialValue
+
+        cost = self._worst if value is None else math.exp(value)
+        self._worst = max(self._worst, cost)
+        status = StatusType.CRASHED if value is None else StatusType.SUCCESS
+        self._smac.tell(self._asked, TrialValue(cost=cost, status=status))
+
+    def ask(self) -> Codes | None:
+        """See `Strategy`."""
+        self._asked = self._info(self._first.pop(0)) if self._first else self._smac.ask()
+        codes = [[int(self._asked.config[f"p{i}"]) for i in range(len(self.problem.sizes))]]
+        return np.asarray(self.problem.settle(np.array(codes, dtype=np.int64))[0])
+
+    def tell(self, codes: Codes, value: float | None, sd: float) -> None:
+        """See `Strategy`."""
+        super().tell(codes, value, sd)
+        self._tell(value)

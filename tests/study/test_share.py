@@ -248,6 +248,16 @@ def test_the_search_of_a_study_is_told_the_peaks_of_its_trials(run_replay: Run) 
     assert told == pytest.approx({"too much": (2 << 30) / peak, "some": 1.5})
 
 
+def test_random_sets_that_are_not_expected_to_fit_are_passed_over(run_replay: Run) -> None:
+    machine = {"memory_effects": {"xla_a=1": 3.0, "xla_a=2": 3.0}}
+    study = {"limits": {"memory": "2GiB"}, "search": {"sampler": "random"}}
+    first = tuple(("given", FlagSet({"xla_a": a, "xla_b": b})) for a in (1, 2) for b in (0, 1))
+    _, store, _ = run_replay(replay_study(**machine, study=study), trials=14, first=first)
+    tried = [r.settings.get("xla_a", "0") for r in store.of(TrialResult)]
+    assert tried[:4] == ["1", "1", "2", "2"]
+    assert tried[4:] == ["0"] * 10
+
+
 class OnlySpec:
     """A context in which nothing runs."""
 
