@@ -15,6 +15,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
+from autotune.model.tuner_rules import TUNER_PLUGIN
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
@@ -92,6 +93,8 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
+    if spec.has_tuner_rules and (plugin := caller_environment().get(TUNER_PLUGIN)):
+        note(f"sets with rules of NCCL's tuner get your {TUNER_PLUGIN}={plugin}, all others run without it")
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     space_here(spec, known, None)  # finds an unknown group before the reference runs

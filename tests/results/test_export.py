@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
+from autotune.model.tuner_rules import rules_file
 from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
@@ -186,3 +188,25 @@ def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Pa
     got = done.stdout.split("\0")
     assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
     assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("form", [*OF_SETTINGS, ExportFormat.ARGUMENTS])
+def test_the_rules_of_nccls_tuner_are_in_the_file_whatever_lies_beside_it(form: ExportFormat, tmp_path: Path) -> None:
+    rules = "allreduce,0,65536,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"
+    winner = make_winner({TUNER_RULES: rules, "NCCL_X": "1"})
+    if form is ExportFormat.DOCKER:
+        with pytest.raises(AutotuneError, match="use --format shell"):
+            render_winner(winner, form)
+        return
+    text = render_winner(winner, form)
+    assert is_unchanged(text, winner)
+    assert not is_unchanged(text.replace("tree", "ring"), winner)
+    assert parse_winner(text, source="file") == winner
+    if form is ExportFormat.JSON:
+        assert json.loads(text)["tuner_rules"] == rules.split(";")
+    elif form in READERS:
+        (tmp_path / rules_file(rules)).write_text("edited\n")
+        file = Path(READERS[form](text, tmp_path)[TUNER_RULES])
+        assert file.read_text().splitlines() == rules.split(";")
+    with pytest.raises(AutotuneError, match="rule 1 of"):
+        parse_winner(text.replace("tree", "../tree"), source="file")
