@@ -11,11 +11,7 @@ TUNER_RULES = "NCCL_TUNER_CONFIG_FILE"
 
 
 def read_variables(variables: Mapping[str, str], names: Iterable[str], root: str = "") -> dict[str, str | None]:
-    """Returns the values of variables, None for unset ones, and in place of the file of rules its content.
-
-    Args:
-        root: Root directory of the process whose variables they are.
-    """
+    """Returns the values of variables in a process with that root, None if unset; for the file of rules its content."""
     values = {name: variables.get(name) for name in names}
     if path := values.get(TUNER_RULES):
         file = Path(f"{root}/{path}")

@@ -39,11 +39,7 @@ def caller_environment() -> dict[str, str]:
 
 
 def steering_settings(environment: Mapping[str, str]) -> FlagSet:
-    """Returns the settings of an environment that steer XLA, JAX, NCCL or the allocator; XLA_FLAGS is split into flags.
-
-    Raises:
-        SettingError: If XLA_FLAGS is not of the form that XLA parses.
-    """
+    """Returns the settings of an environment that steer performance; SettingError if XLA cannot parse its XLA_FLAGS."""
     skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
     names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
     return FlagSet.from_environment(environment, names)
@@ -90,23 +86,13 @@ def storable(environment: Mapping[str, str]) -> dict[str, str]:
     return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
 
 
-def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:
-    """Returns the variables that a person sets by hand to run under `settings` as a worker does."""
-    env = child_environment({}, settings, platform_name=platform_name, virtual_devices=virtual_devices)
-    env.pop("PYTHONUNBUFFERED")
-    return env
-
-
 def driver_python() -> str:
     """Returns the interpreter that workers run under."""
     return sys.executable
 
 
 def merge_for_exec(own: Mapping[str, str], settings: FlagSet) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner into the caller's environment `own`, for `autotune exec`; its values count.
-
-    Returns:
-        The merged environment, and one line for each merged setting.
+    """Merges a winner, whose values count, into the caller's environment `own`; also returns a line for each setting.
 
     Raises:
         SettingError: If the caller's XLA_FLAGS cannot be parsed.

@@ -203,11 +203,7 @@ def render_value(value: Value) -> str:
 
 
 class FlagSet(Mapping[str, str]):
-    """An immutable set of settings, in canonical (sorted) order; equal sets compare and hash equal.
-
-    Raises:
-        SettingError: If a name is not one that may be set, or a value is not printable text.
-    """
+    """An immutable set of settings, sorted; equal sets hash equal. SettingError for a name or value that is refused."""
 
     __slots__ = ("_items",)
 
@@ -225,11 +221,7 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def parse(cls, text: str) -> FlagSet:
-        """Settings of an XLA_FLAGS text: last wins, some lists and maps add up, a bare name is ``true``.
-
-        Raises:
-            SettingError: If a token is not of the form ``--name`` or ``--name=value``.
-        """
+        """Settings of XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``; or a SettingError."""
         items: dict[str, str] = {}
         for token in parse_tokens(text):
             if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
@@ -298,11 +290,11 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], names: Iterable[str]) -> FlagSet:
-        """The settings in an environment: XLA_FLAGS, and those of `names` that are set, except `TUNER_RULES`."""
+        """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
         found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
             variable = name.upper() if kind_of(name) == "jax" else name
-            if kind_of(name) in ("jax", "env") and variable in environment and name != TUNER_RULES:
+            if kind_of(name) in ("jax", "env") and variable in environment:
                 found[name] = environment[variable]
         return cls(found)
 
@@ -348,11 +340,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
-
-    Raises:
-        SettingError: If a token has neither form.
-    """
+    """Parses ``--xla_...=value``, and ``NAME=VALUE`` for variables and JAX options; SettingError for other words."""
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")

@@ -55,11 +55,7 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build.
-
-        Raises:
-            StudyFileError: If the reference ran on another build.
-        """
+        """Builds the search space of this study on this build; StudyFileError if the reference ran on another one."""
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
         return space_here(self.spec, self.known, reference)
 
@@ -104,11 +100,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on the platform of a study.
-
-    Raises:
-        LaunchError: If the build cannot be probed.
-    """
+    """Probes an interpreter's build for its settings on the platform of a study, or raises LaunchError."""
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
@@ -135,11 +127,7 @@ def launcher_name() -> str:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses a study read from a record in which secrets were redacted.
-
-    Raises:
-        StudyFileError: If one was.
-    """
+    """Raises StudyFileError for a study read from a record in which secrets were redacted."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     options = [spec.workload.options, *(also.options for also in spec.also)]
     refuse_redacted(spec.workload.command, options, source=source, advice=advice)

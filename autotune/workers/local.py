@@ -33,11 +33,7 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers on this machine under the caller's environment `base`, whose settings are replaced.
-
-    Raises:
-        LaunchError: If the study has rules of NCCL's tuner, and `base` does not name its library.
-    """
+    """Starts workers here in the caller's environment `base`, less its settings; LaunchError if it lacks a tuner."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         self._spec = spec
