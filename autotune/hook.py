@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
 from autotune.child.devices import dtype_name, jax_options, jax_report, memory_in_use
 from autotune.child.packages import own_packages
+from autotune.child.variables import read_variables
 
 T = TypeVar("T")
 
@@ -160,7 +161,7 @@ class _Loop:
             loss_dtype=self._told_in[0],
             norm_dtype=self._told_in[1],
             warmup_step_times_s=self._warmup,
-            values={n: os.environ.get(n) for n in self._job["variables"]},
+            values=read_variables(os.environ, self._job["variables"]),
             **_of_jax(self._job["jax_options"]),
         )
 

@@ -21,6 +21,7 @@ from typing import Any
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import dtype_name, find_devices, jax_options, jax_report, memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.variables import read_variables
 
 BATCH_RING = 4
 """Least number of batches that are made before a block, so that making them is not timed."""
@@ -108,7 +109,7 @@ class Job:
         if (analysis := compiled.memory_analysis()) is not None:
             self.report["temp_bytes"] = int(analysis.temp_size_in_bytes)
         # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
-        self.values = {n: os.environ.get(n) for n in job["variables"]}
+        self.values = read_variables(os.environ, job["variables"])
         self.jax_options = jax_options(jax, job["jax_options"])
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.child.guard import descendants
 from autotune.child.packages import near_home, versions_in
+from autotune.child.variables import read_variables
 
 _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
@@ -59,11 +60,7 @@ def _python_of(pid: int, folder: str) -> str | None:
 
 
 def _open_files(pid: int) -> dict[Path, str]:
-    """The files that a process has open, by descriptor in /proc.
-
-    Raises:
-        OSError: If it ended, or belongs to another user.
-    """
+    """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to another user."""
     files = {}
     for link in (_PROC / str(pid) / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -106,4 +103,4 @@ def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, 
         return {"unreadable": "it has overwritten the environment that it was started with"}
     if isinstance(names, re.Pattern):
         return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
-    return {"values": {name: variables.get(name) for name in names}}
+    return {"values": read_variables(variables, names, root=f"{_PROC}/{pid}/root")}

@@ -194,9 +194,11 @@ def exec_(
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
-    from autotune.machine.environment import caller_environment, merge_for_exec
+    from autotune.child.variables import TUNER_RULES
+    from autotune.machine.environment import caller_environment, default_cache_dir, merge_for_exec, with_tuner_rules
     from autotune.model.errors import AutotuneError
-    from autotune.model.flags import FlagSet
+    from autotune.model.flags import FlagSet, kind_of
+    from autotune.model.tuner_rules import NO_PLUGIN, TUNER_PLUGIN
     from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
@@ -209,7 +211,9 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
+    own = caller_environment()
     found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
+    found += [NO_PLUGIN] if TUNER_RULES in winner.settings and not own.get(TUNER_PLUGIN) else []
     if found and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -217,11 +221,11 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(caller_environment(), winner.settings)
+    merged, lines = merge_for_exec(own, winner.settings)
     for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
-    given = FlagSet.from_environment(merged, winner.settings)
-    given = given.without(*(given.keys() - winner.settings.keys()))
+    merged = with_tuner_rules(merged, winner.settings, default_cache_dir(own))
+    given = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)

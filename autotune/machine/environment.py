@@ -12,8 +12,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from autotune.child.variables import TUNER_RULES
+from autotune.machine.files import replace_file
+from autotune.model.errors import LaunchError
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
+from autotune.model.tuner_rules import rules_file
 
 _KNOWN = packaged_table("environment.toml")
 
@@ -35,11 +39,7 @@ def caller_environment() -> dict[str, str]:
 
 
 def steering_settings(environment: Mapping[str, str]) -> FlagSet:
-    """Returns the settings of an environment that steer XLA, JAX, NCCL or the allocator; XLA_FLAGS is split into flags.
-
-    Raises:
-        SettingError: If XLA_FLAGS is not of the form that XLA parses.
-    """
+    """Returns the settings of an environment that steer performance; SettingError if XLA cannot parse its XLA_FLAGS."""
     skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
     names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
     return FlagSet.from_environment(environment, names)
@@ -69,16 +69,21 @@ def with_packages(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])}
 
 
+def with_tuner_rules(env: Mapping[str, str], settings: FlagSet, folder: Path) -> dict[str, str]:
+    """Writes a set's rules of NCCL's tuner to a file of a folder, which a variable names; LaunchError if it cannot."""
+    if not (rules := settings.get(TUNER_RULES)):
+        return dict(env)
+    file = folder.resolve() / rules_file(rules)
+    try:
+        replace_file(file, rules.replace(";", "\n") + "\n")
+    except OSError as error:
+        raise LaunchError(f"the rules of NCCL's tuner must be written but: {error}; make room, or allow it") from error
+    return {**env, TUNER_RULES: str(file)}
+
+
 def storable(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the allow-listed part of an environment that may be kept in a run directory; secrets are never in it."""
     return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
-
-
-def reproduction_environment(settings: FlagSet, *, platform_name: str, virtual_devices: int | None) -> dict[str, str]:
-    """Returns the variables that a person sets by hand to run under `settings` as a worker does."""
-    env = child_environment({}, settings, platform_name=platform_name, virtual_devices=virtual_devices)
-    env.pop("PYTHONUNBUFFERED")
-    return env
 
 
 def driver_python() -> str:
@@ -87,10 +92,7 @@ def driver_python() -> str:
 
 
 def merge_for_exec(own: Mapping[str, str], settings: FlagSet) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner into the caller's environment `own`, for `autotune exec`; its values count.
-
-    Returns:
-        The merged environment, and one line for each merged setting.
+    """Merges a winner, whose values count, into the caller's environment `own`; also returns a line for each setting.
 
     Raises:
         SettingError: If the caller's XLA_FLAGS cannot be parsed.

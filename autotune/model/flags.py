@@ -5,7 +5,8 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * ``xla_...`` (lower case) is an XLA flag, passed inside the variable ``XLA_FLAGS``;
 * ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
-* ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
+* ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`;
+* the rules of NCCL's tuner (`TUNER_RULES`) go into a file, which that variable names; see `autotune.model.tuner_rules`.
 
 Settings come from files of other people and end in the environment of a process: so names are allowed by a list.
 
@@ -23,9 +24,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table
 from autotune.model.redaction import is_secret_name
+from autotune.model.tuner_rules import refuse_wrong_rules
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
@@ -72,7 +75,7 @@ def kind_of(name: str) -> str:
             "write it without dashes and without a value"
         )
     _refuse_secret(name)
-    if not is_variable(name):
+    if not is_variable(name) and name != TUNER_RULES:
         raise SettingError(
             f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
@@ -200,11 +203,7 @@ def render_value(value: Value) -> str:
 
 
 class FlagSet(Mapping[str, str]):
-    """An immutable set of settings, in canonical (sorted) order; equal sets compare and hash equal.
-
-    Raises:
-        SettingError: If a name is not one that may be set, or a value is not printable text.
-    """
+    """An immutable set of settings, sorted; equal sets hash equal. SettingError for a name or value that is refused."""
 
     __slots__ = ("_items",)
 
@@ -215,16 +214,14 @@ class FlagSet(Mapping[str, str]):
             kind_of(name)
             text = render_value(value)
             refuse_unprintable(name, text)
+            if name == TUNER_RULES and text != DEFAULT:
+                refuse_wrong_rules(text)
             items[name] = text
         self._items = dict(sorted(items.items()))
 
     @classmethod
     def parse(cls, text: str) -> FlagSet:
-        """Settings of an XLA_FLAGS text: last wins, some lists and maps add up, a bare name is ``true``.
-
-        Raises:
-            SettingError: If a token is not of the form ``--name`` or ``--name=value``.
-        """
+        """Settings of XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``; or a SettingError."""
         items: dict[str, str] = {}
         for token in parse_tokens(text):
             if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
@@ -285,8 +282,8 @@ class FlagSet(Mapping[str, str]):
         return " ".join(f"--{n}={quote_token(v)}" for n, v in self.of_kind("xla").items())
 
     def to_environment(self) -> dict[str, str]:
-        """Variables that set exactly this set, options excepted; `XLA_FLAGS` only if there are XLA flags."""
-        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env"))
+        """Variables that set exactly this set, less options and `TUNER_RULES`; `XLA_FLAGS` only if there are any."""
+        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env").without(TUNER_RULES))
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env
@@ -343,11 +340,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
-
-    Raises:
-        SettingError: If a token has neither form.
-    """
+    """Parses ``--xla_...=value``, and ``NAME=VALUE`` for variables and JAX options; SettingError for other words."""
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")

@@ -22,6 +22,7 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
+from autotune.model.tuner_rules import shell_lines
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.conditions import conditions_of
@@ -288,4 +289,5 @@ def _commands(store: Store) -> list[str]:
     if conclusion is not None and conclusion.trial is not None:
         lines.append(f"autotune show {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
-    return [*lines, *(f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items())]
+    lines += [f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items()]
+    return [*lines, *shell_lines(winner.settings)]

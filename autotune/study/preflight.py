@@ -15,6 +15,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
+from autotune.model.tuner_rules import TUNER_PLUGIN
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
@@ -54,11 +55,7 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build.
-
-        Raises:
-            StudyFileError: If the reference ran on another build.
-        """
+        """Builds the search space of this study on this build; StudyFileError if the reference ran on another one."""
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
         return space_here(self.spec, self.known, reference)
 
@@ -92,6 +89,8 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
+    if spec.has_tuner_rules and (plugin := caller_environment().get(TUNER_PLUGIN)):
+        note(f"sets with rules of NCCL's tuner get your {TUNER_PLUGIN}={plugin}, all others run without it")
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     space_here(spec, known, None)  # finds an unknown group before the reference runs
@@ -101,11 +100,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on the platform of a study.
-
-    Raises:
-        LaunchError: If the build cannot be probed.
-    """
+    """Probes an interpreter's build for its settings on the platform of a study, or raises LaunchError."""
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
@@ -132,11 +127,7 @@ def launcher_name() -> str:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses a study read from a record in which secrets were redacted.
-
-    Raises:
-        StudyFileError: If one was.
-    """
+    """Raises StudyFileError for a study read from a record in which secrets were redacted."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     options = [spec.workload.options, *(also.options for also in spec.also)]
     refuse_redacted(spec.workload.command, options, source=source, advice=advice)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 
-from autotune.machine.environment import reproduction_environment
+from autotune.machine.environment import child_environment
 from autotune.model.errors import AutotuneError
 from autotune.model.records import TrialResult
+from autotune.model.tuner_rules import shell_lines
 from autotune.rundir.store import Store
 
 
@@ -25,8 +26,10 @@ def by_hand(store: Store, result: TrialResult) -> list[str]:
     """Returns lines of a shell that run a trial's program under its settings and the baseline, secrets redacted."""
     under = store.spec.under(result.settings)
     device, workload = under.device, under.workload
-    environment = reproduction_environment(
-        store.spec.baseline.merge(result.settings),
+    settings = store.spec.baseline.merge(result.settings)
+    environment = child_environment(
+        {},
+        settings,
         platform_name=device.platform,
         virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
     )
@@ -35,5 +38,6 @@ def by_hand(store: Store, result: TrialResult) -> list[str]:
     else:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    exports = [f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"]
+    exports += shell_lines(settings)
     return [f"cd {shlex.quote(store.study_dir)}", *exports, shlex.join(command)]

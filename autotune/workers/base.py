@@ -81,11 +81,7 @@ class Launcher(Protocol):
     """Limits of workers that are started from now on."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
-        """Starts a worker under `settings` (baseline included) and waits until it is compiled and warm.
-
-        Raises:
-            WorkerFailed: If it never became ready.
-        """
+        """Starts a worker under `settings`, baseline included, and waits until it is warm; WorkerFailed if never."""
 
     def close(self) -> None:
         """Ends all workers."""

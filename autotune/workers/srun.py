@@ -45,11 +45,7 @@ FOR_SURE_OF_SETTINGS = (
 
 
 class SrunLauncher(LocalLauncher):
-    """Starts the ranks of a study's `entry` on the nodes of the SLURM job in which the driver runs.
-
-    Raises:
-        LaunchError: If there is no job, or it has too few nodes.
-    """
+    """Starts the ranks of an `entry` on the nodes of the driver's SLURM job; LaunchError without one or enough."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)

@@ -198,11 +198,14 @@ def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
 
 def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> None:
     hostile = "$(touch canary) 'x'"
-    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
-    script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
-    done = autotune_process("exec", "--force", file, "--", "sh", "-c", script, XLA_FLAGS="--xla_cpu_z=3")
+    rules = {"NCCL_TUNER_CONFIG_FILE": "allreduce,0,9,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"}
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile, **rules})
+    script = 'printf "%s|%s|" "$XLA_FLAGS" "$OMP_PLACES"; paste -sd";" "$NCCL_TUNER_CONFIG_FILE"; exit 7'
+    asked = ("exec", "--force", file, "--", "sh", "-c", script)
+    done = autotune_process(*asked, XLA_FLAGS="--xla_cpu_z=3", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 7, done.stderr
-    assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
+    assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}|{rules['NCCL_TUNER_CONFIG_FILE']}\n"
+    assert "forced: NCCL_TUNER_PLUGIN must name" in done.stderr
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
     assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
     assert "not applied, as far as can be seen" in done.stderr

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import SettingError
 from autotune.model.flags import (
     FlagSet,
     is_variable,
     kind_of,
     parse_tokens,
+    reaches_out,
     refuse_reaching_out,
     render_value,
     split_tokens,
@@ -31,6 +33,7 @@ TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=
 TRICKY = st.text("""ab"'\\ ,=-+ü""", max_size=12)
 SETS = st.dictionaries(NAMES, TEXTS | TRICKY, max_size=6).map(FlagSet)
 NAMED = toml_beside(__file__, "flags.toml")
+RULES = toml_beside(__file__, "tuner_rules.toml")
 ENVIRONMENT_NAMES = st.sampled_from(["NCCL_PROTO", "PJRT_NPROC", "jax_enable_pgle", "MALLOC_TRIM_THRESHOLD_"])
 
 
@@ -135,6 +138,14 @@ def test_what_changes_the_program_or_reaches_out_is_never_a_setting() -> None:
             parse_study({"name": "s", "workload": {"entry": "llama"}, **more})
 
 
+@pytest.mark.parametrize(("text", "words"), [*RULES["wrong"], (";".join(RULES["legal"][:1] * 10_000), "at most 100")])
+def test_a_wrong_rule_of_nccls_tuner_is_refused(text: str, words: str) -> None:
+    assert all(FlagSet({TUNER_RULES: legal}).to_environment() == {} for legal in RULES["legal"])
+    with pytest.raises(SettingError, match=rf"{TUNER_RULES} must .*{words}.*; (write|leave)") as caught:
+        FlagSet({TUNER_RULES: text})
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("name", [*NAMED["odd"], "x" * 9999])
 def test_a_name_of_no_known_form_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match="must be named like") as caught:
@@ -161,14 +172,7 @@ def test_every_published_flag_with_a_free_text_is_known_as_harmless_or_reaches_o
     assert left - {s.name for s in texts if s.danger} <= {*NAMED["harmless"]}
 
 
-def reaches_out(name: str) -> bool:
-    try:
-        refuse_reaching_out([name])
-    except SettingError as error:
-        return name in str(error)
-    return False
-
-
 @pytest.mark.parametrize("name", NAMED["reaching"])
 def test_flags_that_reach_files_are_found_also_those_of_tomorrow(name: str) -> None:
-    assert reaches_out(name)
+    with pytest.raises(SettingError, match=name):
+        refuse_reaching_out(["xla_gpu_a", name])

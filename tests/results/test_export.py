@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
+from autotune.model.tuner_rules import rules_file
 from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
@@ -23,6 +25,7 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 ALL = CASES["hostile_settings"]
+RULES = "allreduce,0,65536,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"
 
 Read = Callable[[str, Path], dict[str, str]]
 
@@ -94,6 +97,8 @@ def test_any_text_comes_back_from_json(value: str) -> None:
 def test_docker_refuses_long_lines_and_sbatch_asks_for_what_was_proven() -> None:
     with pytest.raises(AutotuneError, match="at most 65535 bytes"):
         render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
+    with pytest.raises(AutotuneError, match=f"{TUNER_RULES}; use --format shell"):
+        render_winner(make_winner({TUNER_RULES: RULES}), ExportFormat.DOCKER)
     text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.SBATCH)
     assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
@@ -186,3 +191,19 @@ def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Pa
     got = done.stdout.split("\0")
     assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
     assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("form", [form for form in ExportFormat if form is not ExportFormat.DOCKER])
+def test_rules_of_nccls_tuner_are_in_the_file_whatever_lies_beside_it(form: ExportFormat, tmp_path: Path) -> None:
+    winner = make_winner({TUNER_RULES: RULES, "NCCL_X": "1"})
+    text = render_winner(winner, form)
+    assert is_unchanged(text, winner)
+    assert not is_unchanged(text.replace("tree", "ring"), winner)
+    assert parse_winner(text, source="file") == winner
+    if form is ExportFormat.JSON:
+        assert json.loads(text)["tuner_rules"] == RULES.split(";")
+    elif form in READERS:
+        (tmp_path / rules_file(RULES)).write_text("edited\n")
+        assert Path(READERS[form](text, tmp_path)[TUNER_RULES]).read_text().splitlines() == RULES.split(";")
+    with pytest.raises(AutotuneError, match="rule 1 of"):
+        parse_winner(text.replace("tree", "../tree"), source="file")

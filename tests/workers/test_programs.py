@@ -130,11 +130,7 @@ def test_real_programs_of_a_command_are_told_apart(start: Start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
-    [
-        pytest.param("flags", "nothing", marks=pytest.mark.slow),
-        ("later", "after its warm"),
-    ],
+    ("lie", "said"), [pytest.param("flags", "nothing", marks=pytest.mark.slow), ("later", "after its warm")]
 )
 def test_a_real_program_that_is_not_all_in_the_dump_has_no_name(lie: str, said: str, start: Start) -> None:
     worker = start(study(command("--lie", lie, program="programs_seen.py")), {})

@@ -34,10 +34,7 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def make(needed: int, *variables: str) -> tuple[MeasurementContext, Told]:
         workload = command(str(ledger), str(needed), *variables, program="shared_gpu.py", hook=True)
-        spec = study(
-            workload,
-            device={"platform": "cuda"},
-        )
+        spec = study(workload, device={"platform": "cuda"})
         launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
         made.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, sink := Told()))
         return made[-1], sink
