@@ -59,11 +59,7 @@ def _python_of(pid: int, folder: str) -> str | None:
 
 
 def _open_files(pid: int) -> dict[Path, str]:
-    """The files that a process has open, by descriptor in /proc.
-
-    Raises:
-        OSError: If it ended, or belongs to another user.
-    """
+    """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to another user."""
     files = {}
     for link in (_PROC / str(pid) / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile

@@ -60,11 +60,7 @@ RequireLoss = Annotated[
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Parses the duration given to an option to seconds.
-
-    Raises:
-        StudyFileError: If it is no positive duration with its unit.
-    """
+    """Parses the duration given to an option to seconds; StudyFileError if it is no positive duration with its unit."""
     from autotune.model.errors import StudyFileError
     from autotune.model.units import parse_duration
 

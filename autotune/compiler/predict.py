@@ -52,11 +52,7 @@ class Prediction:
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
-    """Predicts the step time of a program.
-
-    Raises:
-        LaunchError: If the step takes no time: its program is empty or could not be read.
-    """
+    """Predicts the step time of a program; LaunchError if that is 0: the program is empty or could not be read."""
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
     done = simulation.sums
@@ -353,11 +349,7 @@ def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
-    """Predicts one set, as plain data with a `failure` if it does not compile.
-
-    Raises:
-        StudyFileError: If the screener compiles for the CPU.
-    """
+    """Predicts one set as plain data, with a `failure` if it does not compile; StudyFileError on the CPU."""
     target, topology = screener.job.target, screener.job.topology
     if target is None:
         raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")

@@ -126,11 +126,7 @@ class Packages:
 def packages_of(
     python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
-    """Asks another Python for its own version, versions of distributions, and folders of packages.
-
-    Raises:
-        ValueError: If it gives no answer.
-    """
+    """Asks a Python for its version, versions of distributions and package folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})
     return Packages(**json.loads(run([python, "-P", PACKAGES_PROGRAM, question])))
 

@@ -343,11 +343,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options.
-
-    Raises:
-        SettingError: If a token has neither form.
-    """
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options; SettingError otherwise."""
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")

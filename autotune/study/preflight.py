@@ -54,11 +54,7 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build.
-
-        Raises:
-            StudyFileError: If the reference ran on another build.
-        """
+        """Builds the search space of this study on this build; StudyFileError if the reference ran on another build."""
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
         return space_here(self.spec, self.known, reference)
 
@@ -101,11 +97,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on the platform of a study.
-
-    Raises:
-        LaunchError: If the build cannot be probed.
-    """
+    """Probes an interpreter's build for its settings on a study's platform; LaunchError if it cannot be probed."""
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
@@ -132,11 +124,7 @@ def launcher_name() -> str:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses a study read from a record in which secrets were redacted.
-
-    Raises:
-        StudyFileError: If one was.
-    """
+    """Refuses a study read from a record in which secrets were redacted; StudyFileError if one was."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     options = [spec.workload.options, *(also.options for also in spec.also)]
     refuse_redacted(spec.workload.command, options, source=source, advice=advice)
