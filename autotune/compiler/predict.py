@@ -300,8 +300,7 @@ def _direct(collective: Collective, link: _Links) -> float:
     if collective.kind in ("collective-permute", "send", "recv"):
         share_out, share_in = float(link.crosses), float(not link.crosses)
     moved = max(
-        share_out * collective.bytes / link.nic_bytes_per_s,
-        share_in * collective.bytes / link.local_bytes_per_s,
+        share_out * collective.bytes / link.nic_bytes_per_s, share_in * collective.bytes / link.local_bytes_per_s
     )
     simple = FIGURES["protocols"]["Simple"]["ring"]
     hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]

@@ -355,11 +355,7 @@ class Screener:
         }
 
     def _interaction_test(
-        self,
-        settings: Sequence[SettingReport],
-        others: Domains,
-        chains: Chains,
-        progress: Callable[[int, int], None],
+        self, settings: Sequence[SettingReport], others: Domains, chains: Chains, progress: Callable[[int, int], None]
     ) -> tuple[list[SettingReport], set[str]]:
         """Tests the settings that are no-ops alone under each kernel choice; also returns the unsettled ones."""
         no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}

@@ -25,10 +25,7 @@ from autotune.model.measurement import GpuState
 
 CGROUP = Path("/sys/fs/cgroup")
 
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and use of a container, in control groups of version 2 and 1."""
 
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk

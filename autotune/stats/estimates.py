@@ -273,12 +273,7 @@ def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
 
 
 def reason_to_stop(
-    estimate: Estimate,
-    plan: SequentialPlan,
-    *,
-    min_effect: float,
-    incumbent: Estimate | None,
-    spread: float = 0.0,
+    estimate: Estimate, plan: SequentialPlan, *, min_effect: float, incumbent: Estimate | None, spread: float = 0.0
 ) -> str | None:
     """Why a trial ends at a look; None where it goes on.
 

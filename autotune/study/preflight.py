@@ -180,10 +180,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
 
 
 def keeping_rules(
-    spec: StudySpec,
-    first: Sequence[tuple[str, FlagSet]],
-    defaults: Mapping[str, str],
-    note: Callable[[str], None],
+    spec: StudySpec, first: Sequence[tuple[str, FlagSet]], defaults: Mapping[str, str], note: Callable[[str], None]
 ) -> tuple[tuple[str, FlagSet], ...]:
     """Returns the sets that keep the study's rules, and notes the others."""
     kept = []

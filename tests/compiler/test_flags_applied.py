@@ -65,11 +65,7 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path, t
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("entry", "touch", "lowers_first"),
-    [
-        (SMALL, False, True),
-        (SMALL, True, False),
-        ("touching_workload:make", False, False),
-    ],
+    [(SMALL, False, True), (SMALL, True, False), ("touching_workload:make", False, False)],
 )
 def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
     tmp_path: Path, toy_job: Any, entry: str, touch: bool, lowers_first: bool

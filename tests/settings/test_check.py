@@ -111,10 +111,7 @@ def test_the_settings_of_a_script_are_given_as_the_build_takes_them(cuda: KnownS
     notes = list[str]()
     migrated = migrate_text(SCRIPT, cuda, note=notes.append)
     by_build = ("xla_gpu_enable_latency_hiding_scheduler", "xla_gpu_enable_dynamic_slice_fusion")  # defaults of some
-    assert dict(migrated.without(*by_build)) == {
-        "XLA_CLIENT_MEM_FRACTION": "0.9",
-        "xla_gpu_enable_command_buffer": "",
-    }
+    assert dict(migrated.without(*by_build)) == {"XLA_CLIENT_MEM_FRACTION": "0.9", "xla_gpu_enable_command_buffer": ""}
     named = {note.partition(" ")[0] for note in notes}
     by_build = ("xla_gpu_enable_address_computation_fusion", "xla_gpu_enable_custom_fusions")
     assert named | {*by_build} == {*TEXTS["named_in_the_script"]}
