@@ -9,20 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import toml_beside
+
 ROOT = Path(__file__).parents[1]
-BURNS = """
-import subprocess, sys
-BUSY = "import time\\nend = time.process_time() + 0.4\\nwhile time.process_time() < end: pass"
-
-def test_burns():
-    exec(BUSY)
-
-def test_has_a_child_that_burns():
-    subprocess.run([sys.executable, "-c", BUSY], check=True)
-
-def test_is_cheap():
-    pass
-"""
+BURNS = toml_beside(__file__, "programs.toml")["burns"]
 
 
 @pytest.mark.gate

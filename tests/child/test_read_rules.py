@@ -74,18 +74,8 @@ def test_only_what_is_new_in_a_file_is_read_and_a_new_file_from_its_start(tmp_pa
 
 
 def test_the_last_exception_is_the_one_that_counts() -> None:
-    text = """Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-KeyError: 'x'
-During handling of the above exception, another exception occurred:
-Traceback (most recent call last):
-  File "a.py", line 2, in <module>
-jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory
-  while allocating"""
-    assert last_exception(text.splitlines()) == (
-        "JaxRuntimeError",
-        "RESOURCE_EXHAUSTED: Out of memory\n  while allocating",
-    )
+    found = last_exception(LINES["texts"]["two_exceptions"].splitlines())
+    assert found == ("JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory\n  while allocating")
     assert last_exception(["ValueError: only printed"]) is None
 
 

@@ -168,24 +168,12 @@ def test_hostile_values_are_data(study: Path) -> None:
     assert not list(folder.rglob("pwned"))
 
 
-# A job in the background of a shell ignores interrupts, and its children inherit that.
-HEARS_INTERRUPTS = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
-
-
 def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     folder = edited(study, 'noise = "quiet"', 'noise = "quiet"\ndelay_s = 0.05')
-    process = subprocess.Popen(
-        [sys.executable, "-c", HEARS_INTERRUPTS, "-m", "harness.simulated_machine", "run", "typed.toml"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    again = [sys.executable, "-c", CASES["programs"]["hears_interrupts"], "-m", "harness.simulated_machine"]
+    env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    run = [*again, "run", "typed.toml"]
+    process = subprocess.Popen(run, cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True)
     records = folder / "runs/typed/records.jsonl"
     wait_for(lambda: records.exists() and '"aa_run"' in records.read_text(), "the A/A run is recorded")
     process.send_signal(signal.SIGINT)

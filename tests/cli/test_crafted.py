@@ -17,6 +17,7 @@ from autotune.cli.app import app
 from autotune.model.errors import AutotuneError, RunDirectoryError
 from autotune.results.api import load
 from autotune.rundir.store import Store
+from tests.tables import toml_beside
 
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
 RECORDS = [json.loads(line) for line in (SMALL / "records.jsonl").read_text().splitlines()]
@@ -185,20 +186,11 @@ def test_exec_starts_what_was_proven(started: list[Any]) -> None:
     assert [environment["XLA_FLAGS"] for _, environment in started] == ["--xla_cpu_prefer_vector_width=512"]
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("settings", "PATH"), "/tmp/evil"),
-        (("settings", "LD_PRELOAD"), "/tmp/evil.so"),
-        (("settings", "xla_dump_to"), "/etc"),
-        (("settings", "NCCL_X"), "1"),
-        (("estimate", "ratio"), 0.5),
-    ],
-)
+@pytest.mark.parametrize(("path", "value"), toml_beside(__file__)["crafted_conclusions"])
 def test_a_crafted_conclusion_is_used_by_nobody(
-    tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, path: tuple[str, ...], value: Any
+    tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, path: list[str], value: Any
 ) -> None:
-    run = crafted(tmp_path, "conclusion", path, value)
+    run = crafted(tmp_path, "conclusion", tuple(path), value)
     monkeypatch.chdir(tmp_path)
     for command in (
         ("exec", run, "--force", "--", "true"), ("verify", run), ("library", "add", run, "--library", "lib"),

@@ -75,21 +75,7 @@ def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
     assert report.canary in GPU_CANARIES
 
 
-LIAR = """
-import sys
-from autotune.child import compile as worker
-from autotune.child.channel import serve
-
-honest = worker._run_fork
-
-def lie(lower, order, facts, folder, parent):
-    flags = order["environment"]["XLA_FLAGS"]
-    order["environment"]["XLA_FLAGS"] = {lie}
-    honest(lower, order, facts, folder, parent)
-
-worker._run_fork = lie
-sys.exit(serve(worker.work))
-"""
+LIAR = toml_beside(__file__)["programs"]["liar"]
 
 
 @pytest.fixture
