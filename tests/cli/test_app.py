@@ -111,9 +111,7 @@ WIDTH = CASES["refused_searches"][0][0]
 
 
 @pytest.mark.parametrize(("old", "new", "words"), CASES["refused_searches"])
-def test_settings_that_cannot_be_searched_are_refused_before_anything_starts(
-    study: Path, old: str, new: str, words: str
-) -> None:
+def test_settings_that_cannot_be_searched_are_refused_at_once(study: Path, old: str, new: str, words: str) -> None:
     folder = edited(study, old, new)
     assert words in refused(folder, "run", "typed.toml")
     assert not (folder / "runs").exists()

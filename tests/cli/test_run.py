@@ -45,9 +45,7 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
     assert flags["xla_cpu_multi_thread_eigen"] == "false", "the rest of the baseline goes with it"
 
 
-def test_a_recheck_that_is_stopped_says_how_to_go_on(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_recheck_says_how_to_go_on(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recheck, "recheck_winner", Mock(side_effect=KeyboardInterrupt))
     done = autotune("recheck", finished.path, cwd=tmp_path)
     assert done.returncode == 130

@@ -92,9 +92,7 @@ UNKNOWN = CASES["unknown_lines"]
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_not_understanding_is_quick_and_the_proposal_works(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fit_is_quick_and_the_proposal_works(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "STUCK_S", 1.0)
     monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
     text, wanted = UNKNOWN[kind]

@@ -109,9 +109,7 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["refused_jobs"])
-def test_what_would_fail_or_wait_for_ever_is_refused(
-    slurm: Slurm, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_what_fails_or_waits_forever_is_refused(slurm: Slurm, tmp_path: Path, arguments: list[str], words: str) -> None:
     write(tmp_path)
     before = sorted(slurm.call("squeue", "-h", "-o", "%i").split())
     done = autotune("submit", "study.toml", "--run-dir", "run", *arguments, cwd=tmp_path, env=slurm.env)

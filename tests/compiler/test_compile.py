@@ -72,9 +72,7 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     assert not any(op.xla_s for op, _ in P.walk(plain.program.schedule))
 
 
-def test_build_that_does_not_know_how_to_estimate_compiles_without(
-    toy_job: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_worker, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
     with Compiler(toy_job()) as compiler:
         found = list(compiler.compile([REFERENCE, UNKNOWN]))

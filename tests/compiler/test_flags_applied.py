@@ -141,9 +141,7 @@ MODULE = (DUMPS / "negate.hlo").read_text(encoding="utf-8")
 @pytest.mark.parametrize(
     ("hlo", "is_gpu", "missing"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")]
 )
-def test_empty_text_or_thunks_are_an_error_never_a_program(
-    tmp_path: Path, hlo: str, is_gpu: bool, missing: str
-) -> None:
+def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, is_gpu: bool, missing: str) -> None:
     (tmp_path / HLO).write_text(hlo, encoding="utf-8")
     with pytest.raises(LaunchError, match=f"holds no .*{missing}"):
         read_program(tmp_path, FOUND, Topology(1, 1), is_gpu=is_gpu)

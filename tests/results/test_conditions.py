@@ -109,9 +109,7 @@ def test_the_measured_process_is_believed_before_the_driver(aa_run: AaRecord) ->
 
 
 @needs_nvml
-def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_of_its_own_is_asked_and_loads_as_jax_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
     make_cuda(nvml.folder, cudnn="9.28.0")
     plugin = tmp_path / "site" / "jax_cuda12_plugin-0.10.2.dist-info"

@@ -182,9 +182,7 @@ def test_a_chart_fits_any_width_and_unbounded_intervals_go_to_its_edge(finished:
         assert all(part.get(x, "0%").endswith("%") for part in drawn for x in ("x", "x1", "x2", "cx"))
 
 
-def test_runs_are_listed_by_device_workload_and_date(
-    finished: Store, altered: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_runs_are_listed_by_device_work_and_date(finished: Store, altered: Callable[..., Path], tmp_path: Path) -> None:
     evil = tmp_path / 'javascript:alert(1)"><img src=x>'
     evil.mkdir()
     (evil / "study.json").write_text("{}")

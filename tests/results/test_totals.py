@@ -41,9 +41,7 @@ def stalled(run_replay: Run) -> tuple[ConclusionRecord, Store]:
     return conclusion, store
 
 
-def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
-    stalled: tuple[ConclusionRecord, Store],
-) -> None:
+def test_a_proof_faster_by_its_typical_step_alone_proves_nothing(stalled: tuple[ConclusionRecord, Store]) -> None:
     conclusion, store = stalled
     (proof,) = store.of(FinalistResult)
     assert there(proof.corrected).high < 0.85

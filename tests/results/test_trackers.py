@@ -118,9 +118,7 @@ def test_a_library_is_called_by_its_contract(
     assert len(fake.runs) == len(runs_of(finished))
 
 
-def test_a_tracker_that_is_unknown_or_not_installed_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_unknown_or_missing_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_study(tmp_path / "typed.toml", TYPED)
     (tmp_path / "wandb").mkdir()  # as wandb leaves it behind: no package
     before = {p.name for p in tmp_path.iterdir()}

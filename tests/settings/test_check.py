@@ -21,9 +21,7 @@ PAGE = Path(__file__).with_name("nvidia_page.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.gate
-def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
-    parser: ParserProcess, known: KnownSettings
-) -> None:
+def test_the_check_of_the_page_names_only_what_the_build_rejects(parser: ParserProcess, known: KnownSettings) -> None:
     checks = check_xla_flags(PAGE, known)
     named = {c.name for c in checks if not c.starts}
     assert named == set(parser.ask(PAGE).unknown)

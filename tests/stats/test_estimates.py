@@ -99,9 +99,7 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
 
 
 @pytest.mark.parametrize(("ratio", "low", "high", "provable", "finding"), CASES["findings"])
-def test_a_trial_promises_what_a_proof_finds(
-    ratio: float, low: float, high: float, provable: Any, finding: str
-) -> None:
+def test_a_trial_promises_what_proofs_find(ratio: float, low: float, high: float, provable: Any, finding: str) -> None:
     assert finding_of(estimate(ratio, low, high), min_effect=0.005, provable=provable or None) == finding
 
 
