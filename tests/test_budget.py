@@ -24,10 +24,8 @@ def test_a_set_over_its_limit_fails_and_names_the_dearest(tmp_path: Path, worker
 
     def run(limit: str) -> subprocess.CompletedProcess[str]:
         command = [*base, "--costs", "costs.json", "--processor-limit", limit, "test_it.py"]
-        return subprocess.run(
-            command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     over, within = run("0.1"), run("100")
     assert (over.returncode, within.returncode) == (1, 0), over.stdout + within.stdout + within.stderr

@@ -31,22 +31,19 @@ def environment() -> dict[str, str]:
 
 def do(part: str, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Runs a part to its end."""
-    return subprocess.run(
-        command(part, out, *more), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
+    words = command(part, out, *more)
+    return subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
 
 def kill_at(part: str, out: Path, seen: str, *more: str) -> bool:
     """Starts a part and kills it, and it alone, once it has printed `seen`; whether it came so far."""
     words, quiet = command(part, out, *more), subprocess.DEVNULL
-    with subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=quiet, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=quiet, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
             if seen in line:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                run.send_signal(signal.SIGKILL)
+                run.wait()
                 return True
     return False
 
@@ -119,9 +116,7 @@ def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
     for made in (out / "gpu.md", *out.glob("*.svg")):
         assert made.read_text() == (docs / made.name).read_text(), "run benchmarks.gpu.report --docs"
 
-    table = re.findall(
-        r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\], \d", (docs / "gpu.md").read_text(), re.MULTILINE
-    )
+    table = re.findall(r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\], \d", (docs / "gpu.md").read_text(), re.M)
     ratios = [[100 * (float(x) - 1) for x in found] for found in table]
     near = [max(-low, high) for _, low, high in ratios if low < 0 < high]
     slower = sorted(gain for gain, low, _ in ratios if low > 0)

@@ -68,9 +68,8 @@ def by_hand(shown: str) -> list[str]:
 
 def test_a_trial_is_shown_with_lines_that_a_shell_takes(finished: Path) -> None:
     *exports, command = by_hand(autotune("show", "runs/typed", "1", cwd=finished).stdout)
-    shown = subprocess.run(
-        ["sh", "-c", "\n".join(exports) + "\nenv"], capture_output=True, text=True, check=True, env={}
-    ).stdout
+    script = "\n".join([*exports, "env"])
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={}).stdout
     result = json.loads(autotune("show", "runs/typed", "1", "--json", cwd=finished).stdout)
     expected = " ".join(f"--{n}={v}" for n, v in result["settings"].items())
     assert f"XLA_FLAGS={expected}\n" in shown

@@ -67,9 +67,8 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     with Compiler(toy_job()) as compiler:
         compiler._has_estimates = False
         (plain,) = compiler.compile([REFERENCE])
-    assert plain.program is not None
-    assert plain.program.fingerprint == program(results, REFERENCE).fingerprint
-    assert not any(op.xla_s for op, _ in P.walk(plain.program.schedule))
+    assert there(plain.program).fingerprint == program(results, REFERENCE).fingerprint
+    assert not any(op.xla_s for op, _ in P.walk(there(plain.program).schedule))
 
 
 def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,12 +138,10 @@ FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
 MODULE = (DUMPS / "negate.hlo").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("hlo", "is_gpu", "missing"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")]
-)
-def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, is_gpu: bool, missing: str) -> None:
+@pytest.mark.parametrize(("hlo", "is_gpu", "lacks"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")])
+def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, is_gpu: bool, lacks: str) -> None:
     (tmp_path / HLO).write_text(hlo, encoding="utf-8")
-    with pytest.raises(LaunchError, match=f"holds no .*{missing}"):
+    with pytest.raises(LaunchError, match=f"holds no .*{lacks}"):
         read_program(tmp_path, FOUND, Topology(1, 1), is_gpu=is_gpu)
 
 

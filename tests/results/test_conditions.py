@@ -69,9 +69,7 @@ def test_one_gpu_of_a_node_of_eight_holds_where_it_was_proven(aa_run: AaRecord, 
     mine = proven(aa_run, count=1)
     assert (mine.device_count, mine.devices_asked) == (1, 1)
     assert found(mine) == {}
-    assert found(proven(aa_run)) == {"device_count": ("1", "8")}, (
-        "a study that takes all that there are has others here"
-    )
+    assert found(proven(aa_run)) == {"device_count": ("1", "8")}, "a study that takes all there are has others here"
     here["gpus"].clear()
     assert found(mine)["device_count"] == ("1", "0")
 

@@ -29,9 +29,7 @@ SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
 def stall(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
     """Workers under xla_a=1 stand still for ten steps, once in every twenty-five."""
     if settings.get("xla_a") == "1":
-        on_blocks(
-            worker, lambda times, done: tuple(t * (11 if (done + i) % 25 == 24 else 1) for i, t in enumerate(times))
-        )
+        on_blocks(worker, lambda times, at: tuple(t * (11 if (at + i) % 25 == 24 else 1) for i, t in enumerate(times)))
 
 
 @pytest.fixture

@@ -36,10 +36,9 @@ def disk(tmp_path: Path) -> Iterator[FailingFolder]:
 def start(disk: FailingFolder) -> subprocess.Popen[str]:
     folder = disk.mount.parent
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        command(folder / "study.toml", disk.mount / "run"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)},
-    )  # fmt: skip
+    env, pipe = {**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)}, subprocess.PIPE
+    run = command(folder / "study.toml", disk.mount / "run")
+    return subprocess.Popen(run, text=True, stdout=pipe, stderr=pipe, env=env)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def trial(number: int) -> FrozenTrial:
-    return create_trial(
-        value=float(number), user_attrs={NUMBER_KEY: number, "status": "measured"}, constraints={"failure": -1.0}
-    )
+    facts = {NUMBER_KEY: number, "status": "measured"}
+    return create_trial(value=float(number), user_attrs=facts, constraints={"failure": -1.0})
 
 
 def begun(number: int) -> FrozenTrial:

@@ -51,9 +51,8 @@ def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome
     assert float(answer[3]) <= float(answer[1]) <= float(answer[4])
     assert there(run.store.of(TrialResult)[0].loss).is_ok
     assert doubts(run.store) == []
-    with pytest.raises(
-        AutotuneError, match="compares two builds" if outcome is Outcome.WINNER else "only a proven winner"
-    ):
+    words = "compares two builds" if outcome is Outcome.WINNER else "only a proven winner"
+    with pytest.raises(AutotuneError, match=words):
         winner_of(run.store)
 
 

@@ -281,9 +281,8 @@ def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None
 
 def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_b=1": 0.9})
-    _, store, _ = run_replay(
-        spec, trials=2, first=FIRST, launcher=acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
-    )
+    launcher = acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
+    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=launcher)
     (wrong,) = [r for r in store.of(TrialResult) if r.failure is not None]
     assert wrong.settings == FAST
     assert "an integer has no rounding" in there(wrong.failure).message
