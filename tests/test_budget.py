@@ -9,20 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import toml_beside
+
 ROOT = Path(__file__).parents[1]
-BURNS = """
-import subprocess, sys
-BUSY = "import time\\nend = time.process_time() + 0.4\\nwhile time.process_time() < end: pass"
-
-def test_burns():
-    exec(BUSY)
-
-def test_has_a_child_that_burns():
-    subprocess.run([sys.executable, "-c", BUSY], check=True)
-
-def test_is_cheap():
-    pass
-"""
+BURNS = toml_beside(__file__, "programs.toml")["burns"]
 
 
 @pytest.mark.gate
@@ -34,10 +24,8 @@ def test_a_set_over_its_limit_fails_and_names_the_dearest(tmp_path: Path, worker
 
     def run(limit: str) -> subprocess.CompletedProcess[str]:
         command = [*base, "--costs", "costs.json", "--processor-limit", limit, "test_it.py"]
-        return subprocess.run(
-            command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
     over, within = run("0.1"), run("100")
     assert (over.returncode, within.returncode) == (1, 0), over.stdout + within.stdout + within.stderr

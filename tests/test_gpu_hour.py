@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.tables import toml_beside
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -29,22 +31,19 @@ def environment() -> dict[str, str]:
 
 def do(part: str, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Runs a part to its end."""
-    return subprocess.run(
-        command(part, out, *more), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
-    )
+    words = command(part, out, *more)
+    return subprocess.run(words, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
 
 
 def kill_at(part: str, out: Path, seen: str, *more: str) -> bool:
     """Starts a part and kills it, and it alone, once it has printed `seen`; whether it came so far."""
     words, quiet = command(part, out, *more), subprocess.DEVNULL
-    with subprocess.Popen(
-        words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=quiet, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=quiet, text=True) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
             if seen in line:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
+                run.send_signal(signal.SIGKILL)
+                run.wait()
                 return True
     return False
 
@@ -117,9 +116,7 @@ def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
     for made in (out / "gpu.md", *out.glob("*.svg")):
         assert made.read_text() == (docs / made.name).read_text(), "run benchmarks.gpu.report --docs"
 
-    table = re.findall(
-        r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\], \d", (docs / "gpu.md").read_text(), re.MULTILINE
-    )
+    table = re.findall(r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\], \d", (docs / "gpu.md").read_text(), re.M)
     ratios = [[100 * (float(x) - 1) for x in found] for found in table]
     near = [max(-low, high) for _, low, high in ratios if low < 0 < high]
     slower = sorted(gain for gain, low, _ in ratios if low > 0)
@@ -134,46 +131,19 @@ def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
     ) in readme
 
 
-COVERAGE = """
-import math, random
-rng, misses, tables = random.Random(7), 0, 400
-for _ in range(tables):
-    runs, truth = [], {f"s{i}": 0.03 * rng.random() - 0.015 for i in range(8)}
-    for number in range(2):
-        slow = 0.02 * rng.gauss(0, 1)
-        for name, effect in {"default": 0.0, **truth}.items():
-            if rng.random() < 0.9 or name == "default" or not number:
-                runs.append((name, number, math.exp(slow + effect + 0.002 * rng.gauss(0, 1))))
-    found = estimate_ratios(runs, default="default").ratios
-    misses += any(not r.low <= math.exp(truth[n]) <= r.high for n, r in found.items())
-print(misses / tables)
-"""
+def printed(name: str) -> str:
+    """What a program of `programs.toml` prints."""
+    command = [sys.executable, "-c", toml_beside(__file__, "programs.toml")[name]]
+    return subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
 def test_the_intervals_of_a_table_hold_all_together() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COVERAGE], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
-
-
-RANKS = """
-import json, random
-from dataclasses import asdict
-from benchmarks.rank_correlation import agreement
-rng, up = random.Random(1), [1.0, 2.0, 3.0, 4.0, 5.0]
-drawn = [[rng.random() for _ in range(30)] for _ in "xy"]
-cases = [(up, [10.0, 11.0, 12.0, 13.0, 99.0]), (up, up[::-1]), drawn, (up[:3], up[:3]), ([1.0] * 5, up)]
-print(json.dumps([asdict(agreement(x, y)) for x, y in cases]))
-"""
+    assert float(printed("coverage")) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
 
 
 def test_ranks_tell_equal_opposite_and_unrelated_orders_apart() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", RANKS], env=environment(), cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    equal, opposite, unrelated, few, flat = json.loads(done.stdout)
+    equal, opposite, unrelated, few, flat = json.loads(printed("ranks"))
     assert (equal["spearman"], equal["kendall"]) == pytest.approx((1.0, 1.0))
     assert (opposite["spearman"], opposite["kendall"]) == pytest.approx((-1.0, -1.0))
     assert unrelated["low"] < 0 < unrelated["high"]

@@ -39,10 +39,9 @@ def gpu() -> Any:
     gpus = find_gpus()
     if not gpus:
         pytest.skip("needs an NVIDIA GPU, and nvidia-smi shows none here")
-    done = subprocess.run(
-        [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"],
-        env={**os.environ, "JAX_PLATFORMS": "cuda"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", "import jax; print(jax.devices()[0].platform)"]
+    env = {**os.environ, "JAX_PLATFORMS": "cuda"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.stdout.strip() != "gpu":
         pytest.skip(f"needs a jax that uses the GPU: {done.stderr.strip().splitlines()[-1:]}")
     return gpus[0]
@@ -139,9 +138,8 @@ def test_a_small_study_by_the_real_command_line(tmp_path: Path) -> None:
     assert data["device"]["platform"] == "cpu"
     text = (GPU_FOLDER / "dry.toml").read_text().replace('platform = "cpu"', 'platform = "cuda"')
     text += "[screen]\nenabled = false\n"
-    (tmp_path / "study.toml").write_text(
-        text.replace("xla_cpu_enable_fast_math = [true]", "xla_gpu_autotune_level = [0]")
-    )
+    text = text.replace("xla_cpu_enable_fast_math = [true]", "xla_gpu_autotune_level = [0]")
+    (tmp_path / "study.toml").write_text(text)
     done = autotune("run", "study.toml", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (trial,) = Store.open(tmp_path / "run").of(TrialResult)

@@ -70,9 +70,8 @@ def wheelhouse(folder: Path) -> Path:
     glibc = platform.libc_ver()[1].split(".")[1]
     machine = sysconfig.get_platform().rpartition("-")[2]
     command = ["make", "-C", str(ROOT), "wheelhouse", f"PYTHON={VERSION}", f"WHEELHOUSE={folder}"]
-    done = subprocess.run(
-        [*command, f"PLATFORM=manylinux_2_{glibc}_{machine}"], capture_output=True, text=True, check=False
-    )
+    command.append(f"PLATFORM=manylinux_2_{glibc}_{machine}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 and re.search(r"Temporary failure|No matching distribution|Network|proxy", done.stderr):
         pytest.skip("wheels can only be gathered with a network")
     assert done.returncode == 0, done.stderr

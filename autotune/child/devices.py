@@ -99,11 +99,7 @@ class _JaxLog(logging.Handler):
 
 
 def find_devices(jax: Any, platform: str) -> list[Any]:
-    """All devices of JAX's default platform.
-
-    Raises:
-        NoDeviceError: If a GPU is requested and JAX finds none.
-    """
+    """All devices of JAX's default platform; NoDeviceError if a GPU is requested and JAX finds none."""
     logger, heard = logging.getLogger("jax"), _JaxLog()
     logger.addHandler(heard)
     try:

@@ -33,11 +33,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Calls a function of the C library.
-
-    Raises:
-        OSError: If it fails.
-    """
+    """Calls a function of the C library; OSError if it fails."""
     if getattr(_LIBC, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -66,8 +66,7 @@ def predict(
     target: options.Target = None,
     topology: options.Topology = None,
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
+        list[str] | None, typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:

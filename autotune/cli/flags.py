@@ -137,10 +137,7 @@ def list_recipes(as_json: options.Json = False) -> None:
 
 
 @recipes_app.command("show")
-def show_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe.")],
-    as_json: options.Json = False,
-) -> None:
+def show_recipe(name: Annotated[str, typer.Argument(help="A recipe.")], as_json: options.Json = False) -> None:
     """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the installed build."""
     from autotune.settings.catalog import find_recipe
 
@@ -156,8 +153,7 @@ def show_recipe(
 
 @atlas_app.command("show")
 def show_in_atlas(
-    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
-    as_json: options.Json = False,
+    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")], as_json: options.Json = False
 ) -> None:
     """Shows where a setting is active, and what it does there."""
     from autotune.settings.atlas import FOLDER, atlas_findings, read_atlas
@@ -189,11 +185,7 @@ def symptoms(as_json: options.Json = False) -> None:
         print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.groups)")
 
 
-def space(
-    study: options.Study,
-    python: options.Python = None,
-    as_json: options.Json = False,
-) -> None:
+def space(study: options.Study, python: options.Python = None, as_json: options.Json = False) -> None:
     """Prints what a run of a study searches, its size, and the reason for every setting left out."""
     from autotune.model.spec import load_study
     from autotune.settings.space import format_condition, format_domain

@@ -29,8 +29,7 @@ RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/N
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions.")]
 TimeBudget = Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")]
 Devices = Annotated[
-    str | None,
-    typer.Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),
+    str | None, typer.Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study).")
 ]
 Storage = Annotated[
     str | None,
@@ -53,18 +52,11 @@ Target = Annotated[
 ]
 Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
 Library = Annotated[Path, typer.Option(help="Folder of the library.")]
-RequireLoss = Annotated[
-    bool,
-    typer.Option("--require-loss", help="Refuse a winner whose loss was not checked."),
-]
+RequireLoss = Annotated[bool, typer.Option("--require-loss", help="Refuse a winner whose loss was not checked.")]
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Parses the duration given to an option to seconds.
-
-    Raises:
-        StudyFileError: If it is no positive duration with its unit.
-    """
+    """Parses the duration given to an option to seconds; StudyFileError if it is no positive duration with its unit."""
     from autotune.model.errors import StudyFileError
     from autotune.model.units import parse_duration
 

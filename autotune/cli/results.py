@@ -123,13 +123,11 @@ def compare(
 def export(
     run_path: options.Run,
     form: Annotated[
-        str,
-        typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments."),
+        str, typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments.")
     ] = "env",
     output: options.Output = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Write a winner whose loss could not be checked, too; the file says so."),
+        bool, typer.Option("--force", help="Write a winner whose loss could not be checked, too; the file says so.")
     ] = False,
     needs_loss: options.RequireLoss = False,
 ) -> None:

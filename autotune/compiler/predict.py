@@ -52,11 +52,7 @@ class Prediction:
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
-    """Predicts the step time of a program.
-
-    Raises:
-        LaunchError: If the step takes no time: its program is empty or could not be read.
-    """
+    """Predicts the step time of a program; LaunchError if that is 0: the program is empty or could not be read."""
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
     done = simulation.sums
@@ -304,8 +300,7 @@ def _direct(collective: Collective, link: _Links) -> float:
     if collective.kind in ("collective-permute", "send", "recv"):
         share_out, share_in = float(link.crosses), float(not link.crosses)
     moved = max(
-        share_out * collective.bytes / link.nic_bytes_per_s,
-        share_in * collective.bytes / link.local_bytes_per_s,
+        share_out * collective.bytes / link.nic_bytes_per_s, share_in * collective.bytes / link.local_bytes_per_s
     )
     simple = FIGURES["protocols"]["Simple"]["ring"]
     hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]
@@ -355,11 +350,7 @@ def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
-    """Predicts one set, as plain data with a `failure` if it does not compile.
-
-    Raises:
-        StudyFileError: If the screener compiles for the CPU.
-    """
+    """Predicts one set as plain data, with a `failure` if it does not compile; StudyFileError on the CPU."""
     target, topology = screener.job.target, screener.job.topology
     if target is None:
         raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")

@@ -211,11 +211,7 @@ def counts(module: Module) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, is_gpu: bool) -> CompiledProgram:
-    """Reads the program that a fork of the worker wrote to its folder.
-
-    Raises:
-        LaunchError: If the folder holds no instructions, or a GPU's program no thunks.
-    """
+    """Reads the program in the folder of a worker's fork; LaunchError without instructions, or a GPU's thunks."""
     hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, METADATA))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)

@@ -230,11 +230,7 @@ class Screener:
     def compile_all(
         self, wanted: Sequence[FlagSet], progress: Callable[[int, int], None] = lambda done, of: None
     ) -> None:
-        """Compiles the sets without a result, several at once.
-
-        Raises:
-            StoppedError: If compiling was stopped, or `is_over` before the last one.
-        """
+        """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`, ended it early."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
         with contextlib.closing(self._compiler.compile(missing)) as results:
             for done in range(len(wanted) - len(missing), len(wanted)):
@@ -320,11 +316,7 @@ class Screener:
         return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
 
     def reference(self) -> CompiledProgram:
-        """The reference's program.
-
-        Raises:
-            LaunchError: If it does not compile.
-        """
+        """The reference's program; LaunchError if it does not compile."""
         result = self.result(FlagSet())
         if result.program is None:
             failure = result.failure
@@ -363,11 +355,7 @@ class Screener:
         }
 
     def _interaction_test(
-        self,
-        settings: Sequence[SettingReport],
-        others: Domains,
-        chains: Chains,
-        progress: Callable[[int, int], None],
+        self, settings: Sequence[SettingReport], others: Domains, chains: Chains, progress: Callable[[int, int], None]
     ) -> tuple[list[SettingReport], set[str]]:
         """Tests the settings that are no-ops alone under each kernel choice; also returns the unsettled ones."""
         no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}

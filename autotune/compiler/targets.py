@@ -174,11 +174,7 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node).
-
-    Raises:
-        StudyFileError: If the text has another form.
-    """
+    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any other text."""
     found = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,3})", text.strip().lower())
     if not found or int(found[1] or 1) < 1 or int(found[2]) < 1:
         raise StudyFileError(

@@ -71,7 +71,7 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk, or raises OSError: a power cut loses a file whose name is not."""
+    """Waits until the names in a folder are on disk: a power cut loses the others; OSError if the disk fails."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # a folder that may be entered and written but not read: its names reach the disk in time

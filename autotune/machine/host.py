@@ -25,10 +25,7 @@ from autotune.model.measurement import GpuState
 
 CGROUP = Path("/sys/fs/cgroup")
 
-_CGROUP_FILES = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and use of a container, in control groups of version 2 and 1."""
 
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
@@ -126,11 +123,7 @@ class Packages:
 def packages_of(
     python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
-    """Asks another Python for its own version, versions of distributions, and folders of packages.
-
-    Raises:
-        ValueError: If it gives no answer.
-    """
+    """Asks a Python for its version, versions of distributions and package folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})
     return Packages(**json.loads(run([python, "-P", PACKAGES_PROGRAM, question])))
 

@@ -41,11 +41,7 @@ def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = ANSWER_LIMIT_S) -> str:
-    """Runs one of SLURM's commands and returns its output.
-
-    Raises:
-        SlurmError: If it is missing, fails or takes too long; the message quotes its stderr.
-    """
+    """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=limit_s,
@@ -68,20 +64,12 @@ def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float 
 
 
 def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
-    """Expands a node list of SLURM such as ``gpu[01-04]``.
-
-    Raises:
-        SlurmError: If SLURM cannot expand it.
-    """
+    """Expands a node list of SLURM such as ``gpu[01-04]``; SlurmError if SLURM cannot expand it."""
     return tuple(ask_slurm(["scontrol", "show", "hostnames", node_list], slurm_client_environment(env)).split())
 
 
 def slurm_address(node: str, env: Mapping[str, str]) -> str:
-    """Returns the address at which SLURM reaches a node; its name where there is none.
-
-    Raises:
-        SlurmError: If there is no such node, or the controller does not answer.
-    """
+    """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a node or an answer."""
     shown = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
     found = re.search(r"\bNodeAddr=(\S+)", shown)
     return found.group(1) if found else node

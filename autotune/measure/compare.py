@@ -87,12 +87,7 @@ class StoppingRule:
 
 
 def sequential(
-    plan: SequentialPlan,
-    *,
-    min_effect: float,
-    incumbent: Estimate | None,
-    spread: float = 0.0,
-    most: int | None = None,
+    plan: SequentialPlan, *, min_effect: float, incumbent: Estimate | None, spread: float = 0.0, most: int | None = None
 ) -> StoppingRule:
     """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
 

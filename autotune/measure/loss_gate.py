@@ -258,8 +258,7 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
     if not found.is_ok:
         key = "" if basis in STEP_BY_STEP else " (confirm.loss_tolerance)"
         raise wrong_loss(
-            f"{over} against the reference's after as much work: {found.reason}: {difference}{key}",
-            phase="soak",
+            f"{over} against the reference's after as much work: {found.reason}: {difference}{key}", phase="soak"
         )
     return LossCheck(
         basis=basis, is_ok=True, difference=found.difference, tolerance=found.tolerance,

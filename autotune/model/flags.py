@@ -340,7 +340,7 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value``, and ``NAME=VALUE`` for variables and JAX options; SettingError for other words."""
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options; SettingError otherwise."""
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")

@@ -33,11 +33,7 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def option_setting(name: str) -> str:
-    """Name of an option in a set.
-
-    Raises:
-        SettingError: If the option cannot have that name.
-    """
+    """Name of an option in a set; SettingError if the option cannot have that name."""
     if name == FOLDER:
         raise SettingError(f"an option must not be named {FOLDER!r}, which stands for the trial's folder; rename it")
     kind_of(OPTION + name)
@@ -45,11 +41,7 @@ def option_setting(name: str) -> str:
 
 
 def option_text(value: Any) -> str:
-    """The canonical text of an option's value.
-
-    Raises:
-        SettingError: If JSON cannot express it.
-    """
+    """The canonical text of an option's value; SettingError if JSON cannot express it."""
     try:
         return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -59,11 +51,7 @@ def option_text(value: Any) -> str:
 
 
 def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The options of a set, with their values.
-
-    Raises:
-        SettingError: If one is not JSON.
-    """
+    """The options of a set, with their values; SettingError if one is not JSON."""
     found = {}
     for name, text in settings.items():
         if name.startswith(OPTION):

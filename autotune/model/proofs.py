@@ -193,14 +193,7 @@ class Standing(NamedTuple):
     is_over: bool
 
 
-def standing(
-    proof: ProofRecord,
-    runs: Sequence[ConfirmRun],
-    *,
-    trial: int,
-    most: int,
-    min_effect: float,
-) -> Standing:
+def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most: int, min_effect: float) -> Standing:
     """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
     Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.

@@ -339,11 +339,7 @@ class StudySpec(Section):
 
 
 def load_study(path: Path) -> StudySpec:
-    """Reads and checks a study file.
-
-    Raises:
-        StudyFileError: If the file is missing, is not TOML, or has an illegal key or value; all are named.
-    """
+    """Reads and checks a study file; StudyFileError if it is missing or no TOML, or with all wrong keys and values."""
     try:
         text = plain_text(path)
     except FileNotFoundError:

@@ -133,11 +133,7 @@ class ProbeResult:
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
-    """Reads the steps in lines by the keys of `[workload.read]`.
-
-    Raises:
-        ValueError: If a rule cannot work.
-    """
+    """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
     reader = StepReader(rules)
     read = [(line, now_s, step) for line, now_s in zip(lines, at_s, strict=True) if (step := reader.read(line, now_s))]
     timed = [(now_s, step.step_s, line) for line, now_s, step in read if step.step_s is not None]
@@ -231,11 +227,7 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Re
 
 
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
-    """Runs a program until enough steps were read; once more on a pseudo-terminal if it prints none into a pipe.
-
-    Raises:
-        LaunchError: If it cannot be started.
-    """
+    """Runs a program until enough steps came, else once more on a pseudo-terminal; LaunchError if it cannot start."""
     refuse_one_word(request.command)
     caller = caller_environment()
     environment = child_environment(
@@ -334,11 +326,7 @@ def _has_changed(file: Path, since_s: float) -> bool:
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
-    """Refuses a whole command line in quotes, for no shell would split it.
-
-    Raises:
-        LaunchError: With the command as it should be given.
-    """
+    """Refuses a whole command line in quotes, which no shell splits; LaunchError with the command to give."""
     if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
         raise LaunchError(
             f"the command must be given word by word but got one text, {command[0]!r}: write it without the quotes "
@@ -401,11 +389,7 @@ def direct_python(command: Sequence[str], folder: Path) -> str | None:
 
 
 def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
-    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`, whose settings were checked.
-
-    Raises:
-        StudyFileError: With both versions.
-    """
+    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`; StudyFileError with both."""
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
     if spec.workload.command is None or ran_on is None or ran_on == asked:
         return
@@ -434,11 +418,7 @@ def _interpreter_of(packages: str | None) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """Reads a saved log or CSV file, or the newest one in a folder; also of UTF-16, or compressed by gzip.
-
-    Raises:
-        AutotuneError: If it cannot be read.
-    """
+    """Reads a log or CSV file, also UTF-16 or gzip, or a folder's newest one; AutotuneError if it cannot be read."""
     found = find(path)
     if found is None:
         raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
@@ -455,11 +435,7 @@ _COMPRESSED = {b"\xfd7zXZ": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "
 
 
 def _text_of(content: bytes) -> tuple[bytes, str]:
-    """Returns the text of a file as UTF-8, and what else it is.
-
-    Raises:
-        ValueError: If it holds no text.
-    """
+    """Returns the text of a file as UTF-8, and what else it is; ValueError if it holds no text."""
     kind = ""
     if content.startswith(b"\x1f\x8b"):
         kind = "compressed by gzip"

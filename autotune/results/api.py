@@ -156,20 +156,12 @@ class Plots:
 
 
 def load(path: str | Path) -> Study:
-    """Opens a run directory for reading.
-
-    Raises:
-        RunDirectoryError: If it is not a run directory.
-    """
+    """Opens a run directory for reading; RunDirectoryError if it is not a run directory."""
     return Study(path)
 
 
 def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) -> comparison.ComparisonTable:
-    """Compares studies.
-
-    Raises:
-        NotComparableError: If they differ in a field that is not named in `by`.
-    """
+    """Compares studies; NotComparableError if they differ in a field that is not named in `by`."""
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare_stores(stores, by=by)
 

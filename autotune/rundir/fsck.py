@@ -70,11 +70,7 @@ class RunCheck:
 
 
 def check_run(path: Path) -> RunCheck:
-    """Lists all problems of a run directory; changes nothing.
-
-    Raises:
-        RunDirectoryError: If it is not a run directory, or cannot be read.
-    """
+    """Lists all problems of a run directory; changes nothing; RunDirectoryError if it is none, or unreadable."""
     if not any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS)):
         raise RunDirectoryError(
             f"{path} must be a run directory (it holds {STUDY} and {RECORDS}) but it is not; "

@@ -95,11 +95,7 @@ class Folders:
         write_atomically(folder / name, text)
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads the raw pairs of one measurement but a torn last line.
-
-        Raises:
-            RunDirectoryError: If the file is damaged or cannot be read.
-        """
+        """Reads a measurement's raw pairs but a torn last one; RunDirectoryError if they are damaged or unreadable."""
         file = self.path / directory / PAIRS
         try:
             lines = plain_content(file).split(b"\n")[:-1]
@@ -167,11 +163,7 @@ class Store(Folders):
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Opens a run directory for reading.
-
-        Raises:
-            RunDirectoryError: If it is not one, or has another schema.
-        """
+        """Opens a run directory for reading; RunDirectoryError if it is not one, or has another schema."""
         return cls._open(path, None)
 
     @classmethod
@@ -346,11 +338,7 @@ class Store(Folders):
             self.append(record)
 
     def records(self) -> list[AnyRecord]:
-        """Returns all records so far, in order; ignores a torn last line.
-
-        Raises:
-            RunDirectoryError: If the file is damaged or cannot be read.
-        """
+        """Returns all records in order but a torn last one; RunDirectoryError if they are damaged or unreadable."""
         self._refresh()
         return list(self._all)
 

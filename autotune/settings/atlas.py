@@ -162,11 +162,7 @@ class AtlasFinding:
 
 
 def atlas_findings(table: Sequence[AtlasRow], name: str) -> list[AtlasFinding]:
-    """Returns the findings on a setting, newest release first, the default first, most cells first.
-
-    Raises:
-        SettingError: If the atlas lacks the setting.
-    """
+    """Returns a setting's findings: newest release, default, most cells first; SettingError if the atlas lacks it."""
     groups: dict[tuple[str, str, str, str], list[AtlasRow]] = defaultdict(list)
     for row in table:
         if row.name == name:

@@ -124,11 +124,7 @@ def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None 
 
 
 def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
-    """Values as an array.
-
-    Raises:
-        ValueError: If there are fewer than `least`, or one is not finite.
-    """
+    """Values as an array; ValueError if there are fewer than `least`, or one is not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
         raise ValueError(
@@ -277,12 +273,7 @@ def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
 
 
 def reason_to_stop(
-    estimate: Estimate,
-    plan: SequentialPlan,
-    *,
-    min_effect: float,
-    incumbent: Estimate | None,
-    spread: float = 0.0,
+    estimate: Estimate, plan: SequentialPlan, *, min_effect: float, incumbent: Estimate | None, spread: float = 0.0
 ) -> str | None:
     """Why a trial ends at a look; None where it goes on.
 

@@ -86,12 +86,7 @@ def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -
     typical = statistics.median(step_times_s)
     limit = STALL * max(float(np.quantile(times, USUAL)) for times in (step_times_s, beside_s) if len(times))
     found = [t for t in step_times_s if t > limit]
-    return Stalls(
-        steps=len(step_times_s),
-        count=len(found),
-        typical_s=typical,
-        lost_s=sum(t - typical for t in found),
-    )
+    return Stalls(steps=len(step_times_s), count=len(found), typical_s=typical, lost_s=sum(t - typical for t in found))
 
 
 def add_stalls(parts: Sequence[Stalls]) -> Stalls:

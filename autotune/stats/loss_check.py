@@ -75,21 +75,13 @@ def _format(kind: str, bits: int, mantissa: str) -> Format | None:
 
 @functools.cache
 def rounding_of(dtype: str) -> float:
-    """Relative difference of the loss that rounding may cause at the first step, for arithmetic in a format.
-
-    Raises:
-        ValueError: If it is no floating-point one.
-    """
+    """Relative rounding error of the first step's loss in a format; ValueError if that is no floating-point one."""
     return max(f.rounding for f in formats_of(dtype))
 
 
 @functools.cache
 def spacing_of(dtype: str) -> float:
-    """How far two numbers may be apart, relative to them, that are neighbours in a format: what storing loses.
-
-    Raises:
-        ValueError: If it is no floating-point one.
-    """
+    """Relative distance of neighbours in a format: what storing loses; ValueError if it is no floating-point one."""
     return max(2.0**-f.mantissa for f in formats_of(dtype))
 
 

@@ -39,11 +39,7 @@ from autotune.study.run import Candidate, SetState, StudyRun
 
 
 def measure_further_references(run: StudyRun) -> None:
-    """Measures the reference of each further workload before the search, and reserves time for its proofs.
-
-    Raises:
-        LaunchError: If one does not run.
-    """
+    """Measures further workloads' references, and reserves time for their proofs; LaunchError if one does not run."""
     for also in run.spec.also:
         with _session(run, also) as session:
             run.time.further_aa_s += session.store.of(AaRecord)[0].at_s

@@ -107,11 +107,7 @@ class Lanes:
     # ------------------------------------------------------------------ for stages
 
     def first_aa_run(self) -> AaRecord:
-        """Returns the A/A run of the first lane that has one; the other lanes go on.
-
-        Raises:
-            LaunchError: If the reference runs on none of them.
-        """
+        """Returns the first A/A run of a lane while others go on; LaunchError if the reference runs on none of them."""
         while (found := self._aa_run) is None:
             self._begin_aa_runs()
             self._listen()

@@ -55,7 +55,7 @@ class Preflight:
         return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
     def space(self, reference: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build; StudyFileError if the reference ran on another one."""
+        """Builds the search space of this study on this build; StudyFileError if the reference ran on another build."""
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
         return space_here(self.spec, self.known, reference)
 
@@ -100,7 +100,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on the platform of a study, or raises LaunchError."""
+    """Probes an interpreter's build for its settings on a study's platform; LaunchError if it cannot be probed."""
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
@@ -127,7 +127,7 @@ def launcher_name() -> str:
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Raises StudyFileError for a study read from a record in which secrets were redacted."""
+    """Refuses a study read from a record in which secrets were redacted; StudyFileError if one was."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     options = [spec.workload.options, *(also.options for also in spec.also)]
     refuse_redacted(spec.workload.command, options, source=source, advice=advice)
@@ -183,10 +183,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
 
 
 def keeping_rules(
-    spec: StudySpec,
-    first: Sequence[tuple[str, FlagSet]],
-    defaults: Mapping[str, str],
-    note: Callable[[str], None],
+    spec: StudySpec, first: Sequence[tuple[str, FlagSet]], defaults: Mapping[str, str], note: Callable[[str], None]
 ) -> tuple[tuple[str, FlagSet], ...]:
     """Returns the sets that keep the study's rules, and notes the others."""
     kept = []

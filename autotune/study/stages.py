@@ -28,11 +28,7 @@ from autotune.study.search import Search
 
 
 def run_study(run: StudyRun) -> ConclusionRecord:
-    """Runs a study to its conclusion, from where earlier sessions stopped.
-
-    Raises:
-        AutotuneError: If the study cannot start or go on; its records stay.
-    """
+    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay."""
     with contextlib.closing(run):
         for stage in STAGES.values():
             stage(run)

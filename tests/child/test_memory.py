@@ -24,9 +24,8 @@ def host() -> int:
 def in_a_process_of_its_own(call: str) -> None:
     """Calls a function of this file: in pytest's process other tests leave threads and children, which count too."""
     program = f"from tests.child import test_memory; test_memory.{call}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 

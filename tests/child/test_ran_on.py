@@ -25,14 +25,8 @@ LOAD = "import ctypes; [ctypes.CDLL(n) for n in {names!r}]; "
 def answer(program: str, libraries: str, *arguments: str) -> Any:
     """What a process of its own writes, as JSON, that finds libraries in these folders."""
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     return json.loads(done.stdout)
 
 
@@ -88,9 +82,8 @@ def test_a_lost_gpu_leaves_the_others(tmp_path: Path) -> None:
 def test_without_nvml_the_kernels_module_tells_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_nvml", lambda: None)
     file = tmp_path / "version"
-    file.write_text(
-        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 13\n"
-    )
+    driver = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build"
+    file.write_text(f"{driver}\nGCC version: 13\n")
     monkeypatch.setattr(gpus, "DRIVER", file)
     loaded = gpus.loaded_versions()  # what JAX's plugin has brought into pytest's process, where it is installed
     assert gpus.ran_on()["versions"] == {"driver": "580.65.06", **loaded}

@@ -16,9 +16,7 @@ ROWS = b'{"step": 1, "time": 0.5}\n' * 5
 
 @pytest.mark.parametrize(("name", "text", "count", "last"), toml_beside(__file__, "lines.toml")["records"])
 @pytest.mark.parametrize("size", [3, 1000])
-def test_records_do_not_depend_on_how_they_come(
-    name: str, text: str, count: int, last: dict[str, object], size: int
-) -> None:
+def test_how_records_come_does_not_matter(name: str, text: str, count: int, last: dict[str, object], size: int) -> None:
     records, data = lines_of(name), text.encode()
     found = [told for i in range(0, len(data), size) for told in records.feed(data[i : i + size])]
     assert len(found) == count

@@ -43,9 +43,7 @@ def test_a_counter_that_skips_steps_is_divided_by_them() -> None:
     assert [t.step_s if t else None for t in times] == [None, None, pytest.approx(0.2)]
 
 
-@given(
-    st.lists(st.text(alphabet="ab é", min_size=1), min_size=1), st.integers(1, 9), st.sampled_from(["\n", "\r", "\r\n"])
-)
+@given(st.lists(st.text("ab é", min_size=1), min_size=1), st.integers(1, 9), st.sampled_from(["\n", "\r", "\r\n"]))
 def test_lines_do_not_depend_on_how_they_are_cut(lines: list[str], size: int, end: str) -> None:
     data = "".join(line + end for line in lines).encode()
     cutter = Lines()
@@ -74,18 +72,8 @@ def test_only_what_is_new_in_a_file_is_read_and_a_new_file_from_its_start(tmp_pa
 
 
 def test_the_last_exception_is_the_one_that_counts() -> None:
-    text = """Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-KeyError: 'x'
-During handling of the above exception, another exception occurred:
-Traceback (most recent call last):
-  File "a.py", line 2, in <module>
-jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory
-  while allocating"""
-    assert last_exception(text.splitlines()) == (
-        "JaxRuntimeError",
-        "RESOURCE_EXHAUSTED: Out of memory\n  while allocating",
-    )
+    found = last_exception(LINES["texts"]["two_exceptions"].splitlines())
+    assert found == ("JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory\n  while allocating")
     assert last_exception(["ValueError: only printed"]) is None
 
 
@@ -96,9 +84,7 @@ GIVEN = FlagSet({"xla_a": "1", "NCCL_PROTO": "LL", "jax_enable_pgle": "true"})
 
 
 @pytest.mark.parametrize(("values", "unset", "lost", "notes"), LINES["arrived"])
-def test_each_setting_that_did_not_arrive_is_named(
-    values: dict[str, str], unset: list[str], lost: list[str], notes: int
-) -> None:
+def test_each_lost_setting_is_named(values: dict[str, str], unset: list[str], lost: list[str], notes: int) -> None:
     arrived = {"NCCL_PROTO": "LL", "JAX_ENABLE_PGLE": "true", **values, **dict.fromkeys(unset)}
     found = check_environment(GIVEN, arrived)
     assert [got[: len(wanted)] for got, wanted in zip(found.lost, lost, strict=True)] == lost

@@ -20,6 +20,7 @@ import autotune
 from autotune.cli.app import app
 from autotune.cli.help import GROUPS
 from tests.console import commands
+from tests.runs import there
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,8 +50,7 @@ def test_every_command_is_in_one_group_and_listed_there() -> None:
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name: str) -> None:
     text = shown(*name.split())
-    found = re.search(r"Example: (.*)", text)
-    assert found is not None
+    found = there(re.search(r"Example: (.*)", text))
     words = shlex.split(found[1].split(" > ")[0])
     assert words[0] == "autotune"
     command: Any = typer.main.get_command(app)
@@ -74,10 +74,8 @@ def test_the_shell_completes_commands_and_options() -> None:
     def completed(words: str) -> set[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "_AUTOTUNE_COMPLETE": "complete_bash", "COMP_WORDS": words}
         code = "from autotune.cli.app import main; import sys; sys.argv[0] = 'autotune'; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**env, "COMP_CWORD": str(words.count(" "))}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+        env["COMP_CWORD"] = str(words.count(" "))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
         return set(done.stdout.split())
 
     assert {"recheck", "recipes", "report"} <= completed("autotune re")

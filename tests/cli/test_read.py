@@ -55,9 +55,7 @@ def test_a_saved_log(tmp_path: Path, arguments: list[str], status: int, words: s
 
 
 @pytest.mark.parametrize(("arguments", "status", "words"), CASES["reads_nothing"])
-def test_a_call_that_reads_nothing_says_what_to_do(
-    tmp_path: Path, arguments: list[str], status: int, words: str
-) -> None:
+def test_calls_that_read_nothing_say_what_to_do(tmp_path: Path, arguments: list[str], status: int, words: str) -> None:
     (tmp_path / "train.log").write_text("step 1: 5 ms\n")
     done = read(*arguments, cwd=tmp_path)
     assert done.returncode == status

@@ -211,11 +211,7 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     assert "not applied, as far as can be seen" in done.stderr
 
 
-ARRIVAL = {
-    "arrives": ("exec", "autotune: applied: "),
-    "takes them away": ("unset XLA_FLAGS; exec", "not applied: xla_cpu_a=1: the program took it away"),
-    "has its own": ("export XLA_FLAGS=--xla_cpu_a=2;", "not applied: xla_cpu_a=1: the program made it 2"),
-}
+ARRIVAL = CASES["arrivals"]
 
 
 @pytest.mark.parametrize("kind", ARRIVAL)

@@ -14,6 +14,7 @@ from autotune.results.export import read_winner
 from autotune.rundir.store import Store
 from autotune.study import recheck
 from tests.console import autotune, autotune_process
+from tests.runs import there
 
 QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart.toml"
 
@@ -36,8 +37,7 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
     ):
         done = autotune_process(*words, cwd=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"), XLA_FLAGS="")
         assert done.returncode == 0, (words, done.stdout + done.stderr)
-    ended = Store.open(tmp_path / "runs/quickstart").last(ConclusionRecord)
-    assert ended is not None
+    ended = there(Store.open(tmp_path / "runs/quickstart").last(ConclusionRecord))
     assert ended.outcome is Outcome.WINNER
     assert ended.settings == FlagSet({"xla_backend_optimization_level": 3})
     flags = read_winner(tmp_path / "runs/quickstart/winner.env").settings
@@ -45,9 +45,7 @@ def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path)
     assert flags["xla_cpu_multi_thread_eigen"] == "false", "the rest of the baseline goes with it"
 
 
-def test_a_recheck_that_is_stopped_says_how_to_go_on(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_recheck_says_how_to_go_on(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recheck, "recheck_winner", Mock(side_effect=KeyboardInterrupt))
     done = autotune("recheck", finished.path, cwd=tmp_path)
     assert done.returncode == 130

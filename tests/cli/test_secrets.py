@@ -19,16 +19,10 @@ from tests.tables import toml_beside
 
 pytestmark = pytest.mark.filterwarnings("ignore:Query string argument")
 
-PROGRAM = toml_beside(__file__)["programs"]["secretive"]
+PROGRAMS = toml_beside(__file__)["programs"]
 SECRET = ["--wandb-key=hunter2-a", "--token", "hunter2-b", "API_KEY=hunter2-c", "--db=postgresql://me:hunter2-d@h/x"]
 
 STUDY = Path(__file__).with_name("secretive.toml").read_text(encoding="utf-8")
-SIMULATION = """
-[simulation]
-noise = "quiet"
-effects = { "xla_backend_optimization_level=1" = 0.8 }
-failures = { "xla_backend_optimization_level=2" = "crash" }
-"""
 
 
 def text_of(secrets: list[str]) -> str:
@@ -44,7 +38,7 @@ def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedP
 
 
 def finish(folder: Path, study: str) -> Path:
-    (folder / "train.py").write_text(PROGRAM)
+    (folder / "train.py").write_text(PROGRAMS["secretive"])
     write_study(folder / "study.toml", study)
     url = "sqlite:///s.db?password=hunter2-f"
     done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
@@ -55,7 +49,7 @@ def finish(folder: Path, study: str) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished study of such a program, called with more secrets; a formula takes the place of measuring."""
-    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + SIMULATION)
+    return finish(tmp_path_factory.mktemp("secretive"), text_of(SECRET) + PROGRAMS["simulation"])
 
 
 OWN = {"study.toml", "got.txt", "worker.log"}

@@ -16,6 +16,7 @@ from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.workers.local import LocalLauncher
 from tests.console import autotune
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
 CODE = sorted([*ROOT.glob("autotune/**/*.py"), *ROOT.glob("workloads/**/*.py")])
@@ -49,13 +50,7 @@ def offences(tree: ast.AST) -> Iterator[str]:
             yield from ("allow_pickle=" for k in node.keywords if k.arg == "allow_pickle")
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "eval('1')", "import pickle", "from yaml import load", "import yaml as y", "import yaml\nyaml.load(text)",
-        "import yaml\nread = yaml.unsafe_load", "run(x, shell=True)", "os.system('ls')", "exec(text)",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("code", toml_beside(__file__)["offences"])
 def test_the_search_for_offences_finds_them(code: str) -> None:
     assert list(offences(ast.parse(code)))
 

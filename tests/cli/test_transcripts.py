@@ -21,13 +21,8 @@ from tests.tables import toml_beside
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
 SMALL = Path(__file__).parents[1] / "rundir" / "small"
-STUDY = """
-name = "llama"
-workload = { entry = "llama" }
-device = { platform = "cuda", count = 8 }
-search = { time_budget = "2h" }
-"""
-COMMANDS = toml_beside(__file__)["transcripts"]
+CASES = toml_beside(__file__)
+COMMANDS = CASES["transcripts"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("transcripts")
     for name in ("run", "again"):
         shutil.copytree(SMALL, folder / name)
-    (folder / "study.toml").write_text(STUDY, encoding="utf-8")
+    (folder / "study.toml").write_text(CASES["programs"]["to_submit"], encoding="utf-8")
     return folder
 
 

@@ -92,9 +92,7 @@ UNKNOWN = CASES["unknown_lines"]
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_not_understanding_is_quick_and_the_proposal_works(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_fit_is_quick_and_the_proposal_works(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "STUCK_S", 1.0)
     monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
     text, wanted = UNKNOWN[kind]
@@ -263,9 +261,8 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     assert "going on with the study train.toml" in done.stdout
     use = next(line.strip() for line in done.stdout.splitlines() if "winner.env &&" in line)
     assert use == f"(. ./runs/train/winner.env && {sys.executable} train.py)"
-    shown = subprocess.run(
-        ["sh", "-c", ". ./runs/train/winner.env && env"], cwd=tmp_path, capture_output=True, text=True, check=True
-    ).stdout
+    command = ["sh", "-c", ". ./runs/train/winner.env && env"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert "XLA_FLAGS=--xla_backend_optimization_level=1" in shown
     assert f"autotune exec runs/train -- {sys.executable} train.py" in done.stdout
 

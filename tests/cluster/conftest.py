@@ -52,10 +52,9 @@ def allocate(slurm: Slurm) -> Iterator[Allocate]:
 
 def autotune(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """The command as a user types it, on simulated machines where they are described."""
-    return subprocess.run(
-        [sys.executable, "-m", "harness.simulated_machine", *arguments], cwd=cwd, env={**env, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False, timeout=170,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "harness.simulated_machine", *arguments]
+    own = {**env, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=own, capture_output=True, text=True, check=False, timeout=170)
 
 
 def marked(mark: str) -> list[psutil.Process]:

@@ -45,11 +45,9 @@ class Cluster:
         return self._start([*DASK, "worker", "--scheduler-file", str(self.file), *own])
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        own = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self._folder)}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self._folder), **self._env}
         with (self._folder / "dask.log").open("ab") as log:
-            process = subprocess.Popen(
-                command, env={**os.environ, **own, **self._env}, cwd=self._folder, stdout=log, stderr=log
-            )
+            process = subprocess.Popen(command, env=env, cwd=self._folder, stdout=log, stderr=log)
         self._started.append(process)
         return process
 

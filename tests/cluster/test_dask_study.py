@@ -80,9 +80,7 @@ class Watched:
 
 
 @pytest.mark.gate
-def test_a_study_on_two_workers_loses_nothing_when_one_is_killed_and_another_joins(
-    tmp_path: Path, cluster: Cluster
-) -> None:
+def test_a_study_on_two_workers_loses_nothing_if_one_is_killed_and_one_joins(tmp_path: Path, cluster: Cluster) -> None:
     study = asking(replay_study(), TRIALS)
     (tmp_path / FILE).write_text('effects = { "xla_a=1" = 0.9 }\nnoise = { white_sd = 0.002 }\n')  # for the lanes
     victim = cluster.join("victim")

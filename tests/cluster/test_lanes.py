@@ -56,9 +56,7 @@ def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate
 
 
 @pytest.mark.gate
-def test_a_driver_that_is_killed_takes_all_lanes_with_it_and_the_next_goes_on(
-    allocate: Allocate, tmp_path: Path
-) -> None:
+def test_a_driver_that_is_killed_takes_all_lanes_along_and_the_next_goes_on(allocate: Allocate, tmp_path: Path) -> None:
     write(tmp_path, trials=14, delay_s=0.04)
     env = allocate(3)
     with driving(tmp_path, env) as driver:

@@ -31,9 +31,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.mark.gate
-def test_lanes_lose_the_database_and_then_their_driver_and_every_count_is_exact(
-    postgres: Postgres, tmp_path: Path
-) -> None:
+def test_lanes_lose_the_database_then_their_driver_and_every_count_is_exact(postgres: Postgres, tmp_path: Path) -> None:
     write(tmp_path, trials=17, delay_s=0.03)
     run = tmp_path / "run"
     env = {"PATH": "/usr/bin:/bin", "AUTOTUNE_STORAGE": postgres.url}

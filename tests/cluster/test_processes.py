@@ -76,9 +76,7 @@ def test_lanes_are_ended_all_at_once(lanes: Processes, monkeypatch: pytest.Monke
     lanes.close()
 
 
-def test_lanes_that_say_nothing_are_given_up_one_day_with_the_reason(
-    lanes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lanes_that_say_nothing_are_given_up_with_the_reason(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", "import time; time.sleep(600)"))
     monkeypatch.setattr(processes, "START_LIMIT_S", 0.05)
     with pytest.raises(NodeLostError, match=r"all of 3 lanes are gone \(a: it did not start within 0 s; b: it did"):
@@ -99,9 +97,7 @@ def test_a_lane_given_up_for_good_does_not_pass_for_one_that_is_there(lanes: Pro
     assert [t.lane for t in heard if t.message["type"] == JOINED] == ["b"]
 
 
-def test_a_lane_whose_program_fails_says_why_in_its_own_words(
-    lanes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lane_whose_program_fails_says_why_in_its_words(lanes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", "raise SystemExit('no disk here')"))
     heard = wait_for(lanes, LEFT, "a", "b", "c")
     whys = {t.message["why"] for t in heard if t.message["type"] == LEFT}

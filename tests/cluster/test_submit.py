@@ -42,15 +42,13 @@ def test_a_lane_on_each_node_and_the_login_node_sees_them_without_jax(slurm: Slu
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax/__init__.py").write_text("raise ImportError('a login node has no jax')")
     code = "import sys; sys.argv[0] = 'autotune'; from autotune.cli.app import main; main()"
-    shown = subprocess.run(
-        [sys.executable, "-c", code, "status", "run", "--json"], cwd=folder, capture_output=True, text=True, check=True,
-        env={**slurm.env, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, "status", "run", "--json"]
+    env = {**slurm.env, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    shown = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=env)
     row = json.loads(shown.stdout)[0]
     assert (row["state"], row["trials"], row["asked_trials"]) == ("finished", 17, 17)
-    assert [(x["lane"], x["is_here"], x["is_slow"]) for x in row["lanes"]] == [
-        (f"127.0.0.{i}", False, False) for i in (1, 2, 3)
-    ]
+    lanes = [(x["lane"], x["is_here"], x["is_slow"]) for x in row["lanes"]]
+    assert lanes == [(f"127.0.0.{i}", False, False) for i in (1, 2, 3)]
     assert row["device_hours"] >= 0
     assert not list(tmp_path.rglob("pwned"))
 
@@ -109,9 +107,7 @@ def test_groups_of_nodes_are_a_lane_each(slurm: Slurm, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["refused_jobs"])
-def test_what_would_fail_or_wait_for_ever_is_refused(
-    slurm: Slurm, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_what_fails_or_waits_forever_is_refused(slurm: Slurm, tmp_path: Path, arguments: list[str], words: str) -> None:
     write(tmp_path)
     before = sorted(slurm.call("squeue", "-h", "-o", "%i").split())
     done = autotune("submit", "study.toml", "--run-dir", "run", *arguments, cwd=tmp_path, env=slurm.env)

@@ -25,6 +25,7 @@ from autotune.model.measurement import FailureKind
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
 from tests.runs import there
+from tests.tables import toml_beside
 
 pytestmark = [pytest.mark.aot, pytest.mark.gate]
 
@@ -66,14 +67,11 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     with Compiler(toy_job()) as compiler:
         compiler._has_estimates = False
         (plain,) = compiler.compile([REFERENCE])
-    assert plain.program is not None
-    assert plain.program.fingerprint == program(results, REFERENCE).fingerprint
-    assert not any(op.xla_s for op, _ in P.walk(plain.program.schedule))
+    assert there(plain.program).fingerprint == program(results, REFERENCE).fingerprint
+    assert not any(op.xla_s for op, _ in P.walk(there(plain.program).schedule))
 
 
-def test_build_that_does_not_know_how_to_estimate_compiles_without(
-    toy_job: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_worker, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
     with Compiler(toy_job()) as compiler:
         found = list(compiler.compile([REFERENCE, UNKNOWN]))
@@ -162,23 +160,6 @@ def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     assert verdicts == {2048: True, 8 << 22: False}
 
 
-BY_COMPILER_OPTIONS = """
-import json, sys
-from pathlib import Path
-from autotune.child import compile as worker
-from autotune.child.fingerprint import module_name, strip_hlo
-import hashlib
-job, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-sys.path[:0] = job["paths"]
-lower, facts = worker.prepare(job)
-options = {"xla_gpu_enable_while_loop_double_buffering": True, "xla_dump_to": str(folder / "dump")}
-compiled = lower().compile(compiler_options=options)
-worker._keep_dumps(folder, module_name(compiled.as_text()), "gpu")
-digest = hashlib.sha256(strip_hlo(compiled.as_text()).encode()).hexdigest()
-print(json.dumps({"hlo_digest": digest, "compile_s": 0.0, "memory": None, **facts}))
-"""
-
-
 def test_compiler_options_in_another_process_give_the_same_fingerprint(
     results: dict[FlagSet, CompileResult], toy_job: Any, tmp_path: Path
 ) -> None:
@@ -189,7 +170,8 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
     }  # fmt: skip
     env = environment.child_environment(environment.caller_environment(), FlagSet(), platform_name="cpu")
     env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, "-c", BY_COMPILER_OPTIONS, json.dumps(order), str(tmp_path)]
+    by_options = toml_beside(__file__)["programs"]["by_compiler_options"]
+    command = [sys.executable, "-c", by_options, json.dumps(order), str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
     other = read_program(tmp_path, json.loads(done.stdout.splitlines()[-1]), job.topology, is_gpu=True)
     assert other.fingerprint == program(results, DOUBLE_BUFFERED).fingerprint

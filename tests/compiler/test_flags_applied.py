@@ -65,11 +65,7 @@ def test_flags_act_on_the_cpu_though_building_starts_a_backend(tmp_path: Path, t
 @pytest.mark.gate
 @pytest.mark.parametrize(
     ("entry", "touch", "lowers_first"),
-    [
-        (SMALL, False, True),
-        (SMALL, True, False),
-        ("touching_workload:make", False, False),
-    ],
+    [(SMALL, False, True), (SMALL, True, False), ("touching_workload:make", False, False)],
 )
 def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
     tmp_path: Path, toy_job: Any, entry: str, touch: bool, lowers_first: bool
@@ -79,21 +75,7 @@ def test_flags_act_for_a_described_gpu_wherever_a_workload_starts_a_backend(
     assert report.canary in GPU_CANARIES
 
 
-LIAR = """
-import sys
-from autotune.child import compile as worker
-from autotune.child.channel import serve
-
-honest = worker._run_fork
-
-def lie(lower, order, facts, folder, parent):
-    flags = order["environment"]["XLA_FLAGS"]
-    order["environment"]["XLA_FLAGS"] = {lie}
-    honest(lower, order, facts, folder, parent)
-
-worker._run_fork = lie
-sys.exit(serve(worker.work))
-"""
+LIAR = toml_beside(__file__)["programs"]["liar"]
 
 
 @pytest.fixture
@@ -156,14 +138,10 @@ FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
 MODULE = (DUMPS / "negate.hlo").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("hlo", "is_gpu", "missing"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")]
-)
-def test_empty_text_or_thunks_are_an_error_never_a_program(
-    tmp_path: Path, hlo: str, is_gpu: bool, missing: str
-) -> None:
+@pytest.mark.parametrize(("hlo", "is_gpu", "lacks"), [("", False, "HLO"), ("", True, "HLO"), (MODULE, True, "thunks")])
+def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, is_gpu: bool, lacks: str) -> None:
     (tmp_path / HLO).write_text(hlo, encoding="utf-8")
-    with pytest.raises(LaunchError, match=f"holds no .*{missing}"):
+    with pytest.raises(LaunchError, match=f"holds no .*{lacks}"):
         read_program(tmp_path, FOUND, Topology(1, 1), is_gpu=is_gpu)
 
 

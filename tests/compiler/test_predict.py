@@ -84,9 +84,8 @@ def test_kernel_takes_its_slowest_resource() -> None:
 
 
 def test_communication_beside_computing_is_hidden_and_the_rest_exposed() -> None:
-    found = predict_step(
-        program(start(7, gather(0.5)), kernel("a", 0.3), done(7), kernel("b", 0.1)), TARGET, Topology(1, 8)
-    )
+    beside = (start(7, gather(0.5)), kernel("a", 0.3), done(7), kernel("b", 0.1))
+    found = predict_step(program(*beside), TARGET, Topology(1, 8))
     assert found.step_s == pytest.approx(0.6, rel=1e-3)
     assert found.communication_s == pytest.approx(0.5, rel=1e-3)
     assert found.exposed_s == pytest.approx(0.2, rel=1e-2)

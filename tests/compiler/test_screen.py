@@ -180,22 +180,11 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     assert f"{kept[1]} taken from the cache" in done.stdout
 
 
-STUDY = """
-name = "toy"
-[workload]
-entry = "toy_workload:make"
-[search.settings]
-xla_gpu_enable_while_loop_double_buffering = [true]
-xla_gpu_memory_limit_slop_factor = [80]
-NCCL_PROTO = ["LL"]
-"""
-
-
 @pytest.mark.aot
 @pytest.mark.slow
 def test_screen_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(Path(__file__).with_name("toy_workload.py"), tmp_path)
-    (tmp_path / "study.toml").write_text(STUDY, encoding="utf-8")
+    (tmp_path / "study.toml").write_text(CASES["programs"]["study"], encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def said(command: str, *options: str) -> str:

@@ -80,9 +80,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 
 def compiler(processors: int, **more: Any) -> Compiler:
-    job = CompileJob(
-        entry="llama", options={}, target=None, topology=parse_topology("1"), versions={"jaxlib": "0"}, base={}
-    )
+    one = parse_topology("1")
+    job = CompileJob(entry="llama", options={}, target=None, topology=one, versions={"jaxlib": "0"}, base={})
     return Compiler(job, processors=lambda: processors, **more)
 
 

@@ -16,6 +16,7 @@ from tests.tables import toml_beside
 COMPARE = {"LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "NE": operator.ne}
 MIRRORED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 MOST = 50
+CASES = toml_beside(__file__)
 LOOP = Template((Path(__file__).parent / "dumps/loop.hlo").read_text(encoding="utf-8"))
 
 
@@ -70,20 +71,14 @@ def test_a_count_is_that_of_running_the_loop(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_loop_whose_first_turn_was_peeled_begins_where_that_ended() -> None:
     peeled = "%two = s32[] constant(2)\n  %start = s32[] fusion(%two), kind=kLoop, calls=%plus"
-    plus = """
-%plus (q: s32[]) -> s32[] {
-  %q = s32[] parameter(0)
-  %q.one = s32[] constant(1)
-  ROOT %q.sum = s32[] add(%q.one, %q)
-}
-"""
+    plus = CASES["programs"]["plus"]
     text = module(begins=peeled).replace("copy(%two)", "copy(%start)").replace("\n%cond ", plus + "\n%cond ")
     assert counted(text) == 7
     inside = text.replace("%next = s32[] add(%i, %one)", "%next = s32[] fusion(%i), kind=kLoop, calls=%plus")
     assert counted(inside) == 7
 
 
-LIARS = toml_beside(__file__)["loops_that_do_not_count"]
+LIARS = CASES["loops_that_do_not_count"]
 
 
 @pytest.mark.parametrize("loop", LIARS.values(), ids=LIARS.keys())

@@ -53,9 +53,7 @@ def gpu_study(**device: Any) -> StudySpec:
 @pytest.mark.parametrize(
     ("visible", "count", "joules"), [(None, None, 300.0), ("1", None, 200.0), ("1,0", 1, 200.0), (None, 1, 100.0)]
 )
-def test_only_the_gpus_of_the_workload_are_counted(
-    nvml: FakeNvml, visible: str | None, count: int | None, joules: float
-) -> None:
+def test_only_gpus_in_use_are_counted(nvml: FakeNvml, visible: str | None, count: int | None, joules: float) -> None:
     meter = open_meter(gpu_study(count=count), GpuWatch(pynvml, visible))
     assert meter.measure(draw(nvml)) == ("done", joules)
 

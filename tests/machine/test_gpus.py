@@ -10,6 +10,7 @@ import pytest
 
 from autotune.machine.gpus import GpuFacts, find_gpus, gpu_facts, run_program, visible_gpu_ids, visible_gpus
 from harness.fake_nvml import FakeNvml, missing
+from tests.tables import toml_beside
 
 H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
@@ -68,12 +69,7 @@ def test_a_gpu_tells_what_xla_would_read_of_it_and_leaves_open_what_it_does_not_
     with fake.loaded():
         assert gpu_facts({})[0] == H200
         assert [g.name for g in gpu_facts({"CUDA_VISIBLE_DEVICES": "1"})] == ["NVIDIA L4"]
-        for key, name in {
-            "nvmlDeviceGetNumGpuCores": "lanes",
-            "nvmlDeviceGetMemoryBusWidth": "memory_bytes_per_s",
-            "nvmlDeviceGetCudaComputeCapability.0": "compute_capability",
-            "memory.total": "memory_bytes",
-        }.items():
+        for key, name in toml_beside(__file__)["told_by_nvml"].items():
             fake.forget(0, key)
             assert getattr(gpu_facts({})[0], name) is None, name
         left = gpu_facts({})

@@ -31,9 +31,7 @@ def tables() -> Iterator[tuple[str, dict[str, Any]]]:
 def test_no_key_is_without_a_description() -> None:
     keys = [(name, key, told) for name, table in tables() for key, told in table["properties"].items()]
     assert len(keys) > 50
-    assert [
-        (name, key) for name, key, told in keys if len(told.get("description", "")) < 5 and "$ref" not in told
-    ] == []
+    assert [(name, key) for name, key, row in keys if len(row.get("description", "")) < 5 and "$ref" not in row] == []
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda p: p.stem)
@@ -52,8 +50,6 @@ def test_what_is_refused_is_refused_by_the_schema_too(section: str, key: str, va
 
 
 def test_the_page_and_the_schema_for_editors_are_of_todays_keys() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "write_study_file.py"), "--check"],
-        capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    command = [sys.executable, str(ROOT / "docs" / "write_study_file.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout + done.stderr

@@ -121,9 +121,8 @@ def test_the_reference_has_the_workloads_value_else_the_first() -> None:
 
 def test_the_number_of_processes_is_an_option_of_an_entry() -> None:
     device = {"count": 4}
-    spec = parse_study(
-        {"name": "s", "workload": ENTRY, "device": device, "search": {"options": {"process_count": [1, 2, 4]}}}
-    )
+    search = {"options": {"process_count": [1, 2, 4]}}
+    spec = parse_study({"name": "s", "workload": ENTRY, "device": device, "search": search})
     assert spec.under(FlagSet()).device.process_count == 1
     assert spec.under(FlagSet({"option.process_count": "4"})).device.process_count == 4
     assert "process_count" not in spec.under(FlagSet()).workload.options

@@ -19,6 +19,7 @@ from autotune.model.units import (
     parse_bytes,
     parse_duration,
 )
+from tests.tables import toml_beside
 
 
 def test_figures_in_words() -> None:
@@ -35,27 +36,16 @@ def test_figures_in_words() -> None:
     assert [format_joules(j) for j in (12.5, 3100, math.inf)] == ["12.5 J", "3.1 kJ", "-"]
 
 
-DURATIONS: dict[str | float, float] = {
-    "1h30m": 5400.0,
-    "250 ms": 0.25,
-    90: 90.0,
-    "08:00:00": 28800.0,
-    "1-12:00:30": 129630.0,
-}
-SIZES: dict[str | float, int] = {"72GiB": 72 << 30, "80GB": 80 * 10**9, "1.5 MiB": 3 << 19, 1024: 1024, "7B": 7}
-NO_DURATIONS = ("90", "08:00", "1-12", "-5m", "00:00:00", "")
-NO_SIZES = ("", "GiB", "-1GiB", "0", "72 gigs", "1e9", "nan", True, "9999999TiB", "1GiBB")
-REFUSED = [*product([parse_duration], NO_DURATIONS), *product([parse_bytes], NO_SIZES)]
+CASES = toml_beside(__file__)
+REFUSED = [*product([parse_duration], CASES["no_durations"]), *product([parse_bytes], CASES["no_sizes"])]
 
 
 def test_durations_and_sizes_are_read() -> None:
-    assert {text: parse_duration(text) for text in DURATIONS} == DURATIONS
-    assert {text: parse_bytes(text) for text in SIZES} == SIZES
+    assert [[text, parse_duration(text)] for text, _ in CASES["durations"]] == CASES["durations"]
+    assert [[text, parse_bytes(text)] for text, _ in CASES["sizes"]] == CASES["sizes"]
 
 
-@pytest.mark.parametrize(
-    ("parse", "text"), [*product([parse_duration], NO_DURATIONS), *product([parse_bytes], NO_SIZES)]
-)
+@pytest.mark.parametrize(("parse", "text"), REFUSED)
 def test_what_is_no_duration_or_size_is_refused(parse: Callable[[Any], float], text: str | bool) -> None:
     with pytest.raises(ValueError, match=r"a (duration|size) must"):
         parse(text)

@@ -56,9 +56,8 @@ def test_a_difference_is_refused_by_name_unless_it_is_the_axis(
     finished: Store, altered: Alter, field: str, change: dict[str, object]
 ) -> None:
     other = Store.open(altered(finished, "other", **change))
-    with pytest.raises(
-        NotComparableError, match=rf"must have the same {field} but .* make it the axis with --by {field}"
-    ):
+    words = rf"must have the same {field} but .* make it the axis with --by {field}"
+    with pytest.raises(NotComparableError, match=words):
         compare_stores([finished, other])
     table = compare_stores([finished, other], by=[field])
     assert len(table.frame) == 2

@@ -69,9 +69,7 @@ def test_one_gpu_of_a_node_of_eight_holds_where_it_was_proven(aa_run: AaRecord, 
     mine = proven(aa_run, count=1)
     assert (mine.device_count, mine.devices_asked) == (1, 1)
     assert found(mine) == {}
-    assert found(proven(aa_run)) == {"device_count": ("1", "8")}, (
-        "a study that takes all that there are has others here"
-    )
+    assert found(proven(aa_run)) == {"device_count": ("1", "8")}, "a study that takes all there are has others here"
     here["gpus"].clear()
     assert found(mine)["device_count"] == ("1", "0")
 
@@ -109,9 +107,7 @@ def test_the_measured_process_is_believed_before_the_driver(aa_run: AaRecord) ->
 
 
 @needs_nvml
-def test_a_process_of_its_own_is_asked_and_loads_what_jax_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_of_its_own_is_asked_and_loads_as_jax_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
     make_cuda(nvml.folder, cudnn="9.28.0")
     plugin = tmp_path / "site" / "jax_cuda12_plugin-0.10.2.dist-info"

@@ -29,9 +29,7 @@ from tests.runs import make_winner, rewrite, there
 
 SILENT = LossCheck(basis=LossBasis.STEPS, words=f"{LOSS_NOT_CHECKED}: the reference reports no loss")
 CHECKED = LossCheck(basis=LossBasis.STEPS, is_ok=True, words="loss step by step over 5 steps")
-WORK = LossCheck(
-    basis=LossBasis.WORK, is_ok=True, is_final=False, words="the work of a step changes: first steps agree"
-)
+WORK = LossCheck(basis=LossBasis.WORK, is_ok=True, is_final=False, words="the work of a step changes: they agree")
 SOAKED = LossCheck(basis=LossBasis.WORK, is_ok=True, words="the work of a step changes: judged by loss")
 
 

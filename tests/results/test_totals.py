@@ -29,9 +29,7 @@ SPACE = SearchSpace((Parameter(name="xla_a", choices=("0", "1"), default="0"),))
 def stall(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
     """Workers under xla_a=1 stand still for ten steps, once in every twenty-five."""
     if settings.get("xla_a") == "1":
-        on_blocks(
-            worker, lambda times, done: tuple(t * (11 if (done + i) % 25 == 24 else 1) for i, t in enumerate(times))
-        )
+        on_blocks(worker, lambda times, at: tuple(t * (11 if (at + i) % 25 == 24 else 1) for i, t in enumerate(times)))
 
 
 @pytest.fixture
@@ -41,9 +39,7 @@ def stalled(run_replay: Run) -> tuple[ConclusionRecord, Store]:
     return conclusion, store
 
 
-def test_a_proof_that_is_faster_by_its_typical_step_alone_proves_nothing(
-    stalled: tuple[ConclusionRecord, Store],
-) -> None:
+def test_a_proof_faster_by_its_typical_step_alone_proves_nothing(stalled: tuple[ConclusionRecord, Store]) -> None:
     conclusion, store = stalled
     (proof,) = store.of(FinalistResult)
     assert there(proof.corrected).high < 0.85

@@ -27,7 +27,8 @@ from tests.console import autotune as command_line
 from tests.runs import EFFECTS, SPACE, TYPED, Diary, asking, replay_study
 from tests.tables import toml_beside
 
-FAKES: dict[str, str] = toml_beside(__file__, "trackers.toml")["libraries"]
+TRACKED = toml_beside(__file__, "trackers.toml")
+FAKES: dict[str, str] = TRACKED["libraries"]
 SECRET = "hunter2"
 
 
@@ -117,9 +118,7 @@ def test_a_library_is_called_by_its_contract(
     assert len(fake.runs) == len(runs_of(finished))
 
 
-def test_a_tracker_that_is_unknown_or_not_installed_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tracker_that_is_unknown_or_missing_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_study(tmp_path / "typed.toml", TYPED)
     (tmp_path / "wandb").mkdir()  # as wandb leaves it behind: no package
     before = {p.name for p in tmp_path.iterdir()}
@@ -178,22 +177,7 @@ def test_the_library_itself_gets_each_record_once_over_two_sessions(
     assert check_run(store.path).problems == ()
 
 
-HANGING = "import subprocess; subprocess.run(['sleep', '1234.5'])"
-FAULTS = {
-    "it raises": f"raise RuntimeError('no answer from https://me:{SECRET}@host')",
-    "it is killed": "import os; os.kill(os.getpid(), 9)",
-    "it hangs": HANGING,
-    "it hangs over a record": f"""
-import __main__
-__main__.LIMIT_S = 1
-
-class SummaryWriter:
-    def __init__(self, logdir): ...
-
-    def add_hparams(self, *_, **__):
-        {HANGING}
-""",
-}
+FAULTS = TRACKED["faults"]
 
 
 @pytest.mark.gate

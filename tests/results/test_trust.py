@@ -68,9 +68,7 @@ def test_nor_a_value_that_ends_a_line(value: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "words"), CASES["dangerous_settings"])
-def test_what_reaches_files_or_is_dangerous_is_not_handed_on(
-    finished: Store, tmp_path: Path, name: str, words: str
-) -> None:
+def test_what_reaches_files_or_is_dangerous_is_refused(finished: Store, tmp_path: Path, name: str, words: str) -> None:
     text = render_winner(make_winner({"xla_gpu_x": "1"}), ExportFormat.JSON).replace("xla_gpu_x", name)
     with pytest.raises(AutotuneError, match=words):
         parse_winner(text, source="file")

@@ -17,22 +17,12 @@ from harness.sandbox import wait_for
 from harness.simulated_machine import write_study
 from harness.snapshots import command
 from tests.runs import is_whole
+from tests.tables import toml_beside
 
 TRIALS = 12
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-FAULTS = [
-    ("fsync:records",),
-    ("write:records",),
-    ("fsync:records", "truncate:records"),
-    ("fsync:pairs",),
-    ("write:pairs",),
-    ("write:worker",),
-    ("create",),
-    ("mkdir",),
-    ("fsyncdir",),
-    ("write", "fsync", "create", "mkdir", "truncate", "rename", "unlink"),
-]
+FAULTS = toml_beside(__file__)["disk_faults"]
 
 
 @pytest.fixture
@@ -46,19 +36,16 @@ def disk(tmp_path: Path) -> Iterator[FailingFolder]:
 def start(disk: FailingFolder) -> subprocess.Popen[str]:
     folder = disk.mount.parent
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
-        command(folder / "study.toml", disk.mount / "run"), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)},
-    )  # fmt: skip
+    env, pipe = {**os.environ, "PYTHONPATH": path, "XDG_DATA_HOME": str(folder)}, subprocess.PIPE
+    run = command(folder / "study.toml", disk.mount / "run")
+    return subprocess.Popen(run, text=True, stdout=pipe, stderr=pipe, env=env)
 
 
 @pytest.mark.parametrize(
     "faults",
     [pytest.param(f, marks=pytest.mark.gate if f == FAULTS[2] else pytest.mark.slow, id=" ".join(f)) for f in FAULTS],
 )
-def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(
-    disk: FailingFolder, faults: tuple[str, ...]
-) -> None:
+def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(disk: FailingFolder, faults: list[str]) -> None:
     run_dir = disk.mount / "run"
     records = disk.mount.parent / "below/run/records.jsonl"
     with start(disk) as process:

@@ -43,9 +43,7 @@ class Diary:
             self.done.append((what, path.relative_to(self._root).as_posix()))
 
 
-def test_a_record_is_written_after_the_samples_that_it_rests_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_written_after_the_samples_it_rests_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     diary = Diary(tmp_path, monkeypatch)
     record(tmp_path / "new/run", SPEC, trials=5)
     done = diary.done
@@ -73,9 +71,7 @@ def test_a_replaced_file_and_its_name_are_synced(tmp_path: Path, monkeypatch: py
     assert diary.done[-2][1].startswith("a/b/.file.")
 
 
-def test_a_folder_that_cannot_be_synced_by_its_file_system_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_its_file_system_cannot_sync_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EINVAL, "Invalid argument")
 

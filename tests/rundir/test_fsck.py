@@ -158,12 +158,10 @@ def test_records_that_do_not_say_whose_they_are_are_not_taken(run_dir: Path) -> 
 
 
 def test_a_start_that_was_cut_short_at_any_place_goes_on(tmp_path: Path) -> None:
-    for i, left in enumerate(
-        (("lock",), ("lock", ".study.json.ab.tmp"), ("study.json",), ("records.jsonl", "trials/"))
-    ):
+    for i, had in enumerate((("lock",), ("lock", ".study.json.ab.tmp"), ("study.json",), ("records.jsonl", "trials/"))):
         run_dir = tmp_path / str(i)
         run_dir.mkdir()
-        for name in left:
+        for name in had:
             (run_dir / name).mkdir() if name.endswith("/") else (run_dir / name).touch()
         goes_on(run_dir)
 
@@ -304,9 +302,8 @@ def test_whatever_is_torn_nothing_dies_with_a_traceback_and_the_study_goes_on(
         file = run_dir / rng.choice(["study.json", "records.jsonl", *map(str, rng.choices(files, k=3))])
         data = file.read_bytes()
         a, b = sorted(rng.choices(range(len(data) + 1), k=2))
-        file.write_bytes(
-            rng.choice([b"", data[:a], data[:a] + b"\0" * (b - a), data[:a] + data[b:], data[:a] + b"\0" * 99])
-        )
+        harms = [b"", data[:a], data[:a] + b"\0" * (b - a), data[:a] + data[b:], data[:a] + b"\0" * 99]
+        file.write_bytes(rng.choice(harms))
         for name in ("status", "show", "report", "fsck"):
             error = CliRunner().invoke(app, [name, str(run_dir)]).exception
             assert isinstance(error, SystemExit | AutotuneError | None), (file, repr(error))

@@ -93,9 +93,7 @@ def test_whatever_a_lock_file_holds_it_can_be_taken(tmp_path: Path, left: bytes)
 
 
 def test_the_lock_of_a_killed_driver_is_free_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
-    program = (
-        "import sys, pathlib, autotune.rundir.lock as l; x = l.Lock(pathlib.Path(sys.argv[1])); print(1, flush=True)"
-    )
+    program = "import sys, pathlib, autotune.rundir.lock as l; x = l.Lock(pathlib.Path(sys.argv[1])); print(flush=True)"
     command = [sys.executable, "-c", f"{program}; sys.stdin.read()", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         there(other.stdout).readline()

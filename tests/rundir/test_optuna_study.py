@@ -21,14 +21,14 @@ from autotune.model.records import TrialResult
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from tests.runs import Noting, Run, replay_study
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
 
 
 def trial(number: int) -> FrozenTrial:
-    return create_trial(
-        value=float(number), user_attrs={NUMBER_KEY: number, "status": "measured"}, constraints={"failure": -1.0}
-    )
+    facts = {NUMBER_KEY: number, "status": "measured"}
+    return create_trial(value=float(number), user_attrs=facts, constraints={"failure": -1.0})
 
 
 def begun(number: int) -> FrozenTrial:
@@ -168,14 +168,7 @@ def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, mon
     assert numbers(database.url) == [1, 2]
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "nonsense", "foo://me:hunter2@x/y", "postgresql+nodriver://me:hunter2@127.0.0.1/x", "sqlite:////none/such/o.db",
-        "postgresql+psycopg://me:hunter2@127.0.0.1:port/x", "journal:/none/such/journal", "",
-        "postgresql+psycopg://me:hunter2@127.0.0.1:1/x", "sqlite:///FOLDER/o.db",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("url", toml_beside(__file__)["refused_storages"])
 def test_a_storage_that_cannot_be_opened_is_refused_at_once(url: str, tmp_path: Path) -> None:
     (tmp_path / "o.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StudyFileError, match="must be reachable") as error:

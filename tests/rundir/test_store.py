@@ -148,9 +148,7 @@ class Counting:
         return self._parser.validate_json(line)
 
 
-def test_each_record_is_parsed_once_and_what_this_process_wrote_never(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_record_is_parsed_once_and_what_we_wrote_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = Counting(RECORD)
     monkeypatch.setattr("autotune.rundir.store.RECORD", parser)
     spec = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6})

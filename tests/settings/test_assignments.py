@@ -45,9 +45,7 @@ def test_flags_may_be_given_as_their_assignment(cuda: KnownSettings, given: list
 
 
 @pytest.mark.parametrize(("text", "settings"), CASES["migrated"])
-def test_what_a_script_sets_is_migrated_and_nothing_else(
-    cuda: KnownSettings, text: str, settings: dict[str, str]
-) -> None:
+def test_what_a_script_sets_is_migrated_and_no_more(cuda: KnownSettings, text: str, settings: dict[str, str]) -> None:
     assert dict(migrate_text(text, cuda)) == settings
 
 

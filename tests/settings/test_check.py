@@ -21,9 +21,7 @@ PAGE = Path(__file__).with_name("nvidia_page.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.gate
-def test_the_check_of_the_page_names_what_the_build_rejects_and_nothing_else(
-    parser: ParserProcess, known: KnownSettings
-) -> None:
+def test_the_check_of_the_page_names_only_what_the_build_rejects(parser: ParserProcess, known: KnownSettings) -> None:
     checks = check_xla_flags(PAGE, known)
     named = {c.name for c in checks if not c.starts}
     assert named == set(parser.ask(PAGE).unknown)
@@ -111,10 +109,7 @@ def test_the_settings_of_a_script_are_given_as_the_build_takes_them(cuda: KnownS
     notes = list[str]()
     migrated = migrate_text(SCRIPT, cuda, note=notes.append)
     by_build = ("xla_gpu_enable_latency_hiding_scheduler", "xla_gpu_enable_dynamic_slice_fusion")  # defaults of some
-    assert dict(migrated.without(*by_build)) == {
-        "XLA_CLIENT_MEM_FRACTION": "0.9",
-        "xla_gpu_enable_command_buffer": "",
-    }
+    assert dict(migrated.without(*by_build)) == {"XLA_CLIENT_MEM_FRACTION": "0.9", "xla_gpu_enable_command_buffer": ""}
     named = {note.partition(" ")[0] for note in notes}
     by_build = ("xla_gpu_enable_address_computation_fusion", "xla_gpu_enable_custom_fusions")
     assert named | {*by_build} == {*TEXTS["named_in_the_script"]}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 import pytest
 
 from autotune.machine.gpus import Runner
-from autotune.settings.check import SettingVerdict, check_variables
+from autotune.settings.check import check_variables
 from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
 from autotune.settings.known import KnownSettings
+from tests.machine.test_gpus import H100S
+from tests.tables import toml_beside
 
-CASES = tomllib.loads(Path(__file__).with_name("doctor.toml").read_text(encoding="utf-8"))
-H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
-1, GPU-b, NVIDIA H100 80GB HBM3, 81559, 40000, 550.54.15, 9.0, 97
-"""
+CASES = toml_beside(__file__, "doctor.toml")
 
 
 def machine_with(gpus: str, installed: str) -> Runner:
@@ -45,22 +43,8 @@ def test_schedulers_and_containers_are_seen(case: dict[str, Any], tmp_path: Path
 
 
 def test_variables_that_steer_are_judged_and_others_are_not_shown(known: KnownSettings) -> None:
-    environment = {
-        "XLA_FLAGS": "--xla_gpu_graph_level=0 --xla_gpu_autotune_level=4",
-        "JAX_ENABLE_PGLE": "true",
-        "NCCL_LL_BUFFSIZE": "-2",
-        "NCCL_TYPO": "1",
-        "HOME": "/home/me",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-    }
-    found = check_variables(environment.items(), known)
-    assert [(c.name, c.verdict) for c in found] == [
-        ("xla_gpu_graph_level", SettingVerdict.RENAMED),
-        ("xla_gpu_autotune_level", SettingVerdict.ALREADY_DEFAULT),
-        ("jax_enable_pgle", SettingVerdict.EFFECTIVE),
-        ("NCCL_LL_BUFFSIZE", SettingVerdict.NO_EFFECT),
-        ("NCCL_TYPO", SettingVerdict.UNKNOWN),
-    ]
+    found = check_variables(CASES["variables"].items(), known)
+    assert [[c.name, c.verdict] for c in found] == CASES["verdicts"]
 
 
 @pytest.mark.parametrize("case", CASES["findings"], ids=str)

@@ -66,9 +66,7 @@ def test_a_build_is_asked_once_and_anew_for_a_torn_file(
 
 
 @pytest.mark.aot
-def test_the_plugin_holds_the_flags_of_the_cpu_library(
-    report: ProbeReport, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_plugin_holds_the_flags_of_the_cpu(report: ProbeReport, tmp_path_factory: pytest.TempPathFactory) -> None:
     cuda = probe_build(sys.executable, platform="cuda", cache_dir=tmp_path_factory.getbasetemp())
     assert (cuda.platform, cuda.jaxlib) == ("cuda", report.jaxlib)
     assert cuda.flags == report.flags
@@ -83,10 +81,7 @@ def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_a_parser_that_does_not_answer_is_an_error() -> None:
-    with (
-        ParserProcess(sys.executable, timeout_s=0.001) as parser,
-        pytest.raises(LaunchError, match=r"within 0\.001 s"),
-    ):
+    with ParserProcess(sys.executable, timeout_s=0.001) as parser, pytest.raises(LaunchError, match=r"within 0\.001 s"):
         parser.ask("")
 
 

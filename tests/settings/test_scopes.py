@@ -16,17 +16,8 @@ from tests.tables import toml_beside
 CASES = toml_beside(__file__)
 
 # Which programs were compiled for described H100s, and what each of them has: a scanned or unrolled transformer step.
-LOOP, SEVERAL, NODES = Scope.LOOP, Scope.MULTI_DEVICE, Scope.MULTI_NODE
-PERMUTE, MATMUL = Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL
-PROGRAMS = {
-    "single": {LOOP},
-    "dp": {SEVERAL, LOOP},
-    "fsdp": {SEVERAL, LOOP, MATMUL},
-    "tp": {SEVERAL, LOOP, MATMUL, PERMUTE},
-    "2node": {SEVERAL, NODES, LOOP, MATMUL},
-    "ring": {SEVERAL, LOOP, MATMUL, PERMUTE},
-    "unrolled": {SEVERAL, MATMUL},
-}
+SEVERAL, PERMUTE = Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE
+PROGRAMS = {program: set(map(Scope, scopes)) for program, scopes in CASES["programs"].items()}
 DECOMPOSER, PIPELINED = "xla_gpu_collective_permute_decomposer_threshold", "xla_gpu_enable_pipelined_p2p"
 EINSUM, COMBINE = "xla_gpu_threshold_for_windowed_einsum_mib", "xla_gpu_all_gather_combine_threshold_bytes"
 SLOP, IN_LOOPS = "xla_gpu_memory_limit_slop_factor", "xla_gpu_enable_dus_accumulator_zero_init_elimination"

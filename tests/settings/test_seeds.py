@@ -15,6 +15,7 @@ import typer.main
 from autotune.cli.app import app
 from autotune.model.errors import SettingError
 from autotune.settings.catalog import load_catalog, load_recipes, load_symptoms
+from tests.runs import there
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -84,8 +85,8 @@ def _wrong_words(row: Row) -> Iterator[str]:
         if not _is_command(command.split()):
             yield f"there is no `autotune {command}`"
     recipes, symptoms = r"recipes? `(\w+)`", r"`(\w+)` in `autotune symptoms`"
-    for kind, pattern, there in (("recipe", recipes, [*load_recipes()]), ("symptom", symptoms, [*load_symptoms()])):
-        yield from (f"there is no {kind} {name}" for name in re.findall(pattern, row.where) if name not in there)
+    for kind, pattern, legal in (("recipe", recipes, [*load_recipes()]), ("symptom", symptoms, [*load_symptoms()])):
+        yield from (f"there is no {kind} {name}" for name in re.findall(pattern, row.where) if name not in legal)
 
 
 def _wrong_settings(row: Row) -> Iterator[str]:
@@ -129,8 +130,7 @@ def test_every_thing_that_the_documents_name_has_a_true_row() -> None:
 
 
 def test_the_counts_told_above_the_table_are_those_of_the_table() -> None:
-    told = re.search(r"(\d+) settings and (\d+) pieces", " ".join(SEEDS.split()))
-    assert told is not None
+    told = there(re.search(r"(\d+) settings and (\d+) pieces", " ".join(SEEDS.split())))
     settings, advice = SEEDS.split("## Settings")[1].split("## Advice")
     assert (len(rows_of(settings)), len(rows_of(advice))) == (int(told[1]), int(told[2]))
 

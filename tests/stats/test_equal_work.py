@@ -101,10 +101,8 @@ def test_what_is_not_finite_is_wrong(bad: float) -> None:
 def long_run(batch: int, *, steps: int, rate: float = 0.05, scale: float = 1.0) -> list[tuple[float, float]]:
     """A curve towards 2.0 with the scatter of its batches."""
     rng = np.random.default_rng(batch)
-    seen = [(n + 1) * batch for n in range(steps)]
-    return [
-        (work, scale * (2.0 + math.exp(-rate * work / 1000)) * (1 + 0.003 * rng.standard_normal())) for work in seen
-    ]
+    at = [(n + 1) * batch for n in range(steps)]
+    return [(work, scale * (2.0 + math.exp(-rate * work / 1000)) * (1 + 0.003 * rng.standard_normal())) for work in at]
 
 
 def test_equal_curves_agree_over_the_work_that_both_did() -> None:

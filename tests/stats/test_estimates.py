@@ -99,9 +99,7 @@ def test_critical_value_is_pococks_for_equal_steps(looks: int, constant: float) 
 
 
 @pytest.mark.parametrize(("ratio", "low", "high", "provable", "finding"), CASES["findings"])
-def test_a_trial_promises_what_a_proof_finds(
-    ratio: float, low: float, high: float, provable: Any, finding: str
-) -> None:
+def test_a_trial_promises_what_proofs_find(ratio: float, low: float, high: float, provable: Any, finding: str) -> None:
     assert finding_of(estimate(ratio, low, high), min_effect=0.005, provable=provable or None) == finding
 
 
@@ -197,10 +195,8 @@ def test_a_simulated_machine_slows_whoever_runs_by_its_drift_bursts_and_wander()
     first, later = process.run_block(3), process.run_block(3)
     assert first == pytest.approx(0.02 * np.exp([0.0, 0.01, 0.02]))
     assert later == pytest.approx(first * math.exp(0.03))
-    reference_s, candidate_s, candidate_first = run_pairs(
-        process, Process(machine, step_s=0.01), pairs=7, block_steps=3
-    )
-    expected = math.log(0.5) + np.where(candidate_first, -0.03, 0.03)
+    reference_s, candidate_s, is_first = run_pairs(process, Process(machine, step_s=0.01), pairs=7, block_steps=3)
+    expected = math.log(0.5) + np.where(is_first, -0.03, 0.03)
     assert log_ratios(reference_s, candidate_s) == pytest.approx(expected)
     rng = np.random.default_rng(19)
     bursts = Machine(NoiseModel(white_sd=0.0, burst_share=0.3, burst_steps=5.0, burst_cost=1.0), rng, (211,))

@@ -88,9 +88,7 @@ def test_on_a_gpu_few_pairs_save_time_at_equal_precision(
     ("start_s", "pair_s", "pairs"),
     [(7.2, 0.1, 36), (30.0, 0.1, 40), (30.0, 0.4, 10), (90.0, 10.0, 0), (1.0, 0.1, 5), (0.0, 0.1, 0)],
 )
-def test_a_process_is_measured_for_seconds_where_starting_it_takes_longer(
-    start_s: float, pair_s: float, pairs: int
-) -> None:
+def test_a_process_is_measured_for_seconds_if_starting_takes_longer(start_s: float, pair_s: float, pairs: int) -> None:
     assert moments(start_s, pair_s) == pairs
 
 

@@ -155,9 +155,8 @@ def proofs(
         reference, candidate, _ = run_pairs(one, other, pairs=20, block_steps=5)
         candidate = candidate + stalls[0] * (rng.random(candidate.shape) < stalls[1])
         typical.append(hodges_lehmann(log_ratios(reference, candidate), level=0.95)[0])
-        totals.append(
-            [compare_totals(list(r.ravel()), list(c.ravel())) for r, c in zip(reference, candidate, strict=True)]
-        )
+        arms = zip(reference, candidate, strict=True)
+        totals.append([compare_totals(list(r.ravel()), list(c.ravel())) for r, c in arms])
     faster = refused = 0
     for ratios, of_each in zip(np.array(typical).T, zip(*totals, strict=True), strict=True):
         estimate = estimate_processes(ratios)

@@ -41,11 +41,9 @@ MINUTE = 60.0
 
 def study(step_s: float, start_s: float, budget_s: float | None, *, trials: int = 30, **more: Any) -> StudySpec:
     noise = {"white_sd": 0.002, "process_sd": 0.001}
-    machine = {"step_s": step_s, "start_s": start_s, "effects": EFFECTS, "noise": noise, **more.pop("replay", {})}
+    told = {"step_s": step_s, "start_s": start_s, "effects": EFFECTS, "noise": noise, **more.pop("replay", {})}
     search = {"trials": trials, "time_budget": budget_s, **more.pop("search", {})}
-    return replay_study(
-        **machine, study={"seed": 2, "device": {"platform": "cuda", "count": 1}, "search": search, **more}
-    )
+    return replay_study(**told, study={"seed": 2, "device": {"platform": "cuda", "count": 1}, "search": search, **more})
 
 
 class Ended:
@@ -79,10 +77,9 @@ class Ended:
     @property
     def found(self) -> bool:
         """Whether some trial looked promising."""
-        min_effect = self.spec.measure.min_effect
-        return any(
-            r.finding_at(min_effect=min_effect, provable=None) is TrialFinding.PROMISING for r in self.of(TrialResult)
-        )
+        least = self.spec.measure.min_effect
+        found = [r.finding_at(min_effect=least, provable=None) for r in self.of(TrialResult)]
+        return TrialFinding.PROMISING in found
 
     def said(self, text: str) -> bool:
         return any(text in note for note in self.diary.notes)
@@ -168,13 +165,12 @@ def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_
     ended = Ended(small)
     first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
-    assert ended.conclusion is not None
     needed_s = there(ended.table).needed_s
-    assert ended.conclusion.needed_s == needed_s
+    assert there(ended.conclusion).needed_s == needed_s
     assert not ended.of(TrialResult), "it spends nothing more"
     assert needed_s > 30 * MINUTE
     ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s))
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
     assert len(ended.of(AaRecord)) == 1
 
 
@@ -188,9 +184,7 @@ def test_a_budget_that_the_aa_noise_uses_up_is_refused_when_the_reference_has_st
 
 @pytest.mark.parametrize("mode", ["interleaved", "aba"])
 @pytest.mark.parametrize(("start_factor", "budget_s"), [(1.0, 8 * MINUTE), (3.0, 3 * MINUTE)])
-def test_minutes_are_minutes_even_if_all_after_the_first_start_is_dearer(
-    mode: str, start_factor: float, budget_s: float
-) -> None:
+def test_minutes_are_minutes_even_if_later_starts_are_dearer(mode: str, start_factor: float, budget_s: float) -> None:
     for start_s in (2.0, 6.0):
         spec = study(0.1, start_s, budget_s, measure={"mode": mode}, search={"sampler": "random"})
         ended = Ended(spec, start_factor=start_factor)
@@ -280,10 +274,9 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
     assert finalist.is_passed
     assert isolated.stage == "isolated"
     assert not isolated.is_passed, "isolated runs that there was no time for are no consent"
-    assert ended.conclusion is not None
-    assert "the budget left no time" in ended.conclusion.sentence
+    assert "the budget left no time" in there(ended.conclusion).sentence
     ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "interleaved"}))
-    assert ended.conclusion.outcome is Outcome.WINNER
+    assert there(ended.conclusion).outcome is Outcome.WINNER
 
 
 def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
@@ -291,6 +284,5 @@ def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     replay = {"noise": {"white_sd": 0.002, "process_sd": 0.015}, "effects": dict.fromkeys(EFFECTS, 1.02)}
     ended = Ended(study(0.02, 20.0, 34 * MINUTE, measure={"mode": "interleaved"}, replay=replay))
     assert ended.of(FinalistResult)
-    assert ended.conclusion is not None
-    assert ended.conclusion.outcome is Outcome.INCONCLUSIVE
-    assert "are not ruled out (xla_" in ended.conclusion.sentence
+    assert there(ended.conclusion).outcome is Outcome.INCONCLUSIVE
+    assert "are not ruled out (xla_" in there(ended.conclusion).sentence

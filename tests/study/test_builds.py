@@ -51,9 +51,8 @@ def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome
     assert float(answer[3]) <= float(answer[1]) <= float(answer[4])
     assert there(run.store.of(TrialResult)[0].loss).is_ok
     assert doubts(run.store) == []
-    with pytest.raises(
-        AutotuneError, match="compares two builds" if outcome is Outcome.WINNER else "only a proven winner"
-    ):
+    words = "compares two builds" if outcome is Outcome.WINNER else "only a proven winner"
+    with pytest.raises(AutotuneError, match=words):
         winner_of(run.store)
 
 
@@ -238,9 +237,7 @@ def test_a_program_that_runs_under_one_build_only_is_told_before_anything_is_mea
 
 
 @pytest.mark.slow
-def test_a_slower_build_is_found_by_the_command_and_an_equal_one_is_not(
-    environments: dict[str, Path], program: Path
-) -> None:
+def test_a_slower_build_is_found_by_the_command_and_no_equal_one(environments: dict[str, Path], program: Path) -> None:
     slow, same = str(environments["slow"]), str(environments["same"])
     called = ("compare-builds", "--name", "slower", "--between", same, same, slow, "--", "train.py")
     done = autotune(*called, cwd=program)

@@ -48,9 +48,8 @@ def pairs_of(*runs: tuple[float, float, float]) -> list[Pair]:
     found: list[Pair] = []
     for before, candidate, after in runs:
         for first, reference in ((Arm.REFERENCE, before), (Arm.CANDIDATE, after)):
-            found.append(
-                Pair(index=len(found), first=first, reference_s=(reference,) * 3, candidate_s=(candidate,) * 3, at_s=0)
-            )
+            times: Any = {"reference_s": (reference,) * 3, "candidate_s": (candidate,) * 3}
+            found.append(Pair(index=len(found), first=first, at_s=0, **times))
     return found
 
 
@@ -146,9 +145,7 @@ def interleaved(count: int, seed: int = 0) -> tuple[list[Pair], list[str]]:
     return pairs, diary
 
 
-@pytest.mark.parametrize(
-    ("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10.0, 3), (0.0, LONGEST_BLOCK_STEPS)]
-)
+@pytest.mark.parametrize(("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10, 3), (0, LONGEST_BLOCK_STEPS)])
 def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
     assert MeasureSpec().block_sizes_on("cpu").steps(step_s) == steps
 
@@ -324,13 +321,10 @@ def test_a_wider_interval_drops_no_setting_that_was_kept(
     ratio: float, below: float, above: float, spread: float
 ) -> None:
     """It may keep one that equal processes would have shown to be useless."""
-    estimate = Estimate(
-        ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40
-    )
+    found = Estimate(ratio=ratio, low=ratio * math.exp(-below), high=ratio * math.exp(above), level=0.95, pair_count=40)
     figures: dict[str, Any] = {"reference_step_s": 1.0, "candidate_step_s": 1.0, "pair_count": 40, "stopped": ""}
     plain, wide = (
-        pays(Comparison(estimate=e, mode="interleaved", **figures), 0.005)[0]
-        for e in (estimate, widen(estimate, spread))
+        pays(Comparison(estimate=e, mode="interleaved", **figures), 0.005)[0] for e in (found, widen(found, spread))
     )
     assert wide >= plain
 

@@ -29,9 +29,7 @@ from tests.runs import Run, record, replay_study, there
 from tests.tables import toml_beside
 
 WIDE = SearchSpace(
-    tuple(
-        Parameter(name=f"xla_{i:02d}", choices=("0", "1", "2"), default="0", group=f"group {i % 4}") for i in range(16)
-    )
+    tuple(Parameter(name=f"xla_{i:02d}", choices=("0", "1", "2"), default="0", group=f"g{i % 4}") for i in range(16))
 )
 PLANTED = {"xla_00=1": 0.96, "xla_01=2": 0.97, "xla_02=1": 1.05, "xla_03=1": 0.98}
 BEST = FlagSet({"xla_00": 1, "xla_01": 2, "xla_03": 1})

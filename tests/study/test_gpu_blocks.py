@@ -63,9 +63,7 @@ def test_steps_that_settle_the_device_are_kept_raw_and_not_counted(run_replay: R
             settling, counted = spec.block_sizes.split(pair.ran_s(arm))
             assert len(settling) >= 10
             assert counted == (pair.reference_s if arm is Arm.REFERENCE else pair.candidate_s)
-    assert aa_run.noise.pair_s == pytest.approx(
-        2 * spec.block_sizes.steps(0.2) * 0.2, rel=0.2
-    )  # all of it was waited for
+    assert aa_run.noise.pair_s == pytest.approx(2 * spec.block_sizes.steps(0.2) * 0.2, rel=0.2)  # all was waited for
     isolated = [r for r in store.of(ConfirmRun) if r.is_isolated]
     (pair,) = pairs_of(store, isolated[0].directory)
     assert sum(pair.reference_settling_s) == pytest.approx(10.0, rel=0.1)
@@ -252,13 +250,10 @@ def test_a_set_at_the_power_limit_or_below_it_proves_what_it_proves(
         return {"sw_power_cap": of_candidate if settings.get("xla_a") == "1" else 0.7}
 
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, "interleaved")
-    conclusion, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
-    assert there(conclusion).outcome is Outcome.WINNER
-    assert aa_run is not None
-    assert aa_run.comparison.during is not None
-    assert aa_run.comparison.during.candidate.held_back["sw_power_cap"] == pytest.approx(
-        0.7 * aa_run.comparison.during.candidate.seconds, rel=0.01
-    )
+    assert there(store.last(ConclusionRecord)).outcome is Outcome.WINNER
+    aa_run = there(store.last(AaRecord))
+    seen = there(aa_run.comparison.during).candidate
+    assert seen.held_back["sw_power_cap"] == pytest.approx(0.7 * seen.seconds, rel=0.01)
     assert any("held back by its power limit" in w for w in aa_run.comparison.warnings)
     assert doubts(store) == []
 
@@ -285,9 +280,8 @@ def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_
     store = Store.open(RESULTS / "gpu" / "planted")
     (finalist,), runs = store.of(FinalistResult), store.of(ConfirmRun)
     assert sum(there(r.during).reference.held_back["sw_power_cap"] for r in runs) > 3.0
-    assert finalist.estimate is not None
-    assert finalist.estimate.ratio < 0.05
-    assert veto_of(runs, finalist.estimate) is None
+    assert there(finalist.estimate).ratio < 0.05
+    assert veto_of(runs, there(finalist.estimate)) is None
 
 
 @pytest.mark.parametrize("case", toml_beside(__file__)["held_back"], ids=lambda case: str(case["why"]))

@@ -113,11 +113,9 @@ class Scripted:
 
 def study(tmp_path: Path, fate: Fate, *, lanes: list[str], trials: int = 12) -> tuple[StudyRun, Diary]:
     """A simulated study on scripted lanes, ready to run."""
-    replayed = replay_study(
-        effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}}
-    )
+    spec = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 0.002}, study={"search": {"sampler": "random"}})
     diary = Diary()
-    run = given_run(asking(replayed, trials), tmp_path / "run", GivenSetup(given_space=SPACE), diary)
+    run = given_run(asking(spec, trials), tmp_path / "run", GivenSetup(given_space=SPACE), diary)
     run.make_engine = lambda r: Scripted(r, lanes, fate)
     return run, diary
 
@@ -305,9 +303,7 @@ def test_a_dask_cluster_excludes_other_lanes_and_trials_over_several_nodes() -> 
         choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")
 
 
-@pytest.mark.parametrize(
-    "address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", "", "nowhere/scheduler.json"]
-)
+@pytest.mark.parametrize("address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", "", "nowhere/s.json"])
 def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
     with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
         choose_engine(replay_study(), (), scheduler=address)

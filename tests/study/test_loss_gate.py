@@ -281,9 +281,8 @@ def test_a_wrong_loss_in_a_narrow_format_is_still_wrong(run_replay: Run) -> None
 
 def test_a_set_whose_format_has_no_rounding_is_a_failed_trial(run_replay: Run) -> None:
     spec = replay_study(effects={"xla_b=1": 0.9})
-    _, store, _ = run_replay(
-        spec, trials=2, first=FIRST, launcher=acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
-    )
+    launcher = acting(spec, {FAST: Behaviour({"loss_dtype": "int32"})})
+    _, store, _ = run_replay(spec, trials=2, first=FIRST, launcher=launcher)
     (wrong,) = [r for r in store.of(TrialResult) if r.failure is not None]
     assert wrong.settings == FAST
     assert "an integer has no rounding" in there(wrong.failure).message
@@ -474,9 +473,7 @@ def pair(step: int, reference: float, candidate: float) -> Pair:
 
 
 @pytest.mark.parametrize(("one", "other", "refused"), CASES["far_apart"])
-def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
-    one: list[float], other: list[float], refused: str
-) -> None:
+def test_equal_runs_far_apart_are_an_alarm_and_no_tolerance(one: list[float], other: list[float], refused: str) -> None:
     reports = [report(losses=tuple(losses), grad_norms=()) for losses in (one, other)]
     if not refused:
         assert spread_of_aa_run(reports, []).seen(2) > 0
@@ -486,9 +483,7 @@ def test_equal_runs_that_are_far_apart_are_an_alarm_and_no_tolerance(
 
 
 @pytest.mark.parametrize(("first", "later", "is_refused"), CASES["resumed"])
-def test_a_later_run_that_begins_at_another_step_is_refused(
-    first: list[int], later: list[int], is_refused: bool
-) -> None:
+def test_a_run_that_begins_at_another_step_is_refused(first: list[int], later: list[int], is_refused: bool) -> None:
     reports = [report().model_copy(update={"step_numbers": tuple(numbers)}) for numbers in (first, later)]
     with pytest.raises(LaunchError) if is_refused else contextlib.nullcontext():
         refuse_resumed(*reports)

@@ -64,13 +64,8 @@ def test_a_longer_step_with_more_tokens_wins_and_a_shorter_one_with_fewer_does_n
     measure = {"mode": mode, "run_steps": 40}
     spec = study({"option.batch=16": 1.6, "option.batch=4": 0.6}, measure=measure, confirm={"soak": 0})
     conclusion, store, _ = run_replay(spec, trials=2, first=sets(SMALL, BIG), space=SPACE)
-    big, small = trial_of(store, BIG).comparison, trial_of(store, SMALL).comparison
-    assert big is not None
-    assert small is not None
-    assert (big.work, small.work) == (
-        WorkPerStep(reference=4096, candidate=8192),
-        WorkPerStep(reference=4096, candidate=2048),
-    )
+    big, small = (there(trial_of(store, settings).comparison) for settings in (BIG, SMALL))
+    assert [big.work, small.work] == [WorkPerStep(reference=4096, candidate=count) for count in (8192, 2048)]
     assert (judge(big.estimate), judge(small.estimate)) == (Verdict.FASTER, Verdict.SLOWER)
     assert big.estimate.ratio == pytest.approx(0.8, rel=0.02)
     assert big.candidate_step_s / big.reference_step_s == pytest.approx(1.6, rel=0.02)  # steps stay steps
@@ -107,13 +102,11 @@ def lying(spec: StudySpec, liar: FlagSet, tokens: int | None) -> Noting:
 def test_a_flag_that_claims_more_tokens_is_no_winner(run_replay: Run, mode: str) -> None:
     flag = FlagSet({"xla_a": "1"})
     spec = study({}, measure={"mode": mode})
-    conclusion, store, _ = run_replay(
-        spec, trials=1, first=sets(flag), space=SPACE, launcher=lying(spec, flag, 3 * 4096)
-    )
+    ended, store, _ = run_replay(spec, trials=1, first=sets(flag), space=SPACE, launcher=lying(spec, flag, 3 * 4096))
     failure = there(trial_of(store, flag).failure)
     assert (failure.kind, failure.phase) == (FailureKind.WORKLOAD_ERROR, "check")
     assert "flags change how fast it is" in failure.message
-    assert conclusion.outcome is Outcome.NOTHING_RAN
+    assert ended.outcome is Outcome.NOTHING_RAN
 
 
 def test_an_arm_that_tells_nothing_beside_one_that_does_is_told_what_to_name(run_replay: Run) -> None:
@@ -151,9 +144,7 @@ def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched
 
 def command(**workload: Any) -> StudySpec:
     base = {"command": ["python", "train.py", "{batch}", "{seq}"], "hook": True, "options": {"batch": 8, "seq": 128}}
-    return parse_study(
-        {"name": "commanded", "workload": {**base, **workload}, "search": {"options": {"batch": [8, 16]}}}
-    )
+    return parse_study({"name": "command", "workload": {**base, **workload}, "search": {"options": {"batch": [8, 16]}}})
 
 
 def test_a_command_must_say_what_a_step_does_when_the_study_is_loaded() -> None:
@@ -233,7 +224,6 @@ def test_what_real_options_do_to_work_and_first_losses(lane: Lane) -> None:
 def test_what_a_soak_says_of_real_options(lane: Lane) -> None:
     for soak in (lane.soak(LossBasis.DTYPE, dtype="bfloat16"), lane.soak(LossBasis.WORK, batch=8)):
         assert soak.failure is None, soak.failure
-        assert soak.loss is not None
-        assert soak.loss.is_ok, soak.loss
+        assert there(soak.loss).is_ok, soak.loss
     wrong = lane.soak(LossBasis.DTYPE, learning_rate=3e-3)
     assert there(wrong.failure).kind is FailureKind.WRONG_LOSS

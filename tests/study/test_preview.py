@@ -79,9 +79,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pa
 
 
 @pytest.mark.gate
-def test_the_space_of_a_cpu_study_is_the_one_that_its_run_searches(
-    study: Callable[[str], Path], searched: Searched
-) -> None:
+def test_the_space_of_a_cpu_study_is_the_one_its_run_searches(study: Callable[[str], Path], searched: Searched) -> None:
     path = study(QUICK)
     before = shown(path)
     space = searched(path)

@@ -11,6 +11,7 @@ import pytest
 from autotune.model.errors import LaunchError
 from autotune.programs.draft import SHORTEST_RUN_S, SOAK_S, plan_of
 from autotune.programs.look import ProbeRequest, ProbeResult, probe_program
+from tests.runs import there
 from tests.tables import toml_beside
 
 PRINTERS = toml_beside(__file__, "printers.toml")
@@ -34,9 +35,7 @@ def test_steps_are_found_however_they_are_printed_and_whatever_the_terminal_of_t
     assert 0.01 < found.steps.step_s < 0.2, found
     assert len(found.steps.at_s) >= 25
     assert len(found.steps.example) < 120, "no bar as long as a terminal"
-    assert found.steps.example.isprintable(), (
-        "colours and movements of the cursor are no part of what a person is shown"
-    )
+    assert found.steps.example.isprintable(), "colours and movements of the cursor are not shown to people"
     assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
 
 
@@ -74,6 +73,5 @@ def test_steps_and_interpreter_are_found_however_it_is_started(kind: str, tmp_pa
     (tmp_path / "run.sh").write_text(f"cd {tmp_path} && {sys.executable} train.py\n")
     found = look(tmp_path, *command)
     assert found.steps.step_s == pytest.approx(0.021, abs=0.01)
-    assert found.probe.python is not None
-    assert Path(found.probe.python).samefile(sys.executable)
+    assert Path(there(found.probe.python)).samefile(sys.executable)
     assert found.probe.jaxlib is not None

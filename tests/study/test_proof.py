@@ -37,9 +37,8 @@ NOISY: dict[str, Any] = {"noise": {"white_sd": 0.01, "process_sd": 0.012}}
 
 
 def study(effect: float, *, processes: int = 20, noise: Any = "quiet", **confirm: Any) -> Any:
-    return replay_study(
-        effects={"xla_a=1": effect}, noise=noise, study={"confirm": {"processes": processes, "soak": 0, **confirm}}
-    )
+    sections = {"confirm": {"processes": processes, "soak": 0, **confirm}}
+    return replay_study(effects={"xla_a=1": effect}, noise=noise, study=sections)
 
 
 def stages(store: Store) -> Counter[str]:
@@ -60,9 +59,7 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkey
     assert stages(store) == Counter(confirm=12, isolated=4)
     assert diary.stages.count("confirm") == 2
     assert disagreements(store, conclusion) == []
-    assert (
-        asked == ["confirm"] * 12 + ["isolated"] * 4
-    )  # each pair is held against the time that is left, the first, too
+    assert asked == ["confirm"] * 12 + ["isolated"] * 4  # each pair is held against the time left, the first, too
 
 
 def test_once_a_set_is_proven_no_worse_one_is_measured_on(run_replay: Run) -> None:
@@ -237,9 +234,8 @@ QUIET = {"white_sd": 0.01, "process_sd": 0.003}
 
 def attacked(run_replay: Run, gain: float, *, seed: int = 0, **how: Any) -> tuple[ConclusionRecord, Store]:
     noise, confirm = {**QUIET, **how.pop("noise", {})}, {"soak": "60s", **how.pop("confirm", {})}
-    spec = replay_study(
-        effects={"xla_a=1": 1 - gain}, noise=noise, step_s=0.02, study={"seed": seed, "confirm": confirm}, **how
-    )
+    sections = {"seed": seed, "confirm": confirm}
+    spec = replay_study(effects={"xla_a=1": 1 - gain}, noise=noise, step_s=0.02, study=sections, **how)
     conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING, folder=f"run-{seed}")
     return conclusion, store
 

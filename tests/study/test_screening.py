@@ -90,10 +90,9 @@ def test_no_ops_are_never_proposed_and_the_winner_is_found(run: Run) -> None:
 def test_set_that_does_not_fit_is_a_failed_trial_that_was_never_launched(run: Run) -> None:
     first = (("set both", FlagSet({BUFFER: "true"})),)
     _, store, _, launcher = run(study(), Rules(), trials=3, first=first)
-    result = store.of(TrialResult)[0]
-    assert result.failure is not None
-    assert (result.failure.kind, result.failure.phase) == (FailureKind.OUT_OF_MEMORY, "screen")
-    assert "70 GiB" in result.failure.message
+    failure = there(store.of(TrialResult)[0].failure)
+    assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, "screen")
+    assert "70 GiB" in failure.message
     assert not any(BUFFER in s for s in launcher.sets)
 
 

@@ -126,9 +126,7 @@ def leaking(kind: str, per_step: int = 2 * MB) -> Block:
     ],
     ids=["stalls", "slows down", "leaks", "leaks on the device"],
 )
-def test_what_all_processes_show_beside_the_reference_is_no_winner(
-    soaked: Any, acts: Block, kind: FailureKind, words: str
-) -> None:
+def test_what_all_processes_show_is_no_winner(soaked: Any, acts: Block, kind: FailureKind, words: str) -> None:
     conclusion, _, record, started = soaked(acts)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     assert (record.failure.kind, record.failure.phase) == (kind, "soak")

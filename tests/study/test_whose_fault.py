@@ -121,9 +121,7 @@ def test_a_set_that_ends_the_reference_beside_it_fails_and_the_study_goes_on(run
 
 
 @pytest.mark.parametrize(("dies", "times"), [(ANY, 1), (None, MOST_LOST_IN_A_ROW)], ids=["in the A/A run", "later"])
-def test_a_reference_that_dies_beside_every_set_ends_the_study_and_says_so(
-    run_replay: Run, dies: str | None, times: int
-) -> None:
+def test_a_reference_that_dies_beside_every_set_ends_the_study(run_replay: Run, dies: str | None, times: int) -> None:
     spec = replay_study()
     launcher = Mortal(spec, dies=dies, beside=True)
     with pytest.raises(LaunchError, match=r"the reference must stay alive but .*then run the same command again"):
