@@ -15,6 +15,9 @@ from autotune.rundir.store import Store
 WORTH_A_ROW = 0.05
 """P(active) below which a setting is left out of table and chart; the frame holds all."""
 
+LIKELY = 0.5
+"""P(active) above which a setting is called active; trials have not told yet of one below that is not inert either."""
+
 MOST_ROWS = 60
 """Limit of rows in chart and table."""
 
@@ -88,14 +91,17 @@ def effect_lines(store: Store) -> list[str]:
     found = store.last(EffectsRecord)
     if found is None:
         return []
-    acting = [f"{s.name} ({format_chance(s.chance)})" for s in found.settings if s.chance >= INERT]
-    inert = len(found.settings) - len(acting)
+    named = [(f"{s.name} ({format_chance(s.chance)})", s.chance) for s in found.settings]
+    acting = [text for text, chance in named if chance > LIKELY]
+    unsure = [text for text, chance in named if INERT <= chance <= LIKELY]
+    inert = len(found.settings) - len(acting) - len(unsure)
     lines = [
         f"estimated from {found.measured} trials: {', '.join(acting) or 'no setting'} probably active"
+        + (f"; too early to tell: {', '.join(unsure)}" if unsure else "")
         + (f"; {inert} other settings probably inert" if inert else "")
     ]
     lines += [
-        f"probably interacting: {' and '.join(p.names)} ({format_chance(p.chance)})"
+        f"may interact: {' and '.join(p.names)} ({format_chance(p.chance)})"
         for p in found.pairs
         if p.chance >= INERT
     ]

@@ -301,4 +301,4 @@ def test_settings_that_act_together_are_named(finished: Store, tmp_path: Path) -
     store = Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)
     store.append(there(finished.last(EffectsRecord)).model_copy(update={"pairs": pairs}))
     store.close()
-    assert any("interacting: xla_a and xla_b (30 %)" in line for line in effect_lines(store))
+    assert any("may interact: xla_a and xla_b (30 %)" in line for line in effect_lines(store))
