@@ -101,9 +101,7 @@ def effect_lines(store: Store) -> list[str]:
         + (f"; {inert} other settings probably inert" if inert else "")
     ]
     lines += [
-        f"may interact: {' and '.join(p.names)} ({format_chance(p.chance)})"
-        for p in found.pairs
-        if p.chance >= INERT
+        f"may interact: {' and '.join(p.names)} ({format_chance(p.chance)})" for p in found.pairs if p.chance >= INERT
     ]
     best = found.best
     if set(best.settings.items()) - set(store.spec.baseline.items()):
