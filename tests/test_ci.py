@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import toml_beside
+
 CI = Path(__file__).parents[1] / ".ci"
-TARGETS = """test installed lint site test-gate test-slow test-cluster test-smoke test-versions test-screen \\
-    .venv/.screen .venv-312/.tested"""
-MAKEFILE = f"""
-{TARGETS}:
-	@echo $@ >>asked
-	@echo "== 7 passed in 1.0s =="
-	@! grep -qx $@ broken
-.PHONY: {TARGETS}
-"""
+MAKEFILE = toml_beside(__file__, "programs.toml")["makefile"]
 
 
 class House:

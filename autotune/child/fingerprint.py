@@ -18,9 +18,7 @@ from typing import Any
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: not executed
 _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_INVALID"),?)*\}')
-_SOURCE_TABLES = re.compile(
-    r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.MULTILINE
-)
+_SOURCE_TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.M)
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 _WITH_OPERANDS = ("all-gather-start", "collective-permute-start")  # their shapes hold operands before results
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.MULTILINE)

@@ -282,11 +282,7 @@ def _drain(descriptor: int, log: BoundedLog) -> None:
 
 
 def take_environment() -> bytes:
-    """Sets the environment from the first line of stdin and answers ``hello``; returns the bytes after the line.
-
-    Raises:
-        SystemExit: If stdin ended first.
-    """
+    """Sets the environment from stdin's first line, says ``hello``, returns the rest; SystemExit if stdin ended."""
     data = b""
     while b"\n" not in data:
         piece = os.read(0, 1 << 16)

@@ -111,11 +111,7 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
 
 
 def copy(folder: str, scratch: str) -> None:
-    """Copies a folder and enters the copy; where the file system can, files share their blocks until they are written.
-
-    Raises:
-        OSError: If it cannot be copied.
-    """
+    """Enters a copy of a folder, whose blocks are shared where that can be; OSError if it cannot be copied."""
     target = f"{scratch}/{COPY}"
     command = ["cp", "--archive", "--reflink=auto", "--", folder, target]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -227,10 +227,8 @@ def exec_(
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
         os.execvpe(command[0], command, merged)
-    except OSError as error:
-        raise AutotuneError(
-            f"the command must be one that can be started but {command[0]}: {error.strerror}"
-        ) from error
+    except OSError as why:
+        raise AutotuneError(f"the command must be one that can be started but {command[0]}: {why.strerror}") from why
     finally:  # where no other program has taken this one's place
         call_off()
 

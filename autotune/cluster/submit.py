@@ -159,11 +159,7 @@ def estimate(request: JobRequest) -> str:
 
 
 def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
-    """Renders the batch script.
-
-    Raises:
-        StudyFileError: If the study does not fit the job, or a path, option or set-up line cannot be in a batch script.
-    """
+    """Renders the batch script; StudyFileError if the study does not fit the job, or a text cannot be in a script."""
     check_request(spec, request)
     _check_setup(request.setup)
     filters = {"shell": shlex.join, "directive": _directive}

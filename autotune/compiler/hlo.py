@@ -215,9 +215,7 @@ def _as_groups(table: Devices) -> list[list[int]]:
 
 def _iota(text: str) -> Devices:
     """Device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
-    dims, axes = (
-        [int(n) for n in re.findall(r"\d+", part)] for part in (text.partition("T")[0], text.partition("T")[2])
-    )
+    dims, axes = ([int(n) for n in re.findall(r"\d+", part)] for part in text.partition("T")[::2])
     return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 

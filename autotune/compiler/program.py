@@ -149,12 +149,10 @@ def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
 def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, int, int]]:
     """Maps (kind, is asynchronous) to (collectives in the program, runs in a step, bytes in a step)."""
     found: dict[tuple[str, bool], tuple[int, int, int]] = {}
-    inside_starts = {
-        id(inner) for op, _ in walk(program.schedule) if op.kind is OpKind.START for inner, _ in walk(op.content)
-    }
+    inside = {id(part) for op, _ in walk(program.schedule) if op.kind is OpKind.START for part, _ in walk(op.content)}
     for op, times in walk(program.schedule):
         if op.collective is not None:
-            key = (op.collective.kind, id(op) in inside_starts)
+            key = (op.collective.kind, id(op) in inside)
             a, b, c = found.get(key, (0, 0, 0))
             found[key] = (a + 1, b + times, c + times * op.collective.bytes)
     return found

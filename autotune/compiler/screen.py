@@ -128,11 +128,7 @@ class ScreenReport(Record):
 
 
 def find_canary(screener: Screener) -> FlagSet:
-    """Finds the first canary, a set known to change programs, that changes the reference's program.
-
-    Raises:
-        LaunchError: If none does: flags do not act, and the compiled programs are dropped.
-    """
+    """Finds the first canary that changes the reference's program; LaunchError, and nothing is kept, if none does."""
     said: list[str] = []
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
     for settings in canaries:

@@ -19,11 +19,7 @@ _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Parses a list of device ids such as ``0,1`` or ``4-7``; ids of NVIDIA's UUID form stay as they are.
-
-    Raises:
-        StudyFileError: If the list is malformed or names a device twice.
-    """
+    """Parses device ids such as ``0,1`` or ``4-7``, or NVIDIA's UUIDs; StudyFileError if malformed or named twice."""
     found: list[str] = []
     for part in (p.strip() for p in text.split(",")):
         span = re.fullmatch(r"(\d+)-(\d+)", part)
@@ -39,11 +35,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Restricts this process and its children to some GPUs (by CUDA_VISIBLE_DEVICES) or cores of the CPU.
-
-    Raises:
-        LaunchError: If this machine does not have those cores.
-    """
+    """Restricts this process and its children to some GPUs or cores; LaunchError if this machine lacks the cores."""
     if platform_name == "cuda":
         os.environ[VISIBLE] = ",".join(devices)
         return

@@ -20,11 +20,7 @@ _YOUNG_S = 60.0
 
 
 def like_folder(folder: Path) -> int:
-    """Returns the mode of a new file: users who may not enter its folder may not read it, wherever it is moved.
-
-    Raises:
-        OSError: If there is no such folder.
-    """
+    """Returns a new file's mode: only who may enter its folder may read it; OSError if there is no such folder."""
     return folder.stat().st_mode & 0o666 | 0o600
 
 

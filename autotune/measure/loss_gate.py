@@ -110,11 +110,7 @@ class LossGate:
     """Largest relative difference seen between the first steps of two runs of the reference."""
 
     def check(self, settings: FlagSet, reports: Reports) -> LossCheck:
-        """Compares the first steps: what was compared, or that nothing could be.
-
-        Raises:
-            WorkerFailed: If the candidate does not train as the reference does; so do the checks below.
-        """
+        """Compares first steps: what was, or that nothing could be; WorkerFailed, as below, if it trains otherwise."""
         reference, candidate = reports
         basis = basis_of(self.spec, (FlagSet(), settings), reports)
         if not reference.losses:
@@ -160,9 +156,7 @@ class LossGate:
             self._refuse_wrong_in_soak(reference, *losses)
             least_scale = COLLAPSED * abs(next(iter(reference.losses), 0.0))
             return _long_run(basis, compare_curves(*losses, least_scale=least_scale), steps=steps)
-        by_work = [
-            [(n * (r.tokens_per_step or 1), loss) for n, loss in x] for r, x in zip(reports, losses, strict=True)
-        ]
+        by_work = [[(n * (r.tokens_per_step or 1), v) for n, v in x] for r, x in zip(reports, losses, strict=True)]
         found = compare_long_runs(
             *by_work,
             tolerance=self.spec.confirm.loss_tolerance,
@@ -461,11 +455,7 @@ def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
 
 
 def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far a fresh reference in another rounding is off, over blocks like the pairs of an A/A run.
-
-    Raises:
-        WorkerFailed: If the worker fails, or reports what is not finite.
-    """
+    """How far a fresh reference in another rounding is off, over blocks like an A/A run's; WorkerFailed if it fails."""
     if problem := _not_a_number(worker.report):
         raise wrong_loss(f"{problem} in another rounding", phase="check")
     told = first_steps(reference.losses, reference.grad_norms)

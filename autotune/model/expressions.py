@@ -68,11 +68,7 @@ class Expression:
         self.names = tuple(sorted(found - set(CONSTANTS)))
 
     def value(self, values: Mapping[str, object]) -> object:
-        """Computes it from the value of each of its `names`.
-
-        Raises:
-            ValueError: If it comes to nothing: text in a sum, a division by zero, a number without bound ...
-        """
+        """Computes it from the values of its `names`; ValueError for text in a sum, division by zero, no bound."""
         try:
             return _value(self._tree, values, self.text)
         except ZeroDivisionError:

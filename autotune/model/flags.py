@@ -54,11 +54,7 @@ READ_FILES = (PROFILE, KERNELS)
 
 
 def kind_of(name: str) -> str:
-    """How a setting reaches the process: ``"xla"``, ``"jax"``, ``"env"``, or as an ``"option"`` of the workload.
-
-    Raises:
-        SettingError: If the name has none of the four forms, or is a variable that is not on the list.
-    """
+    """How a setting arrives: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``; SettingError if it may not be set."""
     if _XLA_NAME.fullmatch(name):
         return "xla"
     if _JAX_NAME.fullmatch(name):

@@ -14,11 +14,7 @@ _SECONDS_PER = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds in ``"30m"``, ``"1h30m"``, ``"250ms"`` or SLURM's ``"1-08:00:00"``; a number, no text, is seconds.
-
-    Raises:
-        ValueError: If the text is not a positive duration of that form.
-    """
+    """Seconds in ``"1h30m"``, ``"250ms"``, SLURM's ``"1-08:00:00"`` or a number; ValueError unless positive."""
     if isinstance(text, (int, float)):
         total = float(text)
     else:
@@ -35,11 +31,7 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_bytes(text: str | float) -> int:
-    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), ``"512 MiB"`` or a plain number of bytes.
-
-    Raises:
-        ValueError: If the text is not a positive size of that form.
-    """
+    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), or a plain number; ValueError if they are not positive."""
     parts = _BYTES.fullmatch(str(text).replace(" ", ""))
     if isinstance(text, bool) or parts is None:
         raise ValueError(f"a size must look like 72GiB, 80GB or 512MiB but got {text!r}")

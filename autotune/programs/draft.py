@@ -113,11 +113,7 @@ def _one_line(text: str) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """Formats a value as TOML within one line: as JSON, but a pattern in single quotes, which keep it readable.
-
-    Raises:
-        StudyFileError: If it is text that is not Unicode.
-    """
+    """Formats a value as TOML in one line: JSON, but patterns in single quotes; StudyFileError if it is no Unicode."""
     if isinstance(value, str) and "\\" in value and "'" not in value and value.isprintable():
         return f"'{value}'"
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

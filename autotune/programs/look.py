@@ -363,11 +363,7 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
-    """Returns the interpreter that the study names, or that its command begins with; else autotune's own.
-
-    Raises:
-        StudyFileError: If the study names one that is not there.
-    """
+    """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it is missing."""
     command = spec.workload.command
     if (named := spec.workload.python) is not None:
         if (found := _there(named, study_dir) or shutil.which(named)) is None:

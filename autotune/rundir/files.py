@@ -61,11 +61,7 @@ def folder_within(root: Path, *parts: str) -> Path:
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
-    """Appends one line, which has its newline, with one write, or nothing; cuts off a torn line first.
-
-    Raises:
-        RunDirectoryError: If the file cannot be written, or is a symbolic link.
-    """
+    """Appends one whole line or nothing, after cutting a torn one off; RunDirectoryError if it cannot, or at a link."""
     try:
         descriptor, is_new = _open_to_append(path)
     except OSError as error:
@@ -101,11 +97,7 @@ def _open_to_append(path: Path) -> tuple[int, bool]:
 
 
 def sync_upwards(file: Path, root: Path) -> None:
-    """Syncs a file and its folders up to a root; a missing file is skipped.
-
-    Raises:
-        RunDirectoryError: If the disk fails, or the file is a symbolic link.
-    """
+    """Syncs a file, unless it is missing, and its folders up to a root; RunDirectoryError for a bad disk or a link."""
     path = file
     try:
         descriptor = os.open(file, os.O_RDONLY | _FLAGS)

@@ -81,11 +81,7 @@ class CurrentStage:
 
 
 class Lock:
-    """Lock of one existing run directory, held by this process until `close`.
-
-    Raises:
-        RunDirectoryError: If another driver holds it, the file system has no locks, or the file cannot be written.
-    """
+    """Lock of a run directory until `close`; RunDirectoryError if it is held, or cannot be written or locked."""
 
     def __init__(self, path: Path) -> None:
         file = path / LOCK

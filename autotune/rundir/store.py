@@ -306,11 +306,7 @@ class Store(Folders):
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record, stamped with the study's time, and syncs it.
-
-        Raises:
-            RunDirectoryError: If the disk is full or gone; earlier records stay intact.
-        """
+        """Appends one record with the study's time, and syncs it; RunDirectoryError if the disk is full or gone."""
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         written = self._persist(stamped)
         if self._is_sole_writer:
@@ -325,11 +321,7 @@ class Store(Folders):
         return len(line.encode())
 
     def append_news(self, record: R) -> None:
-        """Appends a record unless an earlier one (of conclusions: the newest one) is equal except for its stamps.
-
-        Raises:
-            RunDirectoryError: If it cannot be written.
-        """
+        """Appends a record unless an earlier one, or the newest conclusion, equals it but for stamps; see `append`."""
         bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):

@@ -116,11 +116,7 @@ class AdditiveFlagSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Proposes the next set.
-
-        Raises:
-            ValueError: If the study has several objectives, or a value that is neither positive nor a log ratio.
-        """
+        """Proposes the next set; ValueError for several objectives, or values neither positive nor a log ratio."""
         self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}

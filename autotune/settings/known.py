@@ -260,10 +260,7 @@ def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
     if said is not None:
         return [("in this build", known.build.build), ("type", said.type), *_fields(said)]
     elsewhere = {"env": "an environment variable", "layout": ""}
-    return [
-        ("in this build", elsewhere.get(entry.kind, f"{known.build.build} does not have it")),
-        ("type", entry.type),
-    ]
+    return [("in this build", elsewhere.get(entry.kind, f"{known.build.build} does not have it")), ("type", entry.type)]
 
 
 def _fields(said: Setting | FlagInfo | JaxOption) -> list[Pair]:

@@ -150,9 +150,8 @@ def read_aa_noise(
     process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
     ratio = math.exp(float(np.mean(centres)))
     half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
-    estimate = Estimate(
-        ratio=ratio, low=ratio * math.exp(-half), high=ratio * math.exp(half), level=LEVEL, pair_count=count
-    )
+    low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    estimate = Estimate(ratio=ratio, low=low, high=high, level=LEVEL, pair_count=count)
     return AaNoise(
         estimate=widen(estimate, spread),
         process_sd=process_sd,

@@ -99,11 +99,7 @@ def find_build(python: str, platform: str, *, note: Callable[[str], None]) -> Bu
 
 
 def study_of(builds: Builds, words: Sequence[str], base: StudySpec, *, name: str, pairs: int | None) -> StudySpec:
-    """Makes the study of two builds, measured as in `base`; `words` follow the interpreter.
-
-    Raises:
-        StudyFileError: If the name is none of a study, or a word no argument of its command.
-    """
+    """Makes a study of two builds by `base`; `words` follow the interpreter; StudyFileError for a bad name or word."""
     pythons = list(dict.fromkeys((builds.new.python, builds.old.python)))
     data = {**base.model_dump(context=WITH_SECRETS), "name": name, "baseline": dict(builds.new.settings)}
     data["description"] = "{1} against {0}".format(*builds.names)

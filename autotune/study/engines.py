@@ -30,11 +30,7 @@ MakeEngine = Callable[[StudyRun], Engine]
 
 
 def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Parses groups of devices, one for each lane: ``0-3,4-7`` are two of four, ``0+2,1+3`` two of two.
-
-    Raises:
-        StudyFileError: If a group is malformed, or a device is in two of them.
-    """
+    """Parses a group of devices for each lane: ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
     if text is None:
         return ()
     if not all(part.strip("+ ") for part in text.split(",")):

@@ -276,9 +276,7 @@ class Proposer:
             peaks = [(self._values_of(part), peak) for part, peak in self._memory.peaks]
             sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
         if self._spec.limits.rules:
-            sampler.is_allowed = lambda values: self._is_allowed(
-                self._space.suggest(lambda p: to_text(p, values[p.name]))
-            )
+            sampler.is_allowed = lambda row: self._is_allowed(self._space.suggest(lambda p: to_text(p, row[p.name])))
         return sampler
 
     def _values_of(self, part: FlagSet) -> dict[str, Any] | None:

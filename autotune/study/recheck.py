@@ -120,11 +120,7 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns the study to measure a winner of `file` (run directory or export) with, on one workload, and its folder.
-
-    Raises:
-        AutotuneError: If no study file is named and `file` is an export.
-    """
+    """Returns study and folder to recheck a winner in `file` with, on one workload; AutotuneError if none is named."""
     if study is not None:
         return load_study(study).model_copy(update={"also": ()}), study.resolve().parent
     if file.is_dir():

@@ -57,11 +57,7 @@ class Questions:
 
 
 def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
-    """Creates the study's sampler, if that is not the additive one.
-
-    Raises:
-        StudyFileError: If there is none of that name, or it needs more than a seed.
-    """
+    """Creates the study's sampler (not the additive); StudyFileError if it is unknown or needs more than a seed."""
     name = search.sampler
     with warnings.catch_warnings():
         # `group` (separate densities for conditional settings) and others are marked experimental.

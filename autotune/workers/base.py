@@ -60,11 +60,7 @@ class Worker(Protocol):
     """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs steps and returns the duration of each, seconds.
-
-        Raises:
-            WorkerFailed: If the worker died, hung, or computed a loss that is not finite.
-        """
+        """Runs steps and returns the seconds of each; WorkerFailed if it died, hung, or its loss is not finite."""
 
     def close(self) -> None:
         """Ends the worker and its child processes; safe to call twice, never raises."""

@@ -34,11 +34,7 @@ def test_without_a_duration_the_time_between_lines_counts() -> None:
 
 def test_a_counter_that_skips_steps_is_divided_by_them() -> None:
     reader = StepReader({"preset": "tqdm"})
-    lines = [
-        "  1%| | 10/1000 [00:01<01:39, 10.0it/s]",
-        "  1%| | 10/1000 [00:01<01:39]",
-        "  2%| | 20/1000 [00:03<02:27]",
-    ]
+    lines = LINES["texts"]["skipping_bar"]
     times = [reader.read(line, at) for line, at in zip(lines, (1.0, 1.1, 3.0), strict=True)]
     assert [t.step_s if t else None for t in times] == [None, None, pytest.approx(0.2)]
 

@@ -44,13 +44,7 @@ def call(*arguments: object, code: int = 0) -> Result:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is the one on which `make_winner` was proven."""
-    facts = {
-        "versions": {"jax": "0.11.1", "jaxlib": "0.11.1", "jax-cuda12-plugin": "0.11.1"},
-        "cpu": "a CPU",
-        "cpus_usable": 3,
-        "driver": "580.65.06",
-    }
-    monkeypatch.setattr(conditions, "describe_machine", lambda: facts)
+    monkeypatch.setattr(conditions, "describe_machine", lambda: CASES["machine_of_the_proof"])
     monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 

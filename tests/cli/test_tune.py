@@ -272,11 +272,7 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
 def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: Path) -> None:
     assert look(tmp_path, PROGRAMS["quick"]).returncode == 0
     study = (tmp_path / "train.toml").read_text()
-    smaller = {
-        r"groups = .*": "settings = { xla_backend_optimization_level = [1] }", "processes = .*": "processes = 3",
-        "finalists = .*": "finalists = 1", "run_steps = .*": "run_steps = 100", "soak = .*": "soak = 0.2",
-    }  # fmt: skip
-    for before, after in smaller.items():
+    for before, after in CASES["smaller_study"].items():
         study, count = re.subn(f"^{before}$", after, study, flags=re.M)
         assert count == 1
     (tmp_path / "train.toml").write_text(study)

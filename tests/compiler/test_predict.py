@@ -14,14 +14,7 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 
-NETWORK = Network(
-    nvlink_links=10,
-    nvlink_bytes_per_s=10e9,
-    nvlink_domain=8,
-    gpus_per_node=8,
-    nic_bytes_per_s=10.25e9,
-    pcie_bytes_per_s=50e9,
-)
+NETWORK = Network(**CASES["network"])
 H100 = load_target("h100-sxm")
 TARGET = Target(
     title="T", sources=(), device={"device_memory_size": 1 << 30, "memory_bandwidth": 1e12, "core_count": 7},

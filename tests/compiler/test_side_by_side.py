@@ -61,9 +61,7 @@ class FakeWorker:
             machine.barrier.wait(PATIENCE_S)
         with machine.lock:
             machine.now -= 1
-        program = CompiledProgram(
-            fingerprint=str(settings), versions={}, device_count=1, compile_s=1.0, memory=None, schedule=()
-        )
+        program = CompiledProgram(fingerprint=str(settings), versions={}, device_count=1, compile_s=1.0, memory=None)
         return CompileResult(settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=2 * GIB)
 
     def close(self) -> None:
@@ -160,15 +158,9 @@ def test_a_container_has_no_more_memory_than_its_limit_leaves(tmp_path: Path, fi
 @pytest.mark.aot
 @pytest.mark.slow
 def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: Any) -> None:
-    values = {
-        "xla_gpu_enable_while_loop_double_buffering": ["true"],
-        "xla_gpu_all_gather_combine_threshold_bytes": ["1", "1073741824"],
-        "xla_gpu_enable_latency_hiding_scheduler": ["true"],
-    }
-
     def report(processors: int) -> tuple[Any, set[int]]:
         with Compiler(toy_job(), processors=lambda: processors) as opened:
-            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(values, {})
+            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(CASES["compiled_at_once"], {})
             return found, set(opened.workers)
 
     (alone, one), (beside, several) = report(1), report(max(2, len(os.sched_getaffinity(0))))

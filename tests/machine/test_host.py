@@ -23,9 +23,7 @@ def machine(root: Path, *, cores: int, threads: int = 1) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("cores", "gpus", "spare"), [(2, 1, 0), (4, 1, 2), (16, 1, 8), (16, 8, 7), (8, 8, 0), (96, 8, 48)]
-)
+@pytest.mark.parametrize(("cores", "gpus", "spare"), toml_beside(__file__)["spare_cores"])
 def test_half_of_the_cores_are_left_and_one_for_each_device(tmp_path: Path, cores: int, gpus: int, spare: int) -> None:
     found = spare_processors(gpus, usable=range(cores), root=machine(tmp_path, cores=cores))
     assert found == set(range(cores - spare, cores))

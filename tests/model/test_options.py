@@ -28,12 +28,7 @@ from tests.tables import toml_beside
 CASES = toml_beside(__file__)
 
 ENTRY = {"entry": "llama-small", "options": {"batch": 8}}
-COMMAND = {
-    "command": ["python", "train.py", "--batch={batch}", "{attention}", "{folder}", "{literal}", '{"a": 1}'],
-    "options": {"attention": "xla"},
-    "read": {"preset": "clu"},
-    "tokens_per_step": 512,
-}
+COMMAND = CASES["command"]
 
 
 def study(workload: dict[str, Any] = ENTRY, **search: Any) -> StudySpec:
@@ -69,10 +64,7 @@ def test_a_value_that_is_no_json_is_refused_when_it_is_read() -> None:
         options_in(FlagSet({"option.batch": "[" * 100_000}))
 
 
-HOSTILE = (
-    "8; touch X", "$(touch X)", "`touch X`", "a b", "'; touch X; '", '"; touch X; "', "a\nb", "*", "", '{"a": 1}',
-    "$HOME", ";touch${IFS}X;", "`false`", "\\", "~", "!!",
-)  # fmt: skip
+HOSTILE = CASES["hostile_values"]
 SCRIPTS = ("printf '<%s>' {x}", "printf '<%s>' \"{x}\"", "printf '<%s>' '{x}'", "printf <%s> {x} '")
 
 
@@ -96,13 +88,7 @@ def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
         assert filled_command(["--batch={x}", "NAME=as {x}"], {"x": value}) == [f"--batch={value}", f"NAME=as {value}"]
     assert filled_command(["bash", "-lc", "NAME=1 run {x}"], {"x": "8; touch X"})[2] == "NAME=1 run '8; touch X'"
     with pytest.raises(StudyFileError, match="must stay one word"):
-        parse_study(
-            {
-                "name": "s",
-                "workload": {"command": ["sh", "-c", "train '{x}'"], "read": {"json_key": "a"}, "tokens_per_step": 1},
-                "search": {"options": {"x": ["plain", "two words"]}},
-            }
-        )
+        parse_study(CASES["unsafe_script"])
 
 
 def test_no_value_is_filled_in_twice_and_tables_are_taken_apart() -> None:
@@ -162,12 +148,7 @@ VALUES = {"batch": 16, "accumulate": 1, "attention": "xla", "dtype": "float32"}
 
 
 def limited(**sections: Any) -> StudySpec:
-    data: dict[str, Any] = {
-        "name": "limited",
-        "workload": {"entry": "llama", "options": {"batch": 16, "accumulate": 1, "dtype": "float32"}},
-        "search": {"options": {"batch": [8, 16], "accumulate": [1, 2], "attention": ["xla", "cudnn"]}},
-    }
-    return parse_study({**data, **sections})
+    return parse_study({**CASES["limited"], **sections})
 
 
 @pytest.mark.parametrize(("settings", "allowed"), CASES["rules"])

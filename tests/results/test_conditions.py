@@ -26,11 +26,7 @@ CASES = toml_beside(__file__)
 needs_nvml = pytest.mark.skipif(bool(missing()), reason=missing())
 
 MEASURED = {"jaxlib": "0.11.1", "driver": "580.65.06", "cublas": "12.9.1", "cudnn": "9.10.2", "nccl": "2.27.3"}
-STATE = GpuState(
-    name="NVIDIA H200", vbios="96.00", gsp="580.65.06", max_clock_mhz=1980, max_memory_clock_mhz=3201,
-    application_clock_mhz=1980, application_memory_clock_mhz=3201, power_limit_w=700.0, persistence=True, mig=False,
-    ecc=True,
-)  # fmt: skip
+STATE = GpuState(**CASES["gpu_state"])
 
 
 @pytest.fixture

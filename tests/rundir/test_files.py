@@ -14,6 +14,7 @@ from autotune.model.errors import RunDirectoryError
 from autotune.rundir.files import append_synced, folder_within
 from autotune.rundir.store import Store
 from tests.runs import record, replay_study
+from tests.tables import toml_beside
 
 SPEC = replay_study(effects={"xla_a=1": 0.9}, noise={"white_sd": 1e-6})
 
@@ -119,19 +120,12 @@ def test_a_long_torn_line_is_cut_to_the_last_newline(tmp_path: Path, size: int) 
     assert file.read_bytes() == b""
 
 
-PLACES = (
-    "lock", "records.jsonl", "study.json", "trials", "confirm", "trials/0001", "trials/0009", "trials/0009/pairs.jsonl",
-    "trials/0009/worker.log", "trials/0009/worker.guard",
-    "lanes/device-0.guard",
-)  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def five_trials(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("five") / "run", SPEC, trials=5).path
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", toml_beside(__file__)["places_of_links"])
 def test_no_link_inside_a_run_is_followed(tmp_path: Path, five_trials: Path, place: str) -> None:
     run_dir = Path(shutil.copytree(five_trials, tmp_path / "run"))
     precious = tmp_path / "precious"

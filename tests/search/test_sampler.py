@@ -131,9 +131,7 @@ def test_sets_being_tried_are_not_proposed_again() -> None:
 @pytest.mark.parametrize(
     ("culprits", "seed", "late", "most"), [([{"flag_05"}, {"flag_13"}], 0, 25, 2), ([{"flag_11", "flag_12"}], 1, 20, 1)]
 )
-def test_what_fails_alone_or_together_is_soon_left_out(
-    culprits: list[set[str]], seed: int, late: int, most: int
-) -> None:
+def test_what_fails_alone_or_with_others_is_left_out(culprits: list[set[str]], seed: int, late: int, most: int) -> None:
     def measure(params: Mapping[str, Any]) -> float:
         if any(all(params[name] == "true" for name in culprit) for culprit in culprits):
             raise ValueError("it crashed")

@@ -206,13 +206,7 @@ def test_the_default_of_the_build_is_a_value_where_the_baseline_has_another(know
 
 
 def test_domains_of_a_study(build: Build) -> None:
-    space = build(
-        settings={
-            "xla_gpu_graph_min_graph_size": {"low": 1, "high": 9, "step": 4},
-            "xla_gpu_dot_merger_threshold_mb": {"low": 2, "high": 16, "power_of_two": True},
-            "xla_gpu_enable_command_buffer": ["", "FUSION"],
-        }
-    )
+    space = build(settings=SEARCHES["domains"])
     values = {p.name: list(p.values()) for p in space.parameters}
     assert values["xla_gpu_graph_min_graph_size"] == ["1", "5", "9"]
     assert values["xla_gpu_dot_merger_threshold_mb"] == ["2", "4", "8", "16"]

@@ -214,13 +214,7 @@ def heated_run(
 
 
 @needs_nvml
-@pytest.mark.parametrize(
-    ("reason", "who", "words", "mode"),
-    [
-        ("hw_thermal", "reference", "the reference alone was held back by heat (hardware): 30.0 %", "interleaved"),
-        ("power_brake", "candidate", "the candidate alone was held back by a power brake from outside: 30.0 %", "aba"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "who", "words", "mode"), toml_beside(__file__)["held_alone"])
 def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
     tmp_path: Path, fake: FakeNvml, monkeypatch: pytest.MonkeyPatch, reason: str, who: str, words: str, mode: str
 ) -> None:

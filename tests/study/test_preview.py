@@ -93,13 +93,8 @@ def test_the_space_of_a_cpu_study_is_the_one_its_run_searches(study: Callable[[s
 
 
 def told(tmp_path: Path, **changes: Any) -> SpacePreview:
-    data = {
-        "name": "told",
-        "workload": {"entry": "llama"},
-        "device": {"platform": "cuda", "count": 8},
-        "search": {"groups": ["combining"]},
-    }
-    return preview_space(parse_study({**data, **changes}), study_dir=tmp_path, run_dir=tmp_path / "none")
+    data = {**toml_beside(__file__)["previewed"], **changes}
+    return preview_space(parse_study(data), study_dir=tmp_path, run_dir=tmp_path / "none")
 
 
 def choices(found: SpacePreview) -> tuple[str, ...]:

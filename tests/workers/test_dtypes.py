@@ -49,9 +49,7 @@ def test_formats_are_told_by_their_names(report: Report) -> None:
         pytest.param({"says": "int8"}, r"arithmetic .*'int8'.*an integer has no rounding", marks=pytest.mark.slow),
     ],
 )
-def test_a_format_that_cannot_be_compared_is_refused_with_what_to_do(
-    report: Report, options: dict[str, str], said: str
-) -> None:
+def test_a_format_that_cannot_be_compared_is_refused(report: Report, options: dict[str, str], said: str) -> None:
     with pytest.raises(WorkerFailed, match=said) as error:
         report(**options)
     assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR

@@ -135,9 +135,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)]
+    made = subprocess.run(mount, capture_output=True, check=False)
     if made.returncode != 0:
         pytest.skip("only root may make a small disk")
     yield disk

@@ -50,9 +50,8 @@ def ending(folder: Path, case: dict[str, Any]) -> Failure:
     log = folder / "worker.log"
     log.write_text(case.get("text", "{raised}").format_map(pieces | {"flood": times * line}))
     lines, status = last_lines(log), case["status"]
-    return classify_failure(
-        exit_status=status, phase="step", error_type=None, message=None, last_lines=lines, log=str(log)
-    )
+    told: Any = {"phase": "step", "error_type": None, "message": None}
+    return classify_failure(exit_status=status, last_lines=lines, log=str(log), **told)
 
 
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group in ENDINGS for name in ENDINGS[group]["cases"]])

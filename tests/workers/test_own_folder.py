@@ -92,9 +92,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_at_once_leave_the_folder_as_it_was(
-    kind: str, project: Path, begin: Begin, scratch: Path
-) -> None:
+def test_two_processes_at_once_leave_the_folder_as_is(kind: str, project: Path, begin: Begin, scratch: Path) -> None:
     spec = program(project, KINDS[kind] + LOOP)
     before = content(project)
     workers = [begin(spec, project), begin(spec, project)]  # both alive: a lock of one would end the other

@@ -69,9 +69,7 @@ def test_a_stall_every_forty_steps_is_no_winner_however_fast_the_typical_step(tm
 
 
 @pytest.mark.parametrize(("fault", "kind", "looks", "words"), toml_beside(__file__)["faults_of_a_long_run"])
-def test_what_shows_only_in_a_long_run_is_no_winner(
-    tmp_path: Path, fault: str, kind: str, looks: int, words: str
-) -> None:
+def test_what_only_long_runs_show_is_no_winner(tmp_path: Path, fault: str, kind: str, looks: int, words: str) -> None:
     conclusion, store = study(tmp_path, fault)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
     (record,) = store.of(SoakRecord)

@@ -54,9 +54,7 @@ def refused(store: Store) -> str:
         pytest.param("norm", "gradient norm", marks=pytest.mark.slow),
     ],
 )
-def test_what_goes_wrong_after_the_first_steps_is_found_after_a_block(
-    tmp_path: Path, fault: str, quantity: str
-) -> None:
+def test_what_goes_wrong_after_first_steps_is_found_after_a_block(tmp_path: Path, fault: str, quantity: str) -> None:
     conclusion, store = run(tmp_path, hooked(fault))
     assert conclusion.outcome is Outcome.NOTHING_RAN
     message = refused(store)

@@ -169,9 +169,7 @@ def test_the_command_describes_a_model_that_fits_no_machine(capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(("arguments", "words"), CASES["wrong_calls"])
-def test_the_command_explains_what_is_wrong(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_is_wrong(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
