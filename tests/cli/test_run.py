@@ -20,12 +20,11 @@ QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart.toml"
 
 
 @pytest.mark.gate
-@pytest.mark.timeout(540)
+@pytest.mark.timeout(400)
 def test_the_first_study_proves_its_winner_and_ends_with_its_use(tmp_path: Path) -> None:
-    """What `make quickstart` does, with one trial, no limit of time, and more pairs: other tests run beside it."""
+    """What `make quickstart` does, with one trial and no limit of time."""
     study = QUICKSTART.read_text(encoding="utf-8")
-    changes = {"trials = 3": "trials = 1", 'time_budget = "4m"\n': "", "pairs_cap = 6": "pairs_cap = 12"}
-    for before, after in {**changes, "processes = 5": "processes = 8"}.items():
+    for before, after in {"trials = 3": "trials = 1", 'time_budget = "4m"\n': ""}.items():
         assert before in study
         study = study.replace(before, after)
     (tmp_path / "quickstart.toml").write_text(study)
