@@ -207,11 +207,13 @@ GEMMA: Mapping[str, Options] = {
     ),
 }
 
-# https://arxiv.org/abs/2501.00656 and https://huggingface.co/allenai, config.json of each model
+# https://arxiv.org/abs/2501.00656 and https://huggingface.co/allenai, config.json of each model. YaRN is for the layers
+# without a window, as in OLMo 3's training: https://github.com/allenai/OLMo-core, olmo_core/nn/transformer/config.py
 _OLMO: Options = {"norm_place": "after", "qk_norm": "all", "norm_eps": 1e-6, "rope_theta": 5e5}
 _OLMO3: Options = {
     "window": 4096,
     "local_layers": 3,
+    "local_rope_theta": 5e5,
     "rope_scaling": "yarn",
     "rope_factor": 8.0,
 }

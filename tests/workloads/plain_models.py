@@ -139,16 +139,19 @@ def llama(w: Weights, inputs: jax.Array, targets: jax.Array, *, frequency: np.nd
     return cross_entropy(rms(x, w["norm"]["scale"], 1e-5) @ w["head"]["kernel"], targets)
 
 
-def qwen3(w: Weights, inputs: jax.Array, targets: jax.Array, *, top_k: int = 0) -> jax.Array:
-    """Dense, or with experts whose shares of the chosen sum to 1."""
+def qwen3(
+    w: Weights, inputs: jax.Array, targets: jax.Array, *, top_k: int = 0, theta: float = 1e6, eps: float = 1e-6
+) -> jax.Array:
+    """Dense, or with experts whose shares of the chosen sum to 1; Mixtral, which has no norms of queries and keys."""
     x, balances = w["embedding"]["embedding"][inputs], []
     for layer in w["layers"].values():
         own = layer["attention"]
-        q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], 1e-6), own)
-        q, k = rms(q, own["query_norm"]["scale"], 1e-6), rms(k, own["key_norm"]["scale"], 1e-6)
-        frequency = frequencies(q.shape[-1], 1e6)
+        q, k, v = heads_of(rms(x, layer["attention_norm"]["scale"], eps), own)
+        if "query_norm" in own:
+            q, k = rms(q, own["query_norm"]["scale"], eps), rms(k, own["key_norm"]["scale"], eps)
+        frequency = frequencies(q.shape[-1], theta)
         x = x + merged(attention(turn(q, frequency), turn(k, frequency), v, scale=q.shape[-1] ** -0.5), own)
-        y = rms(x, layer["ffw_norm"]["scale"], 1e-6)
+        y = rms(x, layer["ffw_norm"]["scale"], eps)
         if not top_k:
             x = x + gated(y, layer["ffw"], silu)
             continue
@@ -160,7 +163,7 @@ def qwen3(w: Weights, inputs: jax.Array, targets: jax.Array, *, top_k: int = 0) 
             own = {name: {"kernel": experts[name][e]} for name in ("gate", "up", "down")}
             x = x + shares[..., e, None] * gated(y, own, silu)
         balances.append(balance(probabilities, picks, top_k))
-    loss = cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"]["kernel"], targets)
+    loss = cross_entropy(rms(x, w["norm"]["scale"], eps) @ w["head"]["kernel"], targets)
     return loss + 0.01 * jnp.mean(jnp.array(balances)) if balances else loss
 
 
@@ -185,7 +188,7 @@ def gemma(w: Weights, inputs: jax.Array, targets: jax.Array, *, is_third: bool) 
 
 
 def olmo3(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-    """Norms after attention and feed-forward, of all queries and keys at once; every second layer is local."""
+    """Norms after attention and feed-forward, of all queries and keys at once; layers by turns local, and with YaRN."""
     x = w["embedding"]["embedding"][inputs]
     for at, layer in w["layers"].items():
         own = layer["attention"]
@@ -195,10 +198,12 @@ def olmo3(w: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
             rms(y.reshape(*rows, -1), own[name]["scale"], 1e-6).reshape(y.shape)
             for y, name in ((q, "query_norm"), (k, "key_norm"))
         )
-        frequency = yarn_frequencies(q.shape[-1], 5e5, factor=8, original=8, truncate=True)
-        factor = 0.1 * math.log(8) + 1
+        frequency, factor, window = frequencies(q.shape[-1], 5e5), 1.0, 5
+        if at % 2 == 1:
+            frequency = yarn_frequencies(q.shape[-1], 5e5, factor=8, original=8, truncate=True)
+            factor, window = 0.1 * math.log(8) + 1, EVERYTHING
         q, k = turn(q, frequency) * factor, turn(k, frequency) * factor
-        y = attention(q, k, v, scale=q.shape[-1] ** -0.5, window=5 if at % 2 == 0 else EVERYTHING)
+        y = attention(q, k, v, scale=q.shape[-1] ** -0.5, window=window)
         x = x + rms(merged(y, own), layer["attention_post_norm"]["scale"], 1e-6)
         x = x + rms(gated(x, layer["ffw"], silu), layer["ffw_post_norm"]["scale"], 1e-6)
     return cross_entropy(rms(x, w["norm"]["scale"], 1e-6) @ w["head"]["kernel"], targets)

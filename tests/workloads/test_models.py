@@ -42,6 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., jax.Array]]] = {
     ),
     "qwen3": ("qwen", {}, plain.qwen3),
     "qwen3-moe": ("qwen-moe", {}, partial(plain.qwen3, top_k=3)),
+    "mixtral": ("moe", {}, partial(plain.qwen3, top_k=2, theta=1e4, eps=1e-5)),
     "gemma2": ("gemma", VARIANTS["gemma2"], partial(plain.gemma, is_third=False)),
     "gemma3": ("gemma", {}, partial(plain.gemma, is_third=True)),
     "olmo3": ("olmo", {"scan": False}, plain.olmo3),
