@@ -11,8 +11,9 @@ from optuna.trial import FrozenTrial
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
-from autotune.search.effects import Change, Effects, as_ratio
-from autotune.search.sampler import AdditiveFlagSampler
+from autotune.results.effects import LIKELY
+from autotune.search.effects import SURELY_ACTS, Change, Effects, as_ratio
+from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
 from autotune.search.space import Codes
 from autotune.settings.space import SearchSpace
 from autotune.study.samplers import to_text
@@ -85,8 +86,17 @@ class StudyEffects:
             code = self._coded.part({name: value})
             if text != parameter.default_choice and code is not None:
                 values.append(ValueEffect(value=text, trials=count, **_figures(changes[code[0][1]])))
-        chance = round(float(self._effects.p_active[i]), 3)
-        return SettingEffect(name=name, chance=chance, values=tuple(values), needs=tuple(parameter.condition or ()))
+        chance = float(self._effects.p_active[i])
+        if chance < SURELY_ACTS and not self._is_shown_by_a_trial(i):
+            chance = min(chance, LIKELY)  # more of it is the prior's
+        return SettingEffect(
+            name=name, chance=round(chance, 3), values=tuple(values), needs=tuple(parameter.condition or ())
+        )
+
+    def _is_shown_by_a_trial(self, i: int) -> bool:
+        """Whether the interval of a trial that changes the setting is all faster or all slower."""
+        ran = (t for codes, t in self._ran if codes[i] != self._effects.design.neutral[i])
+        return any(abs(t.value or 0.0) > 1.96 * t.user_attrs[SD_KEY] for t in ran if SD_KEY in t.user_attrs)
 
     def _set(self, codes: Codes) -> FlagSet:
         values = self._coded.values(codes)

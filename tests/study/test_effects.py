@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
+import optuna
 import pytest
 
 from autotune.model.flags import FlagSet
@@ -22,9 +24,13 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
+from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.confirm import worth_proving
+from autotune.study.effects import StudyEffects
 from autotune.study.proposer import PREDICTED_BEST, Proposer
+from autotune.study.samplers import distribution_of, flag_of, from_text
+from autotune.study.screen import LARGEST_PRIOR
 from tests.runs import Run, record, replay_study, there
 from tests.tables import toml_beside
 
@@ -67,6 +73,23 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     assert all(v.low <= 1 <= v.high for s in found.settings if s.name not in acting for v in s.values)
     assert found.best.settings == BEST
     assert found.best.low <= 0.96 * 0.97 * 0.98 <= found.best.high
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(0.999, set()), (0.9, {"xla_0"})])
+def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio: float, shown: set[str]) -> None:
+    space = SearchSpace(tuple(Parameter(name=f"xla_{i}", choices=("0", "1"), default="0", group="g") for i in range(4)))
+    distributions = {p.name: distribution_of(p) for p in space.parameters}
+    flags = {p.name: flag_of(p, LARGEST_PRIOR) for p in space.parameters}
+    trial = optuna.trial.create_trial(
+        params={p.name: from_text(p, "1" if p.name == "xla_0" else "0") for p in space.parameters},
+        distributions=distributions,
+        value=math.log(ratio),
+        user_attrs={SD_KEY: 0.01},
+    )
+    sampler = AdditiveFlagSampler(distributions, flags, seed=0, is_log_ratio=True)
+    assert min(sampler.fit([trial]).model.p_active()[1:]) > 0.5  # the prior's, with that of pairs
+    found = StudyEffects(space, sampler, [trial], is_allowed=lambda _: True, least=0.0).record()
+    assert {s.name for s in found.settings if s.chance > 0.5} == shown
 
 
 def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Run) -> None:
