@@ -85,6 +85,8 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     config = config.settled(layout)
     if train.batch % train.accumulate:
         raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
+    if 0 < train.decay <= train.warmup:
+        raise WorkloadError(f"`decay` must be 0 or above `warmup` = {train.warmup} but got {train.decay}")
     if train.accumulate > 1 and getattr(config, "float8_scales", "current") == "delayed":
         raise WorkloadError(
             f"`float8_scales` = delayed needs `accumulate` = 1, for what it remembers is of a whole step, but got "

@@ -40,7 +40,8 @@ class TrainConfig:
         offload: ``optimizer`` keeps the optimiser's state in the host's memory between updates; ``remat`` has values
             that put activations there.
         weight_dtype: Of weights between steps, and so of their gradients and the optimiser's moments.
-        learning_rate: Constant; AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1.
+        learning_rate: Of AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1. Constant, or
+            reached in ``warmup`` steps, and left for a tenth of it by a cosine that ends at step ``decay``.
     """
 
     batch: int
@@ -51,6 +52,8 @@ class TrainConfig:
     offload: str = choice("none", "optimizer")
     weight_dtype: str = choice("float32", "bfloat16")
     learning_rate: float = 3e-4
+    warmup: int = field(default=0, metadata={"minimum": 0})
+    decay: int = field(default=0, metadata={"minimum": 0})
     seed: int = field(default=0, metadata={"minimum": 0})
     mesh: Mapping[str, int] = field(default_factory=dict)
 
@@ -79,7 +82,7 @@ def make_workload(
         config: The model's part of the workload's config.
     """
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(train.learning_rate, b1=0.9, b2=0.95, weight_decay=0.1)
+        optax.clip_by_global_norm(1.0), optax.adamw(learning_rate(train), b1=0.9, b2=0.95, weight_decay=0.1)
     )
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     kept = jnp.dtype(train.weight_dtype)
@@ -122,6 +125,15 @@ def make_workload(
         layer_bytes={"weights": carried, "gradients": carried},
         config={"name": name, **config, **asdict(train), "mesh": dict(layout.mesh.shape)},
     )
+
+
+def learning_rate(train: TrainConfig) -> float | optax.Schedule:
+    """The rate of each step: a number, or a schedule, whose first rate is not 0 so that each step trains."""
+    rate = train.learning_rate
+    first = rate / max(1, train.warmup)
+    if train.decay:
+        return optax.warmup_cosine_decay_schedule(first, rate, train.warmup, train.decay, 0.1 * rate)
+    return optax.linear_schedule(first, rate, train.warmup) if train.warmup else rate
 
 
 def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, is_on_host: bool = False) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from workloads.moe import balance_loss
 from workloads.noise import Stream, uniform
 from workloads.recurrent import lambda_returns
 from workloads.ring import ring_attention
+from workloads.step import TrainConfig, learning_rate
 
 CASES = toml_beside(__file__)
 
@@ -42,6 +44,18 @@ def test_a_world_model_goes_on_learning_after_its_critic_has_settled() -> None:
     losses = losses_of("rssm", steps=120)
     assert np.mean(losses[-10:]) < 0.85 * np.mean(losses[10:20])
     assert all(np.isfinite(losses))
+
+
+def test_a_schedule_warms_up_and_decays() -> None:
+    def moved(**options: int) -> Any:
+        workload = load("llama-tiny", {"mesh": ONE, **options})
+        before = np.asarray(first_state(workload, 0)["params"]["embedding"]["embedding"][...])
+        return np.asarray(train(workload, 1)[1]["params"]["embedding"]["embedding"][...]) - before
+
+    np.testing.assert_allclose(4 * moved(warmup=4, decay=9), moved(), rtol=1e-3, atol=1e-6)
+    config = TrainConfig(batch=1, seq=1, vocab=1, learning_rate=0.4, warmup=4, decay=9)
+    rates = [float(learning_rate(config)(step)) for step in (0, 2, 4, 9, 99)]  # type: ignore[operator]
+    assert rates == pytest.approx([0.1, 0.25, 0.4, 0.04, 0.04])
 
 
 def test_a_batch_depends_on_seed_and_index_alone() -> None:
