@@ -78,7 +78,8 @@ class Attention(nnx.Module):
             at_once = c.seq if self.layout.size("sequence") > 1 else _QUERIES
             sinks = None if self.sinks is None else self.sinks[...]
             return capped_attention(q, k, v, config=c, sinks=sinks, at_once=at_once)
-        return causal_attention(q, k, v, c.attention, scale=c.attention_scale, window=c.window)
+        lengths = hold(jnp.full(len(q), c.seq, jnp.int32), "batch") if c.mask == "padding_causal" else None
+        return causal_attention(q, k, v, c.attention, scale=c.attention_scale, window=c.window, lengths=lengths)
 
 
 class LatentAttention(Attention):
@@ -123,13 +124,21 @@ class LatentAttention(Attention):
 
 
 def causal_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, *, scale: float | None = None, window: int = 0
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    implementation: Any,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+    lengths: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention of [B, T, N, H] to [B, T, K, H] by XLA or cuDNN, giving [B, T, N, H].
 
     Args:
         scale: Of logits; one over the square root of H if None.
         window: So many keys, that of the own token included, are attended to; all if 0.
+        lengths: Of the sequences, i32[B]; all are full if None.
 
     Raises:
         WorkloadError: If cuDNN is asked for and JAX does not find it.
@@ -137,7 +146,15 @@ def causal_attention(
     local = (window - 1, 0) if window else None
     try:
         return jax.nn.dot_product_attention(
-            q, k, v, scale=scale, is_causal=True, local_window_size=local, implementation=implementation
+            q,
+            k,
+            v,
+            scale=scale,
+            is_causal=True,
+            local_window_size=local,
+            implementation=implementation,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
         )
     except RuntimeError as e:
         if implementation != "cudnn":

@@ -50,6 +50,8 @@ class DecoderConfig:
         qkv_bias: Queries, keys and values have one.
         query_size: Logits are divided by its square root; 0 is ``head_size``.
         attention_cap, logit_cap: Logits of attention, and of tokens, stay between plus and minus this (soft cap).
+        mask: Causal alone, or with lengths of the sequences beside it, which are all full (MaxText's). On Blackwell
+            Transformer Engine has no fused attention for the latter: JAX's cuDNN has.
         sinks: Each head has a logit that takes part in the softmax and carries no value.
         window: So many tokens, the own one included, are attended to; in all layers, or in ``local_layers`` of each
             ``local_layers + 1``, the last of which attends to all.
@@ -106,6 +108,7 @@ class DecoderConfig:
     query_size: int = _optional()
     attention_cap: float = _optional_share()
     logit_cap: float = _optional_share()
+    mask: str = choice("causal", "padding_causal")
     sinks: bool = False
     window: int = _optional()
     local_layers: int = _optional()
@@ -268,6 +271,7 @@ class DecoderConfig:
         """Raises a WorkloadError where an option does not go with another or with the mesh."""
         check_dtype(self.dtype, layout)
         axes, is_delayed, is_ring = layout.mesh.shape, self.float8_scales == "delayed", self.attention == "ring"
+        has_lengths = self.mask == "padding_causal"
         wrong = {
             **{
                 f"`attention` = cudnn needs {what}": self.attention == "cudnn" and is_missing
@@ -276,6 +280,10 @@ class DecoderConfig:
             "`attention` = ring needs `window` = 0": is_ring and self.window > 0,
             "`attention` = ring needs `attention_cap` = 0": is_ring and self.attention_cap > 0,
             "`attention` = ring needs `sinks` = false": is_ring and self.sinks,
+            "`mask` = padding_causal needs `attention` cudnn or xla": has_lengths and is_ring,
+            "`mask` = padding_causal needs `attention_cap` = 0": has_lengths and self.attention_cap > 0,
+            "`mask` = padding_causal needs `sinks` = false": has_lengths and self.sinks,
+            "`mask` = padding_causal needs mesh axis pipeline = 1": has_lengths and axes["pipeline"] > 1,
             "`float8_scales` = delayed needs `dtype` float8": is_delayed and self.dtype != "float8",
             "`float8_scales` = delayed needs a workload without experts": is_delayed and self.experts > 0,
             "`float8_scales` = delayed needs `kv_rank` = 0": is_delayed and self.kv_rank > 0,

@@ -72,6 +72,18 @@ def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pyt
         causal_attention(x, x, x, "xla")
 
 
+@pytest.mark.parametrize("window", [0, 4])
+def test_a_mask_with_lengths_is_causal_where_all_are_full(window: int) -> None:
+    q, k, v = (uniform(jnp.uint32(seed), (2, 15, heads, 3)) * 4 - 2 for seed, heads in ((1, 4), (2, 2), (3, 2)))
+    plain, full, shorter = (
+        causal_attention(q, k, v, "xla", window=window, lengths=None if lengths is None else jnp.array(lengths))
+        for lengths in (None, (15, 15), (15, 9))
+    )
+    np.testing.assert_array_equal(full, plain)
+    np.testing.assert_array_equal(shorter[:, :9], plain[:, :9])
+    assert not np.allclose(shorter[1, 9:], plain[1, 9:])
+
+
 @pytest.mark.parametrize("window", [0, 4, 14])
 def test_attention_of_a_part_of_the_queries_at_once_is_attention(window: int) -> None:
     config = DecoderConfig(**{**SIZES, "head_size": 3}, attention_cap=0.7, window=window)
