@@ -272,4 +272,6 @@ def _fields(said: Setting | FlagInfo | JaxOption) -> list[Pair]:
 def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
         return "; ".join(f"{key}: {_in_words(of_key)}" if key else _in_words(of_key) for key, of_key in value.items())
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
     return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value) or "''"

@@ -131,9 +131,10 @@ def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -
     assert misspelled.verdict is SettingVerdict.UNKNOWN
     assert "NCCL_PROTO" in misspelled.reason
     assert known["NCCL_WIN_ENABLE"].is_default("1")
+    assert known["NCCL_CGA_CLUSTER_SIZE"].is_default("4")  # of NCCL's config, which the variable's own default leaves
     assert not known["NCCL_WIN_ENABLE"].is_too_new  # its release is one of NCCL, not of jaxlib
     shown = dict(format_setting(known.catalog["NCCL_WIN_ENABLE"], known))
-    assert shown["since"] == "NCCL 2.27.3"
+    assert (shown["since"], shown["minimum"], shown["maximum"]) == ("NCCL 2.27.3", "0", "1")
     commit = known.catalog.sources["nccl-source"].commit
     assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/src/init.cc#L62"
 
