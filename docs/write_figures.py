@@ -182,14 +182,13 @@ def _of_drawn_spaces() -> Claim:
 
 
 def _of_options() -> Claim:
-    strategies = ("additive", "without memory", "options apart", "memory unknown")
+    strategies = ("additive", "without memory")
     all_rows = [r for r in read("search/families.jsonl") if r["family"] == "options"]
     rows = [[r for r in all_rows if r["strategy"] == strategy] for strategy in strategies]
     figures = [(percent(mean(r["regret"] for r in mine), 1), f"{mean(r['failed'] for r in mine):.1f}") for mine in rows]
     return Claim(
         "docs/search.md",
         r"drawn times\), (\d+) seeds: the regret is ([\d.]+) %, and ([\d.]+) trials fail; without the memory model "
-        r"([\d.]+) % and ([\d.]+); without pairs of options ([\d.]+) % and ([\d.]+); without both, as before, "
         r"([\d.]+) % and ([\d.]+)\.",
         [str(len(rows[0])), *(figure for pair in figures for figure in pair)],
     )

@@ -1,4 +1,4 @@
-"""The memory model: the log of a set's peak memory is a sum over its settings and over pairs of options.
+"""The memory model: the log of a set's peak memory is a sum over its settings.
 
 Bayesian linear regression with normal priors around zero, wide for options such as batch size and recomputation, narrow
 for flags: of 1,076 values in the atlas four in five change the peak by less than 2 %. Where a setting moves more, its
@@ -17,7 +17,7 @@ from autotune.search.additive import Tables
 from autotune.search.failures import Risks
 from autotune.search.space import Codes, Design, Floats
 
-OPTION, OPTION_PAIR, FLAG = 0.7, 0.3, 0.06
+OPTION, FLAG = 0.7, 0.06
 """Prior standard deviations of coefficients on the log of the peak."""
 
 SPREAD = 0.05
@@ -44,15 +44,12 @@ class MemoryModel:
     """Probabilities of sets to fit; all fit where no `limit` (over the default's peak) or no peak is known."""
 
     def __init__(self, design: Design, peaks: Peaks, limit: float | None) -> None:
-        options = {i for i, factor in enumerate(design.factors) if factor.moves_memory}
-        pairs = [pair for pair in design.pairs if options.issuperset(pair)]
-        self.design = Design(design.factors, pairs)
+        self.design = Design(design.factors, [])
         self._limit = float(np.log(limit)) if limit is not None and len(peaks.ratios) else np.inf
         self.is_known = self._limit < np.inf
         """Whether sets may not fit."""
-        sds = [OPTION if i in options else FLAG for i in range(len(design.factors))] + [OPTION_PAIR] * len(pairs)
         if self.is_known:
-            self._fit(peaks, np.array(sds) ** 2)
+            self._fit(peaks, np.array([OPTION if f.moves_memory else FLAG for f in design.factors]) ** 2)
 
     def _fit(self, peaks: Peaks, usual: Floats) -> None:
         """Fits coefficients; a block has at least its usual variance, and a larger one where the peaks say so."""
@@ -100,13 +97,6 @@ class MemoryModel:
 
     def _priced(self, tables: Tables, coefs: Floats) -> Tables:
         """Adds the cost of memory to effects."""
-        main, pairs, starts = list(tables.main), dict(tables.pairs), self.design.starts
-        for block, start, end in zip(self.design.blocks, starts, starts[1:], strict=False):
-            table = block.table @ coefs[start:end]
-            if len(block.factors) == 1:
-                main[block.factors[0]] = main[block.factors[0]] + table
-            else:
-                i, j = block.factors
-                shape = self.design.sizes[i] + 1, self.design.sizes[j] + 1
-                pairs[i, j] = pairs.get((i, j), 0.0) + table.reshape(shape)
-        return Tables(main, pairs, tables.inert)
+        costs = np.split(coefs, self.design.starts[1:-1])
+        blocks = zip(tables.main, self.design.blocks, costs, strict=True)
+        return Tables([own + block.table @ cost for own, block, cost in blocks], tables.pairs, tables.inert)

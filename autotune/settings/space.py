@@ -508,7 +508,7 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
     for name, values in spec.search.options.items():
         own = option_text(reference[name])
         choices = tuple(dict.fromkeys([own, *map(option_text, values)]))
-        yield Parameter(name=option_setting(name), choices=choices, default=own, group="options")
+        yield Parameter(name=option_setting(name), choices=choices, default=own)
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:

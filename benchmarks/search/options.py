@@ -99,7 +99,6 @@ def _options(rng: Rng) -> list[Parameter]:
             name=option_setting(name),
             choices=tuple(map(option_text, choices)),
             default=option_text(defaults[name]),
-            group="options",
         )
         for name, choices in values.items()
     ]

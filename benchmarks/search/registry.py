@@ -93,10 +93,6 @@ RIVALS: dict[str, Rival] = {
     "without spread": Rival(_without({"additive._ENOUGH": 10**9}), "the same, the spread beyond errors not estimated"),
     "fixed share": Rival(_without({"failures.WEIGHT": 1e9}), "the same, the share of failing values not learned"),
     "without memory": Rival(_product(knows_memory=False), "the same, peaks of memory not told"),
-    "options apart": Rival(_product(pairs_options=False), "the same, no two options act together"),
-    "memory unknown": Rival(
-        _product(knows_memory=False, pairs_options=False), "the same, neither: what the project had before"
-    ),
     "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
     "ceiling": Rival(
         lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 import warnings
@@ -20,7 +19,6 @@ from autotune.model.measurement import Comparison, Failure, FailureKind, WorkerR
 from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.search.sampler import USUAL_SD
-from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.proposer import KnownMemory, Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
@@ -81,7 +79,6 @@ class Product(Remembers):
         sampler: `search.sampler`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         knows_memory: Whether peaks of memory and their limit are told.
-        pairs_options: Whether options may act together.
         finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
     """
 
@@ -94,7 +91,6 @@ class Product(Remembers):
         sampler: str = "additive",
         has_widths: bool = True,
         knows_memory: bool = True,
-        pairs_options: bool = True,
         finds_culprits: bool = False,
     ) -> None:
         super().__init__(problem, seed)
@@ -102,10 +98,9 @@ class Product(Remembers):
         study = {"name": "search", "seed": seed, "workload": {"entry": "llama"}, "search": search}
         recipes = problem.recipes if has_recipes else ()
         first = [(f"recipe {i}", problem.as_set(r)) for i, r in enumerate(recipes)]
-        space = problem.space if pairs_options else _without_options_group(problem.space)
         known = KnownMemory(round(problem.default_peak * LIMIT_BYTES), 1 / problem.default_peak)
         memory = known if problem.has_memory and knows_memory else None
-        self._proposer = Proposer(parse_study(study), space, first=first, memory=memory)
+        self._proposer = Proposer(parse_study(study), problem.space, first=first, memory=memory)
         self._is_additive = sampler == ADDITIVE
         self._has_widths, self._finds_culprits = has_widths, finds_culprits
         self.hunts = 0
@@ -188,11 +183,6 @@ class Ceiling(Product):
         whole = self._whole.defaults.copy()
         whole[self._kept] = codes
         return whole
-
-
-def _without_options_group(space: SearchSpace) -> SearchSpace:
-    own = [dataclasses.replace(p, group="") if p.group == "options" else p for p in space.parameters]
-    return dataclasses.replace(space, parameters=tuple(own))
 
 
 def _measured(value: float, sd: float) -> TrialOutcome:
