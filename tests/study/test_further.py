@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
+from autotune.study.recheck import recheck_study, recheck_winner
 from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher
@@ -158,6 +160,26 @@ def test_a_set_that_gains_less_on_the_first_and_more_on_all_wins(tmp_path: Path,
     assert found.settings == FlagSet({"xla_b": 1}), found.sentence
     proven = [s.of(FinalistResult) for s in (store, Store.open(store.path / "also" / "large"))]
     assert [{n for f in s for n in f.settings if f.is_passed} for s in proven] == [passed, {"xla_b"}]
+
+
+@pytest.mark.parametrize(("large", "holds"), [(0.94, True), (1.05, False)])
+def test_a_recheck_measures_every_workload(tmp_path: Path, large: float, holds: bool) -> None:
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.94})
+    assert recheck_study(store.path, None)[0].also == store.spec.also
+    run = session(tmp_path / "again", {"xla_a=1": 0.96}, {"xla_a=1": large}, soak=0)
+    found = recheck_winner(run, winner_of(store))
+    assert (found.outcome is Outcome.WINNER, "on the further workload large" in found.sentence) == (holds, True)
+    assert not holds or winner_of(run.store).further == found.further
+
+
+def test_a_check_of_a_run_looks_at_further_workloads(tmp_path: Path) -> None:
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.96})
+    file = store.path / "also/large/records.jsonl"
+    file.write_bytes(b"rubbish\n" + file.read_bytes())
+    assert [(p.file, p.line) for p in check_run(store.path).problems] == [("also/large/records.jsonl", 1)]
+    shutil.rmtree(file.parent)
+    (problem,) = check_run(store.path).problems
+    assert "names a proof in also/large, which is not there" in problem.what
 
 
 def test_a_workload_that_does_not_run_is_told_before_any_trial(tmp_path: Path) -> None:
