@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from autotune.stats.aa_noise import STARTS
 from autotune.study.run import Stopped, StudyRun
 from autotune.workers.base import Progress
 from harness.simulated import GivenSetup, MemoryStore, given_run
-from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
+from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, Simulation
 
 LONGEST_JUMP_S = 20.0
 """A stopwatch takes a longer gap between two looks for a pause."""
@@ -53,6 +54,31 @@ class SimulatedClock:
                 raise Stopped
 
 
+class SharedClock(SimulatedClock):
+    """The clock of all stopwatches that are made from now on, for a study of several run directories.
+
+    Args:
+        patch: Of pytest.
+    """
+
+    def __init__(self, patch: Any) -> None:
+        super().__init__()
+        self._watches, make = list[Stopwatch](), Stopwatch.__init__
+
+        def made(watch: Stopwatch) -> None:
+            make(watch, lambda: self.now_s)
+            self._watches.append(watch)
+
+        patch.setattr(Stopwatch, "__init__", made)
+
+    def advance(self, seconds: float) -> None:
+        """See `SimulatedClock`."""
+        jumps = math.ceil(seconds / LONGEST_JUMP_S)
+        for _ in range(jumps):
+            super().advance(seconds / jumps)
+            _ = [watch.total_s for watch in self._watches]
+
+
 class TimedLauncher(SimulatedLauncher):
     """Simulated workers whose starts and steps take their time.
 
@@ -60,10 +86,13 @@ class TimedLauncher(SimulatedLauncher):
         spec: The study.
         clock: What goes on with them.
         start_factor: What a candidate takes to start, over the reference.
+        simulation: The machine; default: that of the study.
     """
 
-    def __init__(self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0) -> None:
-        super().__init__(spec)
+    def __init__(
+        self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0, simulation: Simulation | None = None
+    ) -> None:
+        super().__init__(spec, simulation)
         self._clock, self._factor, self._start_s = clock, start_factor, self.simulation.start_s
         self._in_order = spec.block_sizes.in_order
 

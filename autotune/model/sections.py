@@ -65,6 +65,7 @@ WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+NAME_IN_WORDS = "up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, such as my-model"
 
 
 def _without_secrets(value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:

@@ -36,6 +36,7 @@ from autotune.model.options import (
 )  # fmt: skip
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
+    NAME_IN_WORDS,
     STUDY_NAME,
     WITH_SECRETS,
     AlsoSpec,
@@ -63,6 +64,8 @@ def explain(error: Any, model: type[BaseModel]) -> str:
     redacted = redact_data(got, str(location[-1]) if location else "")
     shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if error.get("ctx", {}).get("pattern") == STUDY_NAME:
+        message = NAME_IN_WORDS
     if not location:  # of the study as a whole; such a message names its keys itself
         return str(message)
     return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"

@@ -18,6 +18,7 @@ from autotune.model.records import (
     SCHEMA_VERSION,
     AaRecord,
     AnyRecord,
+    ConclusionRecord,
     ConfirmRun,
     SessionRecord,
     TrialResult,
@@ -26,7 +27,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import cannot_read, refuse_path
 from autotune.rundir.lock import is_held, read_holder
-from autotune.rundir.store import PAIRS, RECORDS, STUDY, unnamed_folders
+from autotune.rundir.store import FURTHER, PAIRS, RECORDS, STUDY, unnamed_folders
 
 T = TypeVar("T")
 
@@ -70,32 +71,43 @@ class RunCheck:
 
 
 def check_run(path: Path) -> RunCheck:
-    """Lists all problems of a run directory; changes nothing; RunDirectoryError if it is none, or unreadable."""
-    if not any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS)):
+    """Lists all problems of a run directory and those in it; RunDirectoryError if it is none, or unreadable."""
+    if not _is_run(path):
         raise RunDirectoryError(
             f"{path} must be a run directory (it holds {STUDY} and {RECORDS}) but it is not; "
             "`autotune status` lists the runs of this folder"
         )
     writer = str(read_holder(path) or "a driver") if is_held(path) else None
-    check = _Check(path, is_being_written=writer is not None)
-    return RunCheck(run=str(path), writer=writer, record_count=len(check.records), problems=tuple(check.problems))
+    others = (path / FURTHER).glob("*") if not (path / FURTHER).is_symlink() else ()
+    further = [p for p in sorted(others) if _is_run(p) and not p.is_symlink()]
+    checks = [_Check(p, path, is_being_written=writer is not None) for p in (path, *further)]
+    problems = tuple(problem for check in checks for problem in check.problems)
+    count = sum(len(check.records) for check in checks)
+    return RunCheck(run=str(path), writer=writer, record_count=count, problems=problems)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() or (path / name).is_symlink() for name in (STUDY, RECORDS))
 
 
 class _Check:
-    """One check of a run directory: its whole records by line, and its problems."""
+    """One check of a run directory in `root`, or of `root` itself: its whole records by line, and its problems."""
 
-    def __init__(self, path: Path, *, is_being_written: bool) -> None:
+    def __init__(self, path: Path, root: Path, *, is_being_written: bool) -> None:
         self._path = path
+        self._root = root
         self._is_being_written = is_being_written
         self.problems: list[Problem] = []
         self.records: dict[int, AnyRecord] = {}
         try:
             self._check_study()
-            self._check_links()
+            if path == root:
+                self._check_links()
             if (path / RECORDS).is_file():
                 self.records = self._read(path / RECORDS, RECORD.validate_json)
             self._check_doubles()
             self._check_named_trials()
+            self._check_further()
             self._check_raw()
             self._check_unnamed()
         except OSError as error:
@@ -104,7 +116,7 @@ class _Check:
     def _add(
         self, file: Path, what: str, remedy: str = "", *, line: int | None = None, is_harmless: bool = False
     ) -> None:
-        name = file.relative_to(self._path).as_posix()
+        name = file.relative_to(self._root).as_posix()
         self.problems.append(Problem(file=name, line=line, what=what, remedy=remedy, is_harmless=is_harmless))
 
     def _add_record(self, line: int, what: str, remedy: str = "") -> None:
@@ -171,6 +183,13 @@ class _Check:
                 self._add_record(
                     line, f"is a {record.kind} record that names trial {missing[0]}, which is not there", _DELETE
                 )
+
+    def _check_further(self) -> None:
+        """Finds winners on further workloads whose run directories are missing."""
+        for line, record in self.records.items():
+            for name in (isinstance(record, ConclusionRecord) and record.further) or ():
+                if not _is_run(self._path / FURTHER / name):
+                    self._add_record(line, f"names a proof in {FURTHER}/{name}, which is not there; it is proven again")
 
     def _check_raw(self) -> None:
         """Checks the raw samples of the records."""

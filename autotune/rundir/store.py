@@ -9,7 +9,7 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, failing/, aa_run/ likewise
     lanes/NAME.log      log of each of several lanes
-    also/NAME/          a run directory of its own: the proofs on a further workload
+    also/NAME/          a run directory of its own: trials and proofs on a further workload
     earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power

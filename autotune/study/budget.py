@@ -31,6 +31,9 @@ TRIAL_SHARE = 0.25
 LIMITED = (CONFIRM, ISOLATED, ALSO)
 """Stages of proofs that the budget may end."""
 
+TRIED = "tried"
+"""The trials of finalists on further workloads, between minimising and proofs; see `TimeLeft.kept_after`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timetable:
@@ -69,8 +72,8 @@ class TimeLeft:
         self.budget_s = store.spec.search.time_budget
         self.unproven: list[FlagSet] = []
         """Sets that may gain whose proof did not begin or end for lack of time."""
-        self.further_s = self.further_aa_s = 0.0
-        """Least seconds of the proofs on further workloads, and those of their A/A runs."""
+        self.further_s = self.further_aa_s = self.further_trial_s = 0.0
+        """Least seconds on all further workloads: of proofs, of A/A runs, and of the trials of one finalist."""
 
     # ------------------------------------------------------------------ time left
 
@@ -113,8 +116,11 @@ class TimeLeft:
         if takes is None:
             return 0.0
         after_s = 0.0 if stage == ISOLATED else self._side_by_side(takes.isolated_s)
-        proof_s = 0.0 if stage in LIMITED else self._side_by_side(self._least_pairs * takes.pair_s)
-        return proof_s + after_s + takes.soak_s + self.further_s
+        if stage not in LIMITED:
+            after_s += self._side_by_side(self._least_pairs * takes.pair_s)
+        if stage not in (TRIED, *LIMITED):
+            after_s += self.further_trial_s
+        return after_s + takes.soak_s + self.further_s
 
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
@@ -140,12 +146,13 @@ class TimeLeft:
             if takes is not None and done < self._least_pairs:
                 pairs_s = (self._least_pairs - done) * takes.pair_s
                 minimising = minimising_s(self._store.spec, takes, sets=1) if allowed and not done else 0.0
-                needed_s += self._side_by_side(pairs_s) + minimising
+                needed_s += self._side_by_side(pairs_s) + minimising + (0.0 if done else self.further_trial_s)
                 if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
                     break
             allowed.append(settings)
         for settings, _ in begun[len(allowed) :]:
             self.leave(settings)
+        self.unproven = [s for s in self.unproven if s not in allowed]
         return allowed
 
     def allows(self, unit: Callable[[Durations], float]) -> bool:
@@ -169,7 +176,8 @@ class TimeLeft:
         rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
         wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + self.further_s
-        wanted_s += minimising_s(spec, takes, sets=spec.confirm.finalists)
+        finalists = spec.confirm.finalists
+        wanted_s += minimising_s(spec, takes, sets=finalists) + finalists * self.further_trial_s
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, len(self._lanes.names))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.machine.host import describe_machine, utc_now
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
     ISOLATED,
@@ -59,7 +60,8 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than {spec.reference_name} on this "
             f"machine: {time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
-            f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow",
+            f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow"
+            f"{_objections(run, {})}",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -78,8 +80,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         outcome = Outcome.INCONCLUSIVE
         sentence = f"inconclusive: no setting tried is proven to beat {spec.reference_name} on all workloads"
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
-    objections |= {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
-    sentence += "".join(f"; {settings} looked faster but {why}" for settings, why in objections.items())
+    sentence += _objections(run, objections)
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
@@ -90,6 +91,12 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             f"out; a larger `confirm.{cap}` (now {left.most}) or budget continues its proof"
         )
     return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+
+
+def _objections(run: StudyRun, known: dict[FlagSet, str]) -> str:
+    """Formats what speaks against sets that looked faster, `known` vetoes included."""
+    told = known | {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
+    return "".join(f"; {settings} looked faster but {why}" for settings, why in told.items())
 
 
 def _unsettled(run: StudyRun) -> FinalistResult | None:
@@ -139,6 +146,7 @@ def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[flo
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
+    judged |= {c.settings for c in run.candidates if c.report.objection is not None}
     found = []
     for result in results:
         if result.settings in judged or result.failure is not None or result.comparison is None:

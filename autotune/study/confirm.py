@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
@@ -91,7 +91,17 @@ def minimise(run: StudyRun) -> None:
     run.candidates = _finalists(run, without=())
 
 
-def _finalists(run: StudyRun, without: Container[int]) -> list[Candidate]:
+def _finalists(run: StudyRun, without: Iterable[int]) -> list[Candidate]:
+    """Returns the best trials as minimal sets; where further workloads refute all of them, the next ones, too."""
+    found, tried = list[Candidate](), set(without)
+    while not any(c.state is SetState.MINIMAL for c in found) and (more := _minimal_sets(run, tried)):
+        run.try_finalists(more)
+        found += more
+        tried |= {c.trial for c in more}
+    return found
+
+
+def _minimal_sets(run: StudyRun, without: Container[int]) -> list[Candidate]:
     """Returns the best trials for whose proofs there is time, without the settings that do not pay."""
     chosen = _choose_candidates(run, without)
     allowed = run.time.allows_proofs([(f.settings, len(_runs_of_trial(run, f.number))) for f in chosen])
@@ -185,13 +195,14 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
 
 def confirm(run: StudyRun) -> None:
     """Proves the finalists in fresh pairs of processes; if none holds and a budget has time left, searches on."""
-    tried = {c.trial for c in run.candidates}
-    while run.waiting:
-        tried |= {c.trial for c in run.waiting}
-        _prove_finalists(run, run.waiting)
-        name_winner(run)
+    count = 0
+    while len(run.candidates) > count:
+        if run.waiting:
+            _prove_finalists(run, run.waiting)
+            name_winner(run)
         if run.winner is not None or run.time.takes is None:
             return
+        count, tried = len(run.candidates), {c.trial for c in run.candidates}
         begun = any(_runs_of_trial(run, f.number) for f in _choose_candidates(run, tried))
         if not run.search_more() and not begun:
             return  # no time for more, and no earlier session has proven more
@@ -212,7 +223,8 @@ def name_winner(run: StudyRun) -> None:
     lost = {c.settings for c in run.candidates if c.report.objection is not None}
     waiting = [c for c in run.candidates if c.state is SetState.CONFIRMED and c.settings not in lost]
     confirmed = [(c, c.proof) for c in waiting if c.proof is not None]
-    for candidate, proof in sorted(confirmed, key=lambda pair: pair[1].corrected.ratio if pair[1].corrected else 1.0):
+    confirmed.sort(key=lambda pair: pair[0].elsewhere * (pair[1].corrected.ratio if pair[1].corrected else 1.0))
+    for candidate, proof in confirmed:
         candidate.report = report(run, proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
         if run.winner is not None:
@@ -285,14 +297,15 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
     """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
     The sets alternate, so that a slow hour of the machine affects all. Recorded pairs are not run again. Once a set is
-    proven, only sets that look better than it go on.
+    proven, only sets that look better than it go on, on all workloads together.
 
     Args:
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
     """
     plans, most = _plans(run, stage, [settings for _, settings in sets]), most_pairs(run, stage)
-    proofs = [_Open(run, trial, plans[settings], most) for trial, settings in sets]
+    elsewhere = {c.settings: c.elsewhere for c in run.candidates}
+    proofs = [_Open(run, trial, plans[settings], most, elsewhere.get(settings, 1.0)) for trial, settings in sets]
 
     def next_task() -> PendingTask | None:
         passed = [p.ratio for p in proofs if p.standing().result.is_passed]
@@ -320,9 +333,10 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
 
 
 class _Open:
-    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord, most: int) -> None:
+    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord, most: int, elsewhere: float) -> None:
         self._run = run
         self._most = most
+        self._elsewhere = elsewhere
         self.trial = trial
         self.plan = plan
         self._taken: set[int] = set()
@@ -341,9 +355,9 @@ class _Open:
 
     @property
     def ratio(self) -> float:
-        """The ratio so far; 1 of too few pairs."""
+        """The ratio so far, 1 of too few pairs, times those on further workloads."""
         estimate = self.standing().result.estimate
-        return estimate.ratio if estimate is not None else 1.0
+        return self._elsewhere * (estimate.ratio if estimate is not None else 1.0)
 
     def next_pair(self) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""

@@ -19,16 +19,17 @@ from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
-from autotune.results.format import format_estimate, format_finalist, time_of
+from autotune.results.format import format_estimate, format_finalist, further_lines, time_of
 from autotune.results.winner import Verification, Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Verdict
+from autotune.stats.estimates import Estimate, Verdict
 from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
+from autotune.study.further import prove_on_all
 from autotune.study.prefilter import measure_reference
 from autotune.study.preflight import refuse_missing_secrets
-from autotune.study.run import StudyRun
+from autotune.study.run import Candidate, SetState, StudyRun
 from autotune.study.stages import probe
 from autotune.workers.base import Launcher
 
@@ -55,10 +56,10 @@ class NothingToSearch:
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
-    """Measures a winner in fresh pairs of processes against the default, from where an earlier session stopped.
+    """Measures a winner on each workload against the default in fresh pairs of processes, or goes on with that.
 
     Args:
-        run: From `new_run` with `NothingToSearch`, and the workload, baseline and measuring of the winner's study.
+        run: From `new_run` with `NothingToSearch`, and workloads, baseline and measuring of the winner's study.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -72,19 +73,27 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
-        run.conclusion = _conclusion(winner, result, found)
+        candidate = Candidate(0, winner.settings, SetState.PROVEN, result, found)
+        if result.is_passed and found.objection is None:
+            objection, _ = prove_on_all(run, candidate, result)
+            found = found._replace(objection=objection or None)
+        run.conclusion = _conclusion(winner, result, found, candidate.further or None)
         run.store.append(run.conclusion)
     return run.conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:
+def _conclusion(
+    winner: Winner, result: FinalistResult, found: Report, further: dict[str, Estimate] | None
+) -> ConclusionRecord:
     holds = result.is_passed and found.objection is None
     result = result.model_copy(update={"estimate": found.estimate})
+    lines = further_lines(found.estimate, further)
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, objection=found.objection),
+        sentence="; ".join([_sentence(winner, result, objection=found.objection), *lines]),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
+        further=further,
         trial_count=0,
         ended=utc_now(),
         provenance=describe_machine(),
@@ -120,13 +129,13 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns study and folder to recheck a winner in `file` with, on one workload; AutotuneError if none is named."""
+    """Returns study and folder to recheck a winner in `file` with; AutotuneError if none is named."""
     if study is not None:
-        return load_study(study).model_copy(update={"also": ()}), study.resolve().parent
+        return load_study(study), study.resolve().parent
     if file.is_dir():
         old = Store.open(file)
         refuse_missing_secrets(old.spec, source=str(file))
-        return old.spec.model_copy(update={"also": ()}), Path(old.study_dir)
+        return old.spec, Path(old.study_dir)
     raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
 
 

@@ -78,7 +78,10 @@ class SetState(StrEnum):
 
 @dataclass
 class Candidate:
-    """A set that a trial nominated; `report` has the figure to report, and any objection, `further` other figures."""
+    """A set that a trial nominated; `report` has the figure to report, and any objection, `further` other figures.
+
+    `elsewhere` is the product of its ratios on further workloads, by one trial on each.
+    """
 
     trial: int
     settings: FlagSet
@@ -86,6 +89,7 @@ class Candidate:
     proof: FinalistResult | None = None
     report: Report = field(default_factory=Report)
     further: dict[str, Estimate] | None = None
+    elsewhere: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -105,6 +109,7 @@ class StudyRun:
         trackers: Names of `autotune.results.trackers.TRACKERS`.
         recheck: Sets to try because the screen may be wrong on the actual GPU.
         first: Sets to try before the sampler proposes, with origins.
+        try_finalists: Tries candidates on the further workloads, sets the states of those that fail there, sorts them.
         search_more: Tries more sets with the time that proofs left, and returns whether it did.
         candidates: Best first.
     """
@@ -129,6 +134,7 @@ class StudyRun:
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
+    try_finalists: Callable[[list[Candidate]], None] = field(init=False)
     search_more: Callable[[], bool] = field(init=False)
     candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,22 @@ from hypothesis import strategies as st
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.proofs import is_faster_together, next_bound
-from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.results.export import ExportFormat, parse_winner, render_winner
 from autotune.results.report import render_markdown
 from autotune.results.winner import doubts, winner_of
+from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
+from autotune.study.recheck import recheck_study, recheck_winner
+from autotune.study.run import StudyRun
 from autotune.study.stages import run_study
 from autotune.workers.base import Launcher
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, Simulation
-from tests.runs import Diary, replay_study, rewrite, there
+from harness.timed import SharedClock, SimulatedClock, TimedLauncher
+from tests.runs import SPACE, Diary, replay_study, rewrite, there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,25 +38,35 @@ class Workloads(GivenSetup):
     """A machine on which the workload with `batch` 16 takes other step times."""
 
     large: Simulation
+    clock: SimulatedClock | None = None
 
     def launcher(self, store: Store) -> Launcher:
-        is_large = store.spec.workload.options["batch"] == 16
-        return SimulatedLauncher(store.spec, self.large if is_large else None)
+        machine = self.large if store.spec.workload.options["batch"] == 16 else None
+        if self.clock is not None:
+            return TimedLauncher(store.spec, self.clock, simulation=machine)
+        return SimulatedLauncher(store.spec, machine)
 
 
-def conclude(path: Path, small: Any, large: Any, **more: Any) -> tuple[ConclusionRecord, Store]:
-    """Runs a study over two workloads, given what settings do to the step time of each."""
-    machine = Simulation(effects=large, noise=more.pop("noise", "quiet"), failures=more.pop("failures", {}))
+def session(path: Path, small: Any, large: Any, **more: Any) -> StudyRun:
+    """A study over two workloads, given what settings do to the step time of each."""
+    start_s = more.pop("start_s", 0.0)
+    noise, failures = more.pop("noise", "quiet"), more.pop("failures", {})
+    machine = Simulation(effects=large, noise=noise, failures=failures, start_s=start_s)
     study = {
         "workload": {"entry": "llama", "options": {"batch": 4}},
         "also": [{"name": "large", "options": {"batch": 16}}],
-        "search": {"trials": len(small)},
+        "search": {"trials": len(small), **more.pop("search", {})},
         "seed": more.pop("seed", 0),
-        "confirm": {"soak": 0.5, **more},
     }
     first = tuple((name, FlagSet({name.partition("=")[0]: 1})) for name in small)
-    setup = Workloads(given_space=SearchSpace(()), first=first, large=machine)
-    run = given_run(replay_study(effects=small, noise="quiet", study=study), path, setup, Diary())
+    space, clock = more.pop("space", SearchSpace(())), more.pop("clock", None)
+    study["confirm"] = {"soak": 0.5, **more}
+    setup = Workloads(given_space=space, first=first, large=machine, clock=clock)
+    return given_run(replay_study(effects=small, noise="quiet", start_s=start_s, study=study), path, setup, Diary())
+
+
+def conclude(path: Path, small: Any, large: Any, **more: Any) -> tuple[ConclusionRecord, Store]:
+    run = session(path, small, large, **more)
     return run_study(run), run.store
 
 
@@ -101,6 +116,70 @@ def test_where_the_best_set_loses_the_next_is_proven_and_a_second_session_measur
         assert doubts(store) == []
     assert found[0].settings == FlagSet({"xla_b": 1}), found[0].sentence
     assert (found[0].sentence, counts[0]) == (found[1].sentence, counts[1])
+
+
+FAILS = {"failures": {"xla_a=1": "out_of_memory"}}
+
+
+@pytest.mark.parametrize(("large", "more"), [(1.05, {}), (1.05, {"finalists": 1}), (0.9, {"finalists": 1, **FAILS})])
+def test_a_finalist_that_loses_a_trial_elsewhere_is_not_proven_and_a_killed_study_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: float, more: dict[str, Any]
+) -> None:
+    study = tmp_path / "run", {"xla_a=1": 0.90, "xla_b=1": 0.96}, {"xla_a=1": large, "xla_b=1": 0.97}
+    start = SimulatedLauncher.start
+
+    def die(self: Any, settings: FlagSet, folder: Path, **rest: Any) -> Any:
+        if folder.match("also/large/trials/0002"):
+            raise KeyboardInterrupt
+        return start(self, settings, folder, **rest)
+
+    monkeypatch.setattr(SimulatedLauncher, "start", die)
+    with pytest.raises(KeyboardInterrupt):
+        conclude(*study, **more)
+    monkeypatch.undo()
+    found, store = conclude(*study, **more)
+    assert found.settings == FlagSet({"xla_b": 1}), found.sentence
+    assert "xla_a=1 looked faster but in a trial on the further workload large: " in found.sentence
+    both = [store, Store.open(store.path / "also" / "large")]
+    assert [t.settings for t in both[1].of(TrialResult)] == [FlagSet({"xla_a": 1}), FlagSet({"xla_b": 1})]
+    assert {r.settings for s in both for r in s.of(ConfirmRun)} == {FlagSet({"xla_b": 1})}
+    assert (doubts(store), check_run(store.path).problems) == ([], ())
+
+
+def test_a_search_leaves_time_for_a_trial_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, search = SharedClock(monkeypatch), {"trials": 100, "time_budget": "40m", "sampler": "random"}
+    more = {"clock": clock, "space": SPACE, "search": search, "start_s": 20.0}
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.9, "xla_b=1": 0.95}, {"xla_a=1": 1.05}, **more)
+    assert clock.now_s <= 1.1 * 40 * 60
+    assert len(Store.open(store.path / "also" / "large").of(TrialResult)) == 1
+
+
+@pytest.mark.parametrize(("gain", "passed"), [(0.92, {"xla_b"}), (0.9935, {"xla_a", "xla_b"})])
+def test_a_set_that_gains_less_on_the_first_and_more_on_all_wins(tmp_path: Path, gain: float, passed: set[str]) -> None:
+    found, store = conclude(tmp_path / "run", {"xla_a=1": 0.9, "xla_b=1": gain}, {"xla_a=1": 0.99, "xla_b=1": 0.85})
+    assert found.settings == FlagSet({"xla_b": 1}), found.sentence
+    proven = [s.of(FinalistResult) for s in (store, Store.open(store.path / "also" / "large"))]
+    assert [{n for f in s for n in f.settings if f.is_passed} for s in proven] == [passed, {"xla_b"}]
+
+
+@pytest.mark.parametrize(("large", "holds"), [(0.94, True), (1.05, False)])
+def test_a_recheck_measures_every_workload(tmp_path: Path, large: float, holds: bool) -> None:
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.94})
+    assert recheck_study(store.path, None)[0].also == store.spec.also
+    run = session(tmp_path / "again", {"xla_a=1": 0.96}, {"xla_a=1": large}, soak=0)
+    found = recheck_winner(run, winner_of(store))
+    assert (found.outcome is Outcome.WINNER, "on the further workload large" in found.sentence) == (holds, True)
+    assert not holds or winner_of(run.store).further == found.further
+
+
+def test_a_check_of_a_run_looks_at_further_workloads(tmp_path: Path) -> None:
+    _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.96})
+    file = store.path / "also/large/records.jsonl"
+    file.write_bytes(b"rubbish\n" + file.read_bytes())
+    assert [(p.file, p.line) for p in check_run(store.path).problems] == [("also/large/records.jsonl", 1)]
+    shutil.rmtree(file.parent)
+    (problem,) = check_run(store.path).problems
+    assert "names a proof in also/large, which is not there" in problem.what
 
 
 def test_a_workload_that_does_not_run_is_told_before_any_trial(tmp_path: Path) -> None:
