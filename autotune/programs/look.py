@@ -244,6 +244,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
                 file=request.file or (request.rules or {}).get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
+            probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
@@ -525,8 +526,8 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
 
 
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
-    stopped = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
-    how = f"{stopped if probe.status is None else 'ended by itself'} after {format_seconds(probe.took_s)}"
+    how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
+    how = f"{how if probe.status is None else 'ended without standard input'} after {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
