@@ -174,6 +174,11 @@ class Recognised:
     """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
 
     @property
+    def reads_rate(self) -> bool:
+        """Whether it reads a printed ``11.5it/s`` or ``1.2s/it``."""
+        return any(unit in self.rules.get("pattern", "") for unit in (_STEPS_PER_S, _TIME_OF_STEP))
+
+    @property
     def doubtful(self) -> bool:
         """Whether printed durations differ from the time between lines, or the clock of a reading is meaningless."""
         return self.in_bursts if self.by_clock else not self.is_within(AGREES)
@@ -204,6 +209,9 @@ def recognise(
         and not (rank == IN_BRACKETS and at is not None)
         and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
     ]
+    if at is not None:  # a bar that is drawn again at each step repeats counter and rate
+        known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
+        found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
     most = max((fit.steps for fit in found), default=0)
     best: list[Recognised] = []
     for recognised in sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None)):  # stable

@@ -209,7 +209,8 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    own = caller_environment()
+    caller = caller_environment()
+    own = {n: v for n, v in caller.items() if n not in winner.unset}
     found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
     found += [NO_PLUGIN] if TUNER_RULES in winner.settings and not own.get(TUNER_PLUGIN) else []
     if found and not force:
@@ -222,6 +223,8 @@ def exec_(
     merged, lines = merge_for_exec(own, winner.settings)
     for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
+    for name in sorted(caller.keys() - own.keys()):
+        note(f"leaves out your {name}: the winner was measured without it")
     merged = with_tuner_rules(merged, winner.settings, default_cache_dir(own))
     given = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -93,6 +94,11 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
     print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
 
 
+def larger_budget(spec: StudySpec, conclusion: ConclusionRecord, used_s: float = 0.0) -> str:
+    """Returns a time budget with which a study without a winner goes on, in minutes, as `--time-budget` takes it."""
+    return f"{math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or used_s)) / 60)}m"
+
+
 def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
     """Returns the commands to type next."""
     from autotune.model.records import Outcome
@@ -101,6 +107,8 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
     more = f"--trials {2 * max(1, conclusion.trial_count)}   # continues; or with a larger budget"
+    if spec.search.time_budget is not None and conclusion.trial_count < spec.search.trials:
+        more = f"--time-budget {larger_budget(spec, conclusion)}   # continues"
     steps = []
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.printing import make_console, print_lines
-from autotune.cli.run import run_and_print
+from autotune.cli.run import larger_budget, run_and_print
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
@@ -306,8 +305,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
     if conclusion.outcome is Outcome.WINNER:
         _write_winner(store, path, shlex.join(command))
     else:
-        minutes = math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or store.watch.total_s)) / 60)
-        given_more = ["--time-budget", f"{minutes}m", "--name", spec.name]
+        given_more = ["--time-budget", larger_budget(spec, conclusion, store.watch.total_s), "--name", spec.name]
         again = shlex.join(["autotune", "tune", *given_more, "--", *command])
         print("\nno winner was proven, so no env file is written. Continue the same study with more time:")
         print_lines([f"  {again}"])

@@ -199,7 +199,7 @@ class Screener:
         )
         skipped |= unsettled
         self.is_over = lambda: False
-        seen = {(reference.fingerprint, self._to_measure(self.baseline)): ("reference", FlagSet())}
+        seen = {(reference.fingerprint, self._to_measure(self.baseline)): [("reference", FlagSet())]}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
@@ -376,14 +376,16 @@ class Screener:
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
 
     def _set_report(
-        self, name: str, settings: FlagSet, seen: dict[tuple[str, FlagSet], tuple[str, FlagSet]]
+        self, name: str, settings: FlagSet, seen: dict[tuple[str, FlagSet], list[tuple[str, FlagSet]]]
     ) -> SetReport:
         found, rest = self._compiled(settings), self._to_measure(self.baseline.merge(settings))
         same_as = None
         if found["fingerprint"] is not None:
-            first, other = seen.setdefault((found["fingerprint"], rest), (name, settings))
+            earlier = seen.setdefault((found["fingerprint"], rest), [])
             with contextlib.suppress(StoppedError):
-                same_as = first if first != name and self._programs(settings) == self._programs(other) else None
+                mine = self._programs(settings) if earlier else []
+                same_as = next((first for first, other in earlier if self._programs(other) == mine), None)
+            earlier.append((name, settings))
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
 
 

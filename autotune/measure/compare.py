@@ -624,7 +624,9 @@ def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise
         degrees=2 * count,
         spread=spread_of(run_sd**2, 2 * count),
         start_s=start_s,
-        pair_s=statistics.median(p.lasted_s for p in pairs),
+        pair_s=statistics.median(
+            max(p.lasted_s, (p.reference_clock_s or 0.0) + (p.candidate_clock_s or 0.0)) for p in pairs
+        ),
     )
 
 

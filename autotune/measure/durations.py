@@ -67,8 +67,9 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
         run_steps = None if spec.workload.can_interleave else measure.run_steps
-        least_s = max(spec.confirm.soak, spec.soak_steps({}) * step_s)
-        soak_s = 2.0 * soak_arm_s(least_s, step_s=step_s, start_s=noise.start_s, run_steps=run_steps)
+        line_s = max(step_s, noise.pair_s / (2.0 * run_steps)) if run_steps else step_s  # a line may be of many steps
+        least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
+        soak_s = 2.0 * soak_arm_s(least_s, step_s=line_s, start_s=noise.start_s, run_steps=run_steps)
     takes = Durations(
         start_s=noise.start_s, trial_s=aba_s, block_pair_s=0.0, pair_s=longer * pair_s, isolated_s=0.0,
         ablation_s=aba_s, soak_s=longer * soak_s,

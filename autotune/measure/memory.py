@@ -17,7 +17,7 @@ from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_seconds
 from autotune.workers.base import WorkerFailed
-from autotune.workers.failures import is_not_installed, read_log
+from autotune.workers.failures import advice_on, is_not_installed, read_log
 
 LIMIT_PHASE = "limit"
 """Phase of a failure where the study refuses the set, not the device."""
@@ -156,6 +156,8 @@ class MemoryShare:
         if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.given(FlagSet(), isolated=False):
             if is_not_installed(failure):
                 return "install what cannot be started, or write its path into `workload.command`"
+            if told := advice_on(failure):
+                return told
             if (command := self._spec.workload.shown.command) is not None:
                 return f"run it by hand in the study's folder until it works: {shlex.join(command)}"
             return "mend the workload or the baseline of the study"

@@ -56,6 +56,8 @@ class LongRun:
     """Steps of the first process up to the end of a block, and the loss there, as far as it is told."""
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)
     """Likewise of memory in use."""
+    lasted_s: float = 0.0
+    """Seconds of its steps, those between the lines of a program that does not print each step included."""
     starts: int = 0
     block: int | None = None
     report: WorkerReport | None = None
@@ -82,7 +84,7 @@ class LongRun:
 def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
     """Runs a set alone for as long as is asked, then the reference; both again if something speaks against the set."""
     asked = _Asked(
-        is_enough=lambda run: sum(run.times) >= task.least_s and len(run.times) >= task.least_steps,
+        is_enough=lambda run: run.lasted_s >= task.least_s and len(run.times) >= task.least_steps,
         least_s=task.least_s,
         least_steps=task.least_steps,
         is_compared=task.basis not in STEP_BY_STEP,
@@ -103,7 +105,7 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
                 failure = error.failure
     return SoakRecord(
         settings=task.settings,
-        steps_s=round(sum(run.times), 3),
+        steps_s=round(run.lasted_s, 3),
         step_count=len(run.times),
         starts=run.starts,
         loss=loss,
@@ -144,12 +146,14 @@ def _run_process(context: MeasurementContext, worker: Worker, asked: _Asked, run
     steps = asked.block or max(1, min(longest, in_all // SAMPLES))
     run.block = run.block or steps
     while not asked.is_enough(run) and (end is None or len(run.times) < end):
-        run.times += worker.run_block(steps if end is None else min(steps, end - len(run.times)))
+        times = worker.run_block(steps if end is None else min(steps, end - len(run.times)))
+        run.times += times
+        run.lasted_s += max(sum(times), worker.last_clock_s or 0.0) if end is not None else sum(times)
         if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
             run.losses.append((len(run.times), worker.last_loss))
         if run.starts == 1 and worker.last_memory is not None:
             run.memory.append((len(run.times), worker.last_memory))
-        context.progress.phase(f"soaking: {len(run.times)} steps, {sum(run.times):.0f} of {asked.least_s:.0f} s")
+        context.progress.phase(f"soaking: {len(run.times)} steps, {run.lasted_s:.0f} of {asked.least_s:.0f} s")
 
 
 def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, asked: _Asked) -> LongRun:
@@ -161,7 +165,7 @@ def _run_reference(context: MeasurementContext, run: LongRun, folder: Path, aske
         is_as_much = not asked.is_compared or done * reference.work >= steps * run.work
         return done >= LONGEST_REFERENCE * steps or (done >= steps and is_as_much)
 
-    as_long = replace(asked, is_enough=has_done_as_much, least_s=sum(run.times), least_steps=steps, block=run.block)
+    as_long = replace(asked, is_enough=has_done_as_much, least_s=run.lasted_s, least_steps=steps, block=run.block)
     for _ in range(REFERENCE_TRIES):
         reference = _run_long(context, FlagSet(), context.folder_in(folder, "reference"), as_long)
         if reference.failure is None:

@@ -17,6 +17,7 @@ from autotune.model.files import packaged_table
 
 TUNER_PLUGIN = "NCCL_TUNER_PLUGIN"
 """Variable of the site that names the library of a tuner: never a setting."""
+TUNER = (TUNER_PLUGIN, TUNER_RULES)
 NO_PLUGIN = (
     f"{TUNER_PLUGIN} must name the library of NCCL's example tuner, which alone reads {TUNER_RULES}, but is not set; "
     "build plugins/tuner/example of github.com/NVIDIA/nccl, and export its path"

@@ -70,6 +70,11 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     found = steering_settings({**changed, "XLA_FLAGS": flags})
     settings = FlagSet({n: v for n, v in found.items() if n != DEVICE_COUNT and not reaches_out(n)})
     warnings = []
+    if seen and probe.has_dumped is False:
+        warnings.append(
+            "XLA has compiled nothing under the flags that the program was given: let it take no XLA_FLAGS from a file "
+            "such as .env, and no programs from a compilation cache, or no trial can change its settings"
+        )
     if is_last:
         line = _line(who, "XLA_FLAGS", flags)
         warnings.append(f"{who} puts its own flags last, so no trial can change them: write `{line}`")

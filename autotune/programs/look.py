@@ -34,7 +34,7 @@ from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import FIRST_LOOK, Probe, files_in, run_probe, written_lines
-from autotune.workers.failures import classify_failure
+from autotune.workers.failures import advice_on, classify_failure
 from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
@@ -244,6 +244,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
                 file=request.file or (request.rules or {}).get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
+            probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
     probe, watch = run(terminal=bool(request.terminal))
@@ -516,18 +517,17 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
         platform=request.platform,
     )  # fmt: skip
     shown = "PYTHONFAULTHANDLER=1 " * (ending.signal is not None) + shlex.join(redact_command(request.command))
-    advice = f"Run it by hand until it works: {shown}"
-    if ending.message.startswith("EOFError"):
-        advice = "It reads standard input, and a study gives a program none: give what it asks for as an argument"
-    if "cross-device link" in ending.message:
-        advice = "In a folder of its own it can rename no folder that was there before: shutil.move copies that one"
+    advice = advice_on(ending) or f"run it by hand until it works: {shown}"
     after = format_seconds(probe.took_s)
-    return f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n  {advice}"
+    return (
+        f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n"
+        f"  {advice[0].upper()}{advice[1:]}"
+    )
 
 
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
-    stopped = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
-    how = f"{stopped if probe.status is None else 'ended by itself'} after {format_seconds(probe.took_s)}"
+    how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
+    how = f"{how if probe.status is None else 'ended without standard input'} after {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "

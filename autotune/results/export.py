@@ -99,6 +99,7 @@ def _render(name: str, **given: object) -> str:
 def _json(winner: Winner) -> str:
     data = {
         "environment": winner.environment,
+        **({"unset": winner.unset} if winner.unset else {}),
         **({"tuner_rules": rules.split(";")} if (rules := winner.settings.get(TUNER_RULES)) else {}),
         **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
         **({"options": winner.options} if winner.options else {}),

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet, refuse_reaching_out
 from autotune.model.measurement import (
@@ -38,6 +39,7 @@ from autotune.model.records import (
     CONFIRM,
     ISOLATED,
     AaRecord,
+    AblationResult,
     AnyRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -50,10 +52,11 @@ from autotune.model.records import (
 )
 from autotune.model.sections import STUDY_NAME
 from autotune.model.spec import StudySpec
+from autotune.model.tuner_rules import TUNER
 from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
 from autotune.results.format import format_estimate, format_soak
 from autotune.rundir.store import FURTHER, STUDY, Store
-from autotune.stats.estimates import REFERENCE, Estimate, Verdict
+from autotune.stats.estimates import REFERENCE, Estimate, Verdict, judge
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
 WINNER_VERSION = 2
@@ -99,6 +102,8 @@ class Winner(Record):
         step_s: Median step of the winner in its proof, seconds.
         soaked_s: Seconds of the soak; None if there was none.
         work: Work of a step where it differs from the default's: then `estimate` is of time per token.
+        unsettled: Settings of which no ablation showed that the set needs them.
+        is_without_tuner: Whether it ran without a plugin that others of its study have, NCCL's tuner.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
 
@@ -118,6 +123,8 @@ class Winner(Record):
     soaked_s: Elapsed | None = None
     soak: str | None = None
     work: WorkPerStep | None = None
+    unsettled: tuple[str, ...] | None = None
+    is_without_tuner: bool | None = None
     loss: LossCheck | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
@@ -133,6 +140,11 @@ class Winner(Record):
     def environment(self) -> dict[str, str]:
         """The environment variables of this winner, without options of the program."""
         return self.settings.to_environment()
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Variables of the caller that a program under this winner must not have."""
+        return TUNER if self.is_without_tuner else ()
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
@@ -209,12 +221,26 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         soaked_s=conclusion.soaked_s,
         soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
+        unsettled=_unsettled(evidence, proofs, spec.measure.min_effect) or None,
+        is_without_tuner=(spec.has_tuner_rules and TUNER_RULES not in spec.baseline.merge(settings)) or None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, aa_run, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
     )
+
+
+def _unsettled(evidence: Sequence[AnyRecord], proofs: Sequence[ConfirmRun], min_effect: float) -> tuple[str, ...]:
+    """Returns the settings of a finalist of several whose use no ablation showed; none for a set proven otherwise."""
+    settings = next((p.settings for p in proofs if p.stage == CONFIRM), FlagSet())
+    needed = {
+        a.left_out
+        for a in evidence
+        if isinstance(a, AblationResult) and settings.items() <= a.settings.items()
+        if a.failure or (a.comparison and judge(a.comparison.estimate, min_effect=min_effect) is Verdict.SLOWER)
+    }
+    return tuple(n for n in settings if n not in needed) if len(settings) > 1 else ()
 
 
 def workload_name(spec: StudySpec) -> str:

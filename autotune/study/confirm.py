@@ -104,7 +104,7 @@ def _finalists(run: StudyRun, without: Iterable[int]) -> list[Candidate]:
 def _minimal_sets(run: StudyRun, without: Container[int]) -> list[Candidate]:
     """Returns the best trials for whose proofs there is time, without the settings that do not pay."""
     chosen = _choose_candidates(run, without)
-    allowed = run.time.allows_proofs([(f.settings, len(_runs_of_trial(run, f.number))) for f in chosen])
+    allowed = run.time.allows_proofs([(f.settings, _pairs_done(run, f.number)) for f in chosen])
     if len(allowed) < len(chosen):
         run.view.note(f"of {len(chosen)} sets that may gain there is time for the proofs of {len(allowed)}")
     found: dict[FlagSet, Candidate] = {}
@@ -124,6 +124,15 @@ def _minimal(run: StudyRun, settings: FlagSet) -> FlagSet:
 
 def _runs_of_trial(run: StudyRun, number: int) -> list[ConfirmRun]:
     return [r for r in run.store.of(ConfirmRun) if r.stage == CONFIRM and r.trial == number]
+
+
+def _pairs_done(run: StudyRun, number: int) -> int:
+    """Returns the pairs of processes of a trial's proof so far; all that a proof needs if it has ended."""
+    runs = _runs_of_trial(run, number)
+    for plan in (p for p in run.store.of(ProofRecord) if runs and (p.stage, p.settings) == (CONFIRM, runs[0].settings)):
+        if _Open(run, number, plan, most_pairs(run, CONFIRM)).standing().is_over:
+            return LEAST_PAIRS
+    return len(runs)
 
 
 def minimise_set(run: StudyRun, winner: FlagSet) -> FlagSet:
@@ -194,19 +203,24 @@ def _ablation(run: StudyRun, settings: FlagSet, left_out: LeftOut, *, share: flo
 
 
 def confirm(run: StudyRun) -> None:
-    """Proves the finalists in fresh pairs of processes; if none holds and a budget has time left, searches on."""
-    count = 0
-    while len(run.candidates) > count:
+    """Proves the finalists in fresh pairs of processes; if none holds and a budget has time left, searches on.
+
+    Finalists that there was no time for are proven with what the proofs and the search left.
+    """
+    while True:
         if run.waiting:
             _prove_finalists(run, run.waiting)
             name_winner(run)
         if run.winner is not None or run.time.takes is None:
             return
-        count, tried = len(run.candidates), {c.trial for c in run.candidates}
-        begun = any(_runs_of_trial(run, f.number) for f in _choose_candidates(run, tried))
-        if not run.search_more() and not begun:
-            return  # no time for more, and no earlier session has proven more
-        run.candidates += _finalists(run, tried)
+        tried = {c.trial for c in run.candidates}
+        chosen = _choose_candidates(run, tried)
+        is_due = any(_runs_of_trial(run, t.number) or t.settings in run.time.unproven for t in chosen)
+        has_more_trials = run.search_more()
+        found = _finalists(run, tried) if has_more_trials or is_due else []
+        if not has_more_trials and not found:
+            return
+        run.candidates += found
 
 
 def _prove_finalists(run: StudyRun, finalists: Sequence[Candidate]) -> None:

@@ -48,10 +48,12 @@ class Search:
 
     def go_on(self) -> bool:
         """Tries more with the time that proofs left, keeping one proof's; returns whether any trial was added."""
-        before = len(self._results())
-        if self._table is None or self._is_exhausted or before >= self._asked:
+        before, table = len(self._results()), self._table
+        if table is None or not table.is_enough or self._is_exhausted or before >= self._asked:
             return False
-        self._table = replace(self._table, reserved_s=self._table.least_s)
+        self._table = replace(table, reserved_s=table.least_s)
+        if self._run.time.is_used_up(self._trial_s(self._known.results), table.least_s):
+            return False
         self._is_over = False
         self._run.begin_stage("search", "no finalist passed: the search continues in the remaining time")
         self._run.lanes.work(self._next)

@@ -180,6 +180,11 @@ def is_without_gpu(failure: Failure) -> bool:
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
 
 
+def advice_on(failure: Failure) -> str:
+    """Returns what to do about a program that runs by hand, but not as a study runs it; empty for another failure."""
+    return next((text for sign, text in _KNOWN["advice"].items() if sign in failure.message), "")
+
+
 def collision_of(failure: Failure) -> str:
     """Returns what a process wanted that another one has, ``port`` or ``lock``; empty if it does not say so."""
     said = "\n".join([failure.message, *failure.last_lines])

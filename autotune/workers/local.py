@@ -22,7 +22,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.model.tuner_rules import NO_PLUGIN, TUNER_PLUGIN
+from autotune.model.tuner_rules import NO_PLUGIN, TUNER, TUNER_PLUGIN
 from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
@@ -71,7 +71,7 @@ class LocalLauncher:
         each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
         env = child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
         if self._spec.has_tuner_rules and TUNER_RULES not in settings:
-            return {n: v for n, v in env.items() if n not in (TUNER_PLUGIN, TUNER_RULES)}
+            return {n: v for n, v in env.items() if n not in TUNER}
         return with_tuner_rules(env, settings, folder)
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:

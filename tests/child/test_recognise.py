@@ -40,6 +40,15 @@ def test_printed_durations_are_held_to_the_clock(case: dict[str, Any]) -> None:
     assert printed == (pytest.approx(case["agrees"], rel=0.01) if "agrees" in case else None)
 
 
+def test_of_a_bar_that_is_drawn_again_at_each_step_only_the_counter_is_read() -> None:
+    """tqdm counts ten times a second, and `set_postfix` draws the bar at each step, with the old count and rate."""
+    shown = [(step, 20 * (step // 20)) for step in range(600)]
+    lines = [f"fit:  1%|█    | {n}/2000 [00:01<00:09, 123.4it/s, loss={9 - step / 100}]" for step, n in shown]
+    best = recognise(lines, at=[0.005 * step for step, _ in shown])[0]
+    assert (best.rules["preset"], best.by_clock) == ("tqdm", True)
+    assert best.step_s == pytest.approx(0.005)
+
+
 def test_tokens_each_second_need_the_tokens_of_a_step() -> None:
     lines = [f"loss 3.1 | 1,024.{i} tok/s" for i in range(9)]
     blind = recognise(lines)

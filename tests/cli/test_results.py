@@ -18,7 +18,7 @@ from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import ExportFormat, read_winner, render_winner
 from autotune.results.library import add_to_library
 from autotune.results.winner import winner_of
 from autotune.rundir.lock import Lock
@@ -236,6 +236,18 @@ def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, started: list
     assert [command for command, _ in started] == [["bash", "-c", "echo '8; touch X'", "--batch=8; touch X"]]
     assert autotune("exec", "--force", file, "--", "bash", "-c", "echo '{batch}'").returncode == 2
     assert len(started) == 1
+
+
+def test_exec_leaves_out_the_caller_s_tuner_where_the_winner_had_none(
+    tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_TUNER_PLUGIN", "libmine.so")
+    winner = read_winner(cpu_winner(tmp_path, {"NCCL_X": "1"})).model_copy(update={"is_without_tuner": True})
+    (tmp_path / "here.env").write_text(render_winner(winner, ExportFormat.ENV))
+    done = autotune("exec", "--force", tmp_path / "here.env", "--", "echo", "ran")
+    ((_, environment),) = started
+    assert "NCCL_TUNER_PLUGIN" not in environment
+    assert "leaves out your NCCL_TUNER_PLUGIN" in done.stderr
 
 
 def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path, started: list[Any]) -> None:

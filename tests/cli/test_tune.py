@@ -75,6 +75,13 @@ def test_what_a_program_does_is_understood(kind: str, tmp_path: Path, monkeypatc
     assert spec.measure.run_steps <= case.get("steps", math.inf) - WARMUP_STEPS - 1
 
 
+def test_what_xla_dumps_for_the_look_is_no_file_of_the_program(tmp_path: Path) -> None:
+    text = 'import os, re\nkept = open(re.search(r"xla_dump_to=(\\S+)", os.environ["XLA_FLAGS"])[1] + "/module", "w")\n'
+    done = look(tmp_path, text + PLAIN, "--platform", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "outside this folder" not in done.stdout
+
+
 HOSTILE = CASES["hostile_programs"]
 
 
@@ -203,7 +210,13 @@ def test_python_that_replaces_its_flags_while_it_runs_is_found_out_by_what_xla_c
     assert done.returncode == 2
     assert "train.py sets XLA_FLAGS itself" in done.stderr
     adds = replaces.replace(" = ", " += ' ' + ")
-    assert look(tmp_path, adds + compiles + PLAIN).returncode == 0
+    done = look(tmp_path, adds + compiles + PLAIN)
+    assert done.returncode == 0
+    assert "compiled nothing" not in done.stdout
+    (tmp_path / "train.toml").unlink()
+    (tmp_path / ".env").write_text(f"XLA_FLAGS={FLAG}")
+    reads = "import os\nos.environ.update(line.split('=', 1) for line in open('.env'))\n"
+    assert "careful      XLA has compiled nothing under the flags" in look(tmp_path, reads + compiles + PLAIN).stdout
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,11 +17,11 @@ from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
-from autotune.model.tuner_rules import rules_file
+from autotune.model.tuner_rules import TUNER, rules_file
 from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
-from tests.runs import make_winner
+from tests.runs import EFFECTS, Run, make_winner, replay_study, rewrite
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -207,3 +208,35 @@ def test_rules_of_nccls_tuner_are_in_the_file_whatever_lies_beside_it(form: Expo
         assert Path(READERS[form](text, tmp_path)[TUNER_RULES]).read_text().splitlines() == RULES.split(";")
     with pytest.raises(AutotuneError, match="rule 1 of"):
         parse_winner(text.replace("tree", "../tree"), source="file")
+
+
+@pytest.mark.parametrize("form", [ExportFormat.ENV, ExportFormat.SHELL])
+def test_a_winner_that_was_measured_without_a_tuner_leaves_out_the_caller_s(form: ExportFormat, tmp_path: Path) -> None:
+    command = {ExportFormat.ENV: "set -u; . ./winner.sh; env -0", ExportFormat.SHELL: "sh winner.sh env -0"}[form]
+    read = script(["sh", "-c", command], extra=dict.fromkeys(TUNER, "mine"))
+    with_it = make_winner({"NCCL_X": "1"})
+    without = with_it.model_copy(update={"is_without_tuner": True})
+    assert not set(TUNER) & set(read(render_winner(without, form), tmp_path))
+    assert json.loads(render_winner(without, ExportFormat.JSON))["unset"] == list(TUNER)
+    (tmp_path / "again").mkdir()
+    assert set(TUNER) <= set(read(render_winner(with_it, form), tmp_path / "again"))
+
+
+def test_a_run_tells_what_ran_without_a_tuner_and_which_settings_have_not_shown_a_gain(
+    run_replay: Run, tmp_path: Path
+) -> None:
+    search = {"settings": {TUNER_RULES: ["(default)", RULES]}}
+    spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6}, study={"search": search})
+    first = (("both", FlagSet({"xla_a": "1", "xla_d": "2"})),)
+    store = run_replay(spec, trials=2, first=first)[1]
+    winner = winner_of(store)
+    assert (winner.is_without_tuner, winner.unsettled, len(winner.settings)) == (True, None, 2)
+
+    def widen(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            if record["kind"] == "ablation" and record["left_out"] == "xla_d":
+                record["comparison"]["estimate"]["low"] = 0.9
+
+    winner = winner_of(rewrite(tmp_path / "run", widen))
+    assert winner.unsettled == ("xla_d",)
+    assert "gain by themselves: xla_d (" in render_winner(winner, ExportFormat.ENV)

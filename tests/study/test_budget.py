@@ -286,3 +286,17 @@ def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     assert ended.of(FinalistResult)
     assert there(ended.conclusion).outcome is Outcome.INCONCLUSIVE
     assert "are not ruled out (xla_" in there(ended.conclusion).sentence
+
+
+@pytest.mark.parametrize(("mode", "seed"), [("interleaved", 2), ("aba", 3)])
+def test_a_study_without_a_winner_ends_when_no_trial_and_proof_fit_any_more(mode: str, seed: int) -> None:
+    """No trial may gain, so there is no proof to keep time for; or the proof of the first of two is soon settled."""
+    replay = {"effects": dict.fromkeys(EFFECTS, 1.1)}
+    spec = study(0.1, 5.0, 60 * MINUTE, trials=500, replay=replay, measure={"mode": mode}, search={"sampler": "random"})
+    spec = spec.model_copy(update={"seed": seed})
+    ended = Ended(spec)
+    table, before = there(ended.table), there(ended.conclusion)
+    assert before.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert 60 * MINUTE - ended.timed.clock.now_s < table.least_s + 1.5 * table.trial_s
+    ended.go_on(spec)
+    assert there(ended.conclusion).sentence == before.sentence

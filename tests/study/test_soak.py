@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.durations import durations_of
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import IncidentRecord, MemoryUse, Outcome, SoakRecord
+from autotune.model.records import AaRecord, IncidentRecord, MemoryUse, Outcome, SoakRecord
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.format import format_soak
 from autotune.results.report import render_markdown
 from autotune.results.winner import disagreements, winner_of
 from autotune.settings.space import Parameter, SearchSpace
 from harness.simulated_machine import SimulatedWorker
-from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study, rewrite
+from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study, rewrite, there
 
 FAST = {"xla_a=1": 0.9}
 PLANTED = (("fast", FlagSet({"xla_a": 1})),)
@@ -43,6 +44,21 @@ def test_a_soak_is_not_repeated_unless_a_longer_one_is_asked_for(run_replay: Run
         spec = replay_study(effects=FAST, study={"confirm": {"soak": soak}})
         _, store, _ = run_replay(spec, trials=1, first=PLANTED)
         assert len(store.of(SoakRecord)) == records
+
+
+def test_a_soak_of_a_program_that_prints_every_tenth_step_lasts_as_long_as_asked(run_replay: Run) -> None:
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        on_blocks(worker, lambda times, done: setattr(worker, "last_clock_s", 10 * sum(times)))
+
+    workload = {"command": ["python", "train.py"], "read": {"pattern": r"step (?P<step>\d+)"}}
+    study = {"workload": workload, "confirm": {"soak": "60s"}, "measure": {"run_steps": 50}}
+    spec = replay_study(effects=FAST, noise="quiet", step_s=0.03, start_s=2.0, study=study)
+    _, store, _ = run_replay(spec, trials=1, first=PLANTED, launcher=Noting(spec, after=after))
+    (record,) = store.of(SoakRecord)
+    assert 60 <= record.steps_s < 80
+    assert record.step_count < 300  # lines, each of ten steps of 27 ms
+    takes = durations_of(spec, store.of(AaRecord)[0], ())
+    assert there(takes).soak_s == pytest.approx(2 * (60 + 4 * 2.0), rel=0.1)
 
 
 def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay: Run) -> None:

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.memory import MemoryShare
 from autotune.model.measurement import Failure, FailureKind
 from autotune.workers.failures import classify_failure, collision_of
+from tests.runs import BUILDS_BASE
 from tests.tables import toml_beside
 
 ENDINGS = toml_beside(__file__, "failures.toml")
@@ -72,3 +74,9 @@ def test_secrets_in_last_words_are_redacted() -> None:
 def test_what_two_processes_cannot_both_have_is_named(said: str, what: str) -> None:
     failure = Failure(kind=FailureKind.WORKLOAD_ERROR, message="ended", phase="build", last_lines=(said,))
     assert collision_of(failure) == what
+
+
+@pytest.mark.parametrize(("line", "advice"), list(ENDINGS["advice"].items()))
+def test_what_to_do_about_a_program_of_a_study_that_ends(line: str, advice: str) -> None:
+    failure = end_of(1, '  File "train.py", line 3, in <module>', line, phase="build")
+    assert advice in MemoryShare(BUILDS_BASE).advice(failure)
