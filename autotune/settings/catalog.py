@@ -138,8 +138,8 @@ class Setting:
     """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
-    """First jaxlib that has it, of those that `docs/ask_builds.py` asked, or ``NCCL 2.28.3`` (`docs/ask_nccl.py`);
-    empty if the oldest of them has it."""
+    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
+    variable the library and its release: ``NCCL 2.28.3`` (`docs/ask_nccl.py`), ``Transformer Engine 1.10``."""
     removed: str = ""
     """First asked jaxlib that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)
