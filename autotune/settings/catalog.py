@@ -84,6 +84,7 @@ class Scope(StrEnum):
     ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
     scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several. ``nvlink_over_hosts``: one over
     several hosts. ``infiniband``: active ports of InfiniBand or RoCE, which NCCL's own transport uses.
+    ``efa``: cards of AWS's Elastic Fabric Adapter. ``gvnic``: Google Cloud's network cards, as TCPXO needs.
     """
 
     SINGLE_DEVICE = "single_device"
@@ -99,6 +100,8 @@ class Scope(StrEnum):
     HOPPER = "hopper"
     BLACKWELL = "blackwell"
     INFINIBAND = "infiniband"
+    EFA = "efa"
+    GVNIC = "gvnic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

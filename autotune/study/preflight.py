@@ -69,6 +69,8 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
     machines = target.scopes(topology) if target is not None else {}
     if ran is not None and ran.infiniband_ports is not None:
         machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
+    if ran is not None and ran.cloud_networks is not None:
+        machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
     here = KnownSettings(known.build, target.name) if target is not None else known
     return build_space(spec, here, facts, machines=machines)
 

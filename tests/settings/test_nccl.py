@@ -104,7 +104,9 @@ def test_what_the_machines_lack_is_never_tried_and_what_they_may_have_is(
 
 def test_each_variable_of_nccl_and_the_libraries_says_since_when_it_is_there() -> None:
     files = [read_entries(f"flags/{name}.toml", Setting).values() for name in ("nccl", "libraries")]
-    said = re.compile(r"(NCCL|Transformer Engine|cuBLAS|example tuner of NCCL) \d+(\.\d+)+( or older)?|not documented")
+    said = re.compile(
+        r"(NCCL|Transformer Engine|cuBLAS|OFI plugin|example tuner of NCCL) \d+(\.\d+)+( or older)?|not documented"
+    )
     assert [s.name for s in chain(*files) if s.kind == "env" and not said.fullmatch(s.since)] == []
 
 
@@ -112,6 +114,8 @@ def test_each_variable_of_one_transport_says_so() -> None:
     here = [s for s in load_catalog().values() if s.tier not in (Tier.REMOVED, Tier.NOOP)]
     assert {s.name for s in here if s.name.startswith("NCCL_IB_") and Scope.INFINIBAND not in s.scopes} == set()
     assert {s.name for s in here if Scope.INFINIBAND in s.scopes and Scope.MULTI_NODE not in s.scopes} == set()
+    assert {s.name for s in here if "_FASTRAK_" in s.name and Scope.GVNIC not in s.scopes} == set()
+    assert {s.name for s in here if s.name.startswith("OFI_") and Scope.EFA not in s.scopes} == set()
     assert {s.name for s in here if "MNNVL" in s.name and Scope.NVLINK_OVER_HOSTS not in s.scopes} == set()
 
 
