@@ -20,6 +20,7 @@ from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
 from autotune.settings.check import SettingVerdict, check_settings, for_build
+from autotune.settings.doctor import nccl_file_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
@@ -93,6 +94,8 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse(spec, known)
     if spec.has_tuner_rules and (plugin := caller_environment().get(TUNER_PLUGIN)):
         note(f"sets with rules of NCCL's tuner get your {TUNER_PLUGIN}={plugin}, all others run without it")
+    for finding in nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ():
+        note(finding.problem)
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     space_here(spec, known, None)  # finds an unknown group before the reference runs
