@@ -38,6 +38,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt-oss-20b": {"mesh": {"expert": 8}, **_LOW},
     "deepseek2-16b": {"mesh": {"expert": 8}, **_LOW},
     "deepseek3-671b": {"mesh": {"expert": 8}, **_LOW, "layers": 4},
+    "gpt2-1.5b": {**_SHARDED, "seq": 1024},
+    "llama3-8b-128k": {"mesh": {"context": 8}, "seq": 65_536},
+    "dreamerv3-200m": {"mesh": {"data": 8}, "seq": 64},
 }
 OFFLOADED: dict[str, dict[str, Any]] = {
     "llama3.1-8b": _SHARDED,

@@ -60,6 +60,7 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
         "versions": {**versions, **ran.get("versions", {})},
         "gpus": ran.get("gpus") or None,
         "infiniband_ports": ran.get("infiniband_ports"),
+        "cloud_networks": ran.get("cloud_networks"),
     }
 
 

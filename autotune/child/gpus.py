@@ -122,7 +122,7 @@ def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
 
 MAPS = Path("/proc/self/maps")
 DRIVER = Path("/proc/driver/nvidia/version")
-PORTS = Path("/sys/class/infiniband")
+CLASSES = Path("/sys/class")
 
 _PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
 _LIBRARIES = {
@@ -138,7 +138,7 @@ _WHEELS = {
 
 
 def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
-    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, ``infiniband_ports``."""
+    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the host's networks."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
     chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
@@ -148,14 +148,26 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
         "versions": {**versions, **loaded_versions()},
         "gpus": [_state(nvml, d) for d in chosen],
         "infiniband_ports": infiniband_ports(os.environ),
+        "cloud_networks": cloud_networks(),
     }
 
 
 def infiniband_ports(environment: Mapping[str, str]) -> int:
     """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes (net_ib/init.cc of NCCL)."""
     is_off = environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0"
-    ports = [[kernel_text(port / name) for name in ("state", "link_layer")] for port in PORTS.glob("*/ports/*")]
+    ports = [
+        [kernel_text(port / name) for name in ("state", "link_layer")] for port in CLASSES.glob("infiniband/*/ports/*")
+    ]
     return 0 if is_off else sum(s == "4: ACTIVE" and layer in ("InfiniBand", "Ethernet") for s, layer in ports)
+
+
+def cloud_networks() -> list[str]:
+    """Networks of clouds on this host, by the vendors of its cards (for gVNIC as net_socket.cc of NCCL)."""
+    cards = {"efa": ("infiniband", "0x1d0f"), "gvnic": ("net", "0x1ae0")}
+    return [
+        name for name, (kind, vendor) in cards.items()
+        if any(kernel_text(file) == vendor for file in CLASSES.glob(f"{kind}/*/device/vendor"))
+    ]  # fmt: skip
 
 
 def kernel_text(path: Path) -> str:

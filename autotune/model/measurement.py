@@ -233,6 +233,8 @@ class WorkerReport(Record):
     gpus: tuple[GpuState, ...] | None = None
     infiniband_ports: Count | None = None
     """Active ones of the first process's host, RoCE included, that NCCL's own transport takes; None if unknown."""
+    cloud_networks: tuple[str, ...] | None = None
+    """Of ``efa`` and ``gvnic``, those that the same host has; None if unknown."""
     warnings: tuple[str, ...] = ()
 
 

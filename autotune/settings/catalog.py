@@ -84,6 +84,7 @@ class Scope(StrEnum):
     ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
     scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several. ``nvlink_over_hosts``: one over
     several hosts. ``infiniband``: active ports of InfiniBand or RoCE, which NCCL's own transport uses.
+    ``efa``: cards of AWS's Elastic Fabric Adapter. ``gvnic``: Google Cloud's network cards, as TCPXO needs.
     """
 
     SINGLE_DEVICE = "single_device"
@@ -99,6 +100,8 @@ class Scope(StrEnum):
     HOPPER = "hopper"
     BLACKWELL = "blackwell"
     INFINIBAND = "infiniband"
+    EFA = "efa"
+    GVNIC = "gvnic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +141,8 @@ class Setting:
     """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
-    """First jaxlib that has it, of those that `docs/ask_builds.py` asked, or ``NCCL 2.28.3`` (`docs/ask_nccl.py`);
-    empty if the oldest of them has it."""
+    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
+    variable the library and its release: ``NCCL 2.28.3`` (`docs/ask_nccl.py`), ``Transformer Engine 1.10``."""
     removed: str = ""
     """First asked jaxlib that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)

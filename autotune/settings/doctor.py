@@ -98,6 +98,7 @@ def diagnose(
         *([_finding("no_jaxlib", python=python)] if known is None else []),
         *_software_findings(python, versions, gpus, is_gpu_asked=is_asked),
         *_environment_findings(environment, steering),
+        *nccl_file_findings(environment, root),
         *_machine_findings(gpus, load, cpus, root),
     ]
     return Diagnosis(
@@ -195,6 +196,16 @@ def _environment_findings(environment: Mapping[str, str], steering: Sequence[Set
         yield _finding("without_cpu", own=own)
     if all(map(environment.get, MEMORY_FRACTIONS)):
         yield _finding("two_shares")
+
+
+def nccl_file_findings(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
+    """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
+    own = environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
+    for path in (Path(own), root / "etc/nccl.conf"):
+        text = path.read_text("utf-8", errors="replace") if path.is_file() and os.access(path, os.R_OK) else ""
+        named = {line.partition("=")[0] for line in text.splitlines() if "=" in line and not line.startswith("#")}
+        if names := sorted(named - {*environment}):
+            yield _finding("nccl_file", path=path, names=", ".join(names))
 
 
 def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -> Iterator[Finding]:

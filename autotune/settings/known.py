@@ -102,7 +102,7 @@ class KnownSetting:
     def is_too_new(self) -> bool:
         """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
         library, _, release = self.entry.since.rpartition(" ")
-        here = self.build.nccl if library else self.build.jaxlib
+        here = {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library)
         return here is not None and older(here, release)
 
 

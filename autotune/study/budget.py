@@ -150,7 +150,6 @@ class TimeLeft:
                 if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
                     break
             allowed.append(settings)
-        self.unproven = [s for s in self.unproven if s not in allowed]
         for settings, _ in begun[len(allowed) :]:
             self.leave(settings)
         self.unproven = [s for s in self.unproven if s not in allowed]

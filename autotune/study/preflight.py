@@ -20,6 +20,7 @@ from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
 from autotune.settings.check import SettingVerdict, check_settings, for_build
+from autotune.settings.doctor import nccl_file_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
@@ -69,6 +70,8 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
     machines = target.scopes(topology) if target is not None else {}
     if ran is not None and ran.infiniband_ports is not None:
         machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
+    if ran is not None and ran.cloud_networks is not None:
+        machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
     here = KnownSettings(known.build, target.name) if target is not None else known
     return build_space(spec, here, facts, machines=machines)
 
@@ -91,6 +94,8 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse(spec, known)
     if spec.has_tuner_rules and (plugin := caller_environment().get(TUNER_PLUGIN)):
         note(f"sets with rules of NCCL's tuner get your {TUNER_PLUGIN}={plugin}, all others run without it")
+    for finding in nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ():
+        note(finding.problem)
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     space_here(spec, known, None)  # finds an unknown group before the reference runs

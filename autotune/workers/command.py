@@ -190,5 +190,6 @@ class ReadWorker(CommandWorker):
             "packages": first.get("packages"),
             "gpus": gpus or None,
             "infiniband_ports": message["ran_on"].get("infiniband_ports"),
+            "cloud_networks": message["ran_on"].get("cloud_networks"),
         }
         return self._made({**message, **told}, check, len(processes))

@@ -95,10 +95,26 @@ def test_without_nvml_the_kernels_module_tells_the_driver(tmp_path: Path, monkey
 def test_ports_are_counted_as_nccl_counts_them(
     environment: dict[str, str], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "PORTS", tmp_path)
+    monkeypatch.setattr(gpus, "CLASSES", tmp_path)
+    cards = tmp_path / "infiniband"
     for place, state, layer in VISIBLE["ports"]:
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "state").write_text(f"{state}\n")
-        (tmp_path / place / "link_layer").write_text(f"{layer}\n")
-    (tmp_path / "mlx5_9/ports/1").mkdir(parents=True)  # one that cannot be read
+        (cards / place).mkdir(parents=True)
+        (cards / place / "state").write_text(f"{state}\n")
+        (cards / place / "link_layer").write_text(f"{layer}\n")
+    (cards / "mlx5_9/ports/1").mkdir(parents=True)  # one that cannot be read
     assert gpus.infiniband_ports(environment) == count
+
+
+@pytest.mark.parametrize(("vendors", "networks"), VISIBLE["networks"])
+def test_networks_of_clouds_are_known_by_the_vendors_of_their_cards(
+    vendors: dict[str, str], networks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "CLASSES", tmp_path)
+    (tmp_path / "net/lo").mkdir(parents=True)  # it has no card
+    for number, (card, vendor) in enumerate(vendors.items()):
+        device = tmp_path / "devices" / str(number)  # of PCIe
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / card).mkdir(parents=True)
+        (tmp_path / card / "device").symlink_to(device)
+    assert gpus.cloud_networks() == networks

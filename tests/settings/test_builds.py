@@ -21,7 +21,7 @@ from tests.tables import toml_beside
 CASES = toml_beside(__file__)
 
 TABLE = Path(__file__).with_name("flags_by_build.json")
-LINE = re.compile(r"(xla|src|plugins|transformer_engine)/[\w/-]+\.\w+:[1-9]\d*(@[0-9a-f]{12})?")
+LINE = re.compile(r"(xla|src|plugins|transformer_engine|include)/[\w/-]+\.\w+:[1-9]\d*(@[0-9a-f]{12})?")
 # None of these say what a setting does.
 EMPTY_WORDS = ("not yet described", "known to the build", "todo")
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.machine.gpus import Runner
 from autotune.settings.check import check_variables
-from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings
+from autotune.settings.doctor import diagnose, find_places, format_diagnosis, gpu_findings, nccl_file_findings
 from autotune.settings.known import KnownSettings
 from tests.machine.test_gpus import H100S
 from tests.tables import toml_beside
@@ -59,6 +59,21 @@ def test_each_missing_thing_comes_with_the_command_that_mends_it(
     assert of_variables <= {*case["commands"].values()}
     text = format_diagnosis(found)
     assert [line for line in case.get("lines", ()) if line not in text] == []
+
+
+def test_variables_that_files_of_nccl_set_are_told(tmp_path: Path) -> None:
+    home, own = tmp_path / "home", tmp_path / "own.conf"
+    lay_out(["home/.nccl.conf", "etc/nccl.conf", "own.conf"], tmp_path)
+    (home / ".nccl.conf").write_text("# NCCL_BUFFSIZE=1\nNCCL_PROTO=LL\nNCCL_ALGO=Ring\nno variable\n")
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_DEBUG=WARN\n")
+
+    def told(**environment: str) -> list[str]:
+        return [f.problem.partition(" in every")[0] for f in nccl_file_findings(environment, tmp_path)]
+
+    site = f"{tmp_path}/etc/nccl.conf sets NCCL_DEBUG"
+    assert told(HOME=str(home)) == [f"{home}/.nccl.conf sets NCCL_ALGO, NCCL_PROTO", site]
+    assert told(HOME=str(home), NCCL_PROTO="Simple") == [f"{home}/.nccl.conf sets NCCL_ALGO", site]  # it wins
+    assert told(HOME=str(home), NCCL_CONF_FILE=str(own), NCCL_DEBUG="INFO") == []
 
 
 @pytest.mark.parametrize("case", CASES["no_gpu"], ids=str)

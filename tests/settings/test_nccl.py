@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from autotune.compiler.targets import Topology, load_target
 from autotune.machine.environment import STEERING
-from autotune.settings.catalog import Catalog, Scope, Setting, Tier, load_catalog
+from autotune.settings.catalog import Catalog, Scope, Setting, Tier, load_catalog, read_entries
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
 from autotune.settings.space import SearchSpace, format_cannot_act
@@ -47,7 +49,7 @@ def _wrong_claims(setting: Setting) -> Iterator[str]:
         yield "no library reads it"
         return
     first, _, line, default = NCCL[name]
-    if setting.since != ("" if first == OLDEST else f"NCCL {first}"):
+    if setting.since != (f"NCCL {first} or older" if first == OLDEST else f"NCCL {first}"):
         yield f"since {setting.since!r}, the sources say {first}"
     if setting.source_line != line:
         yield f"line {setting.source_line!r}, the sources say {line}"
@@ -100,10 +102,20 @@ def test_what_the_machines_lack_is_never_tried_and_what_they_may_have_is(
     assert anywhere - {*searched(space), *algorithms} == set(lacked)
 
 
+def test_each_variable_of_nccl_and_the_libraries_says_since_when_it_is_there() -> None:
+    files = [read_entries(f"flags/{name}.toml", Setting).values() for name in ("nccl", "libraries")]
+    said = re.compile(
+        r"(NCCL|Transformer Engine|cuBLAS|OFI plugin|example tuner of NCCL) \d+(\.\d+)+( or older)?|not documented"
+    )
+    assert [s.name for s in chain(*files) if s.kind == "env" and not said.fullmatch(s.since)] == []
+
+
 def test_each_variable_of_one_transport_says_so() -> None:
     here = [s for s in load_catalog().values() if s.tier not in (Tier.REMOVED, Tier.NOOP)]
     assert {s.name for s in here if s.name.startswith("NCCL_IB_") and Scope.INFINIBAND not in s.scopes} == set()
     assert {s.name for s in here if Scope.INFINIBAND in s.scopes and Scope.MULTI_NODE not in s.scopes} == set()
+    assert {s.name for s in here if "_FASTRAK_" in s.name and Scope.GVNIC not in s.scopes} == set()
+    assert {s.name for s in here if s.name.startswith("OFI_") and Scope.EFA not in s.scopes} == set()
     assert {s.name for s in here if "MNNVL" in s.name and Scope.NVLINK_OVER_HOSTS not in s.scopes} == set()
 
 
@@ -158,3 +170,4 @@ def test_what_the_installed_nccl_lacks_is_told_and_never_tried(known: KnownSetti
     assert verdicts == [SettingVerdict.NO_EFFECT, SettingVerdict.EFFECTIVE, SettingVerdict.EFFECTIVE]
     assert not old["NCCL_PROTO"].is_too_new
     assert not old["XLA_CLIENT_MEM_FRACTION"].is_too_new
+    assert not with_nccl("2.5.6")["NVTE_USE_CUTLASS_GROUPED_GEMM"].is_too_new  # since Transformer Engine 2.8

@@ -136,13 +136,15 @@ def test_conditional_groups(build: Build) -> None:
     assert "xla_gpu_enable_nccl_user_buffers is 'true'" in alone.left_out[POOL]
 
 
-@pytest.mark.parametrize(("whole", "has_layer", "values"), SEARCHES["thresholds"])
-def test_no_threshold_is_above_all_that_is_moved(whole: int, has_layer: bool, values: list[int], build: Build) -> None:
-    facts = {**FSDP, "collective_bytes": {"all-reduce": whole}, **({} if has_layer else {"layer_bytes": {}})}
-    space, name = build(groups=["combining"], **facts), "xla_gpu_all_reduce_combine_threshold_bytes"
+@pytest.mark.parametrize(("kind", "whole", "has_layer", "values"), SEARCHES["thresholds"])
+def test_no_threshold_is_above_all_that_is_moved(
+    kind: str, whole: int, has_layer: bool, values: list[int], build: Build
+) -> None:
+    facts = {**FSDP, "collective_bytes": {kind: whole}, **({} if has_layer else {"layer_bytes": {}})}
+    space, name = build(groups=["combining"], **facts), f"xla_gpu_{kind.replace('-', '_')}_combine_threshold_bytes"
     found = next((p.choices for p in space.parameters if p.name == name), None)
     assert found == ((DEFAULT, *map(str, values)) if values else None)
-    assert (f"merges all-reduces, the program's have {whole} B in all" in space.left_out.values()) == (not values)
+    assert (f"merges {kind}s, the program's have {whole} B in all" in space.left_out.values()) == (not values)
 
 
 def test_the_pool_holds_what_collectives_write_and_is_tried_first(build: Build, report: ProbeReport) -> None:

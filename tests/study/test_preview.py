@@ -118,6 +118,18 @@ def test_the_machines_that_ran_the_reference_decide_what_can_act(kind: str, port
     assert asked & set(found) == set(lacked)
 
 
+@pytest.mark.parametrize(("networks", "lacked"), [(None, ""), ((), "NO"), (("gvnic",), "O"), (("efa",), "N")])
+def test_what_acts_on_a_network_of_a_cloud_is_said_not_to_act_elsewhere(
+    networks: tuple[str, ...] | None, lacked: str
+) -> None:
+    settings = {"NCCL_FASTRAK_NUM_FLOWS": [1, 2], "OFI_NCCL_PROTOCOL": ["RDMA", "SENDRECV"]}
+    data = {"name": "here", "workload": {"entry": "llama"}, "search": {"settings": settings}}
+    spec = parse_study({**data, "device": {"platform": "cuda", "count": 16, "node_count": 2}})
+    ran = worker_report(device_kind="NVIDIA H100 80GB HBM3", device_count=16, cloud_networks=networks)
+    notes = space_here(spec, known_settings(spec, sys.executable), ran).notes
+    assert {name[0] for name, note in notes.items() if "these machines have none" in note} == set(lacked)
+
+
 def test_a_run_of_another_study_is_passed_over(tmp_path: Path, study: Callable[[str], Path]) -> None:
     record(tmp_path / "runs" / "quick", replay_study(noise="quiet"), trials=1)
     path = study(QUICK)
