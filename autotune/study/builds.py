@@ -254,7 +254,7 @@ def format_restored(restored: StudyRun, back: Estimate | None, old: str) -> str:
         names = format_names([*restored.spec.search.settings], 6)
         return f"no default of {old} is proven to win that back ({names}): {found.sentence}"
     won, lost = (format_share(1.0 - estimate.ratio) for estimate in (found.estimate, back))
-    return f"{found.settings} wins back {won} of step time, {old} {lost}: {found.sentence}"
+    return f"{found.settings} wins back {won} of step time, going back to {old} {lost}: {found.sentence}"
 
 
 def _format_advice(run: StudyRun, builds: Builds) -> str:

@@ -224,7 +224,9 @@ def test_the_flag_that_wins_the_time_back_is_proven_and_bisection_is_in_the_same
     assert (status, told["outcome"], told["restored"]["settings"]) == (1, "winner", {LOWERING: "false"})
     assert told["since"] == "slower since /middle/python, not yet with /old/python"
     assert [one["outcome"] for one in told["between"]] == ["winner"]
-    words = re.search(r"wins back ([\d.]+) % of step time, jaxlib 0.10.2 ([\d.]+) %", told["restored"]["sentence"])
+    words = re.search(
+        r"wins back ([\d.]+) % of step time, going back to jaxlib 0.10.2 ([\d.]+) %", told["restored"]["sentence"]
+    )
     assert [float(share) for share in there(words).groups()] == pytest.approx([4.0, 5.0], abs=0.4)
     restored = winner_of(Store.open(tmp_path / told["restored"]["run"]))
     assert restored.settings == FlagSet({LOWERING: "false"})
