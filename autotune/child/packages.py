@@ -1,7 +1,8 @@
 """Packages of a Python and their versions. Standard library only.
 
-Run by another Python as ``python -P packages.py '{"versions": [NAME, ...], "folders": [MODULE, ...]}'`` it prints a
-JSON object: ``python`` (its version), ``versions`` and ``folders`` by name, without missing ones.
+Run by another Python as ``python -P -c TEXT '{"versions": [NAME, ...], "folders": [MODULE, ...]}'`` it prints a JSON
+object: ``python`` (its version), ``versions`` and ``folders`` by name, without missing ones, and ``libraries`` in these
+folders: path to size in bytes and time of the last change in ns.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-PACKAGES_PROGRAM = __file__
 
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 """Distributions with JAX's CUDA backend, in JAX's order of preference."""
@@ -89,8 +88,11 @@ def main() -> None:
     """Prints the answer to the command line's question."""
     asked = json.loads(sys.argv[1])
     folders = {name: folder for name in asked["folders"] if (folder := folder_of(name)) is not None}
+    files = {str(file): file.stat() for folder in folders.values() for file in sorted(Path(folder).glob("*.so"))}
+    libraries = {path: (status.st_size, status.st_mtime_ns) for path, status in files.items()}
     versions = installed_versions(asked["versions"])
-    print(json.dumps({"python": platform.python_version(), "versions": versions, "folders": folders}))
+    found = {"python": platform.python_version(), "versions": versions, "folders": folders, "libraries": libraries}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) ->
         "pid": pid,
         "python": _python_of(pid, folder),
         "packages": near_home(folder),
-        "versions": versions_in(folder),
+        "versions": versions_in(f"{_PROC}/{pid}/root{folder}"),  # it may be in a container
         "opens_gpu": _opens_gpu(pid),
         **_environment(pid, names),
     }

@@ -329,7 +329,9 @@ def recheck(
         spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
         do=lambda run: recheck_winner(run, winner),
     )  # fmt: skip
-    if not as_json:
+    if as_json:
+        print_json(plain(run.conclusion, run=str(path)))
+    else:
         print_lines([run.conclusion.sentence, f"everything lies in {path}"])
     if run.conclusion.outcome is not Outcome.WINNER:
         raise typer.Exit(1)

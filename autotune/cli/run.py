@@ -56,7 +56,9 @@ def run(
 def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
     """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
     done = run_to_conclusion(spec, path, study_dir=study.resolve().parent, as_json=as_json, **session)
-    if not as_json:
+    if as_json:
+        print_json(plain(done.conclusion, run=str(path)))
+    else:
         _print_results(done.store, done.conclusion, path, study)
     return done
 
@@ -68,15 +70,12 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
     from autotune.study.start import run_shown
 
     try:
-        done = run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
+        return run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
     except KeyboardInterrupt as error:
         print(
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
-    if as_json:
-        print_json(plain(done.conclusion, run=str(path)))
-    return done
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

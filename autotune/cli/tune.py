@@ -303,7 +303,7 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
     conclusion, store = done.conclusion, done.store
     command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:
-        _write_winner(store, path, shlex.join(command))
+        write_winner(store, path, shlex.join(command))
     else:
         given_more = ["--time-budget", larger_budget(spec, conclusion, store.watch.total_s), "--name", spec.name]
         again = shlex.join(["autotune", "tune", *given_more, "--", *command])
@@ -311,7 +311,8 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
         print_lines([f"  {again}"])
 
 
-def _write_winner(store: Store, path: Path, command: str) -> None:
+def write_winner(store: Store, path: Path, command: str) -> None:
+    """Writes the winner as an env file into its run directory, and prints how to use it; `command` is the program."""
     from autotune.results.export import ExportFormat, render_winner
     from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically

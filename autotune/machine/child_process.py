@@ -33,6 +33,7 @@ class ChildProcess:
 
     Attributes:
         is_over: Whether its stdout has been read to its end.
+        pid: Number of the process.
 
     Raises:
         OSError: If it cannot be started.
@@ -47,7 +48,7 @@ class ChildProcess:
         )  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._in, self._out, self.pid = self._process.stdin, self._process.stdout, self._process.pid
         os.set_blocking(self._out.fileno(), False)
         self._buffer = b""
         self.is_over = False

@@ -10,7 +10,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from autotune.child.gpus import kernel_text
-from autotune.child.packages import CUDA_PLUGINS, PACKAGES_PROGRAM, TOLD, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
 from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
@@ -28,6 +28,7 @@ CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 """Limit and use of a container, in control groups of version 2 and 1."""
 
+_PACKAGES = Path(__file__).parents[1] / "child" / "packages.py"
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
@@ -118,6 +119,8 @@ class Packages:
     python: str
     versions: Mapping[str, str]
     folders: Mapping[str, str]
+    libraries: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Libraries in these folders: path to size in bytes and time of the last change in ns."""
 
 
 def packages_of(
@@ -125,7 +128,8 @@ def packages_of(
 ) -> Packages:
     """Asks a Python for its version, versions of distributions and package folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})
-    return Packages(**json.loads(run([python, "-P", PACKAGES_PROGRAM, question])))
+    # As a text, for the interpreter may be in a container without these files.
+    return Packages(**json.loads(run([python, "-P", "-c", _PACKAGES.read_text("utf-8"), question])))
 
 
 def measured_versions() -> dict[str, str]:

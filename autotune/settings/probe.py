@@ -27,7 +27,8 @@ from google.protobuf.message import DecodeError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.child.packages import CUDA_PLUGINS
-from autotune.machine.child_process import ChildProcess
+from autotune.child.processes import xla_processes
+from autotune.machine.child_process import ChildProcess, format_end
 from autotune.machine.environment import caller_environment, default_cache_dir, driver_python
 from autotune.machine.files import replace_file
 from autotune.machine.host import Packages, cuda_plugin, packages_of
@@ -205,8 +206,8 @@ class ParserProcess:
         self._python = python
         self._timeout_s = timeout_s
         try:
-            # -P: modules beside the child's file must not hide others of the same name.
-            command = [python, "-P", str(_CHILD)]
+            # -P: modules in the current folder must not hide others. As a text, for it may be in a container.
+            command = [python, "-P", "-c", _CHILD.read_text("utf-8")]
             self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
         except OSError as error:
             raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
@@ -252,6 +253,15 @@ class ParserProcess:
             half = len(rest) if named else len(rest) // 2
             pending += [part for part in (rest[:half], rest[half:]) if part]
         return unknown, refused
+
+    def readable(self, path: Path) -> Path:
+        """Returns where a file of the interpreter, even in a container, is read from here; LaunchError if nowhere."""
+        self.ask("")  # then it has loaded jaxlib
+        inside = next((p["pid"] for p in xla_processes(self._child.pid)), None)
+        found = path if inside is None else Path(f"/proc/{inside}/root{path}")
+        if not os.access(found, os.R_OK):
+            raise LaunchError(f"{path} of {self._python} must be readable but is not; run its container as this user")
+        return found
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
         """Reads type, legal values and present value of every ``jax.config`` option; LaunchError as `ask`."""
@@ -310,7 +320,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process
         with ParserProcess(python) as parser:
-            flags, removed = _ask_flags(parser, libraries)
+            flags, removed = _ask_flags(parser, [parser.readable(library) for library in libraries])
             options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
         report = ProbeReport(
             platform=platform,
@@ -331,11 +341,10 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
 
 def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
     """A file name that changes with versions and libraries."""
-    stamp: list[Any] = [SCHEMA_VERSION, dataclasses.asdict(here)]
+    stamp = [SCHEMA_VERSION, dataclasses.asdict(here), *map(str, libraries)]
     for library in libraries:
-        if not library.is_file():
+        if str(library) not in here.libraries:
             raise LaunchError(f"{library.name} must be part of the packages but is not at {library}")
-        stamp.append((str(library), library.stat().st_size, library.stat().st_mtime_ns))
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
     return f"probe-{here.versions['jaxlib']}-{digest}.json"
 
@@ -353,8 +362,11 @@ def _locate(python: str) -> Packages:
         here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS, *NCCL_PACKAGES), folders=folders, run=run)
     except subprocess.CalledProcessError as error:
         kind = StoppedError if error.returncode < 0 else LaunchError
-        raise kind(f"{python} must be a working Python but could not be asked: {error}") from error
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = "".join(f": {line}" for line in error.stderr.strip().splitlines()[-1:])
+        raise kind(f"{python} must be a working Python but {format_end(error.returncode)}{said}") from error
+    except subprocess.TimeoutExpired as error:
+        raise LaunchError(f"{python} must be a working Python but gave no answer in {ANSWER_LIMIT_S:g} s") from error
+    except (OSError, ValueError) as error:
         raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
     if not {"jaxlib"} <= here.folders.keys() & here.versions.keys():
         raise LaunchError(f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax")

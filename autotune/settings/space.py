@@ -277,7 +277,7 @@ class SpaceBuilder:
             )
         if setting.entry.danger:
             raise SettingError(f"`search.settings` must not name {name}: {setting.entry.danger}")
-        if reason := self._cannot_act(setting):
+        if reason := self.cannot_act(setting):
             self._notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         parameter = _own_parameter(name, domain, self._blank(setting))
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
@@ -289,13 +289,13 @@ class SpaceBuilder:
     def expect(self, picked: Sequence[Setting]) -> None:
         """Records the scopes that settings of the study, its baseline and `picked` may add to the program."""
         named = [self._known[n].entry for n in (*self.found, *self._baseline)]
-        makers = [s for s in picked if s.makes and not self._cannot_act(self._known[s.name])]
+        makers = [s for s in picked if s.makes and not self.cannot_act(self._known[s.name])]
         self._made = {scope for s in (*named, *makers) for scope in s.makes}
 
     def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
         """Adds a setting with the catalogue's domain, or why it is not searched; `numerics` allows other results."""
         setting = self._known[entry.name]
-        reason = self._not_by_group(entry, numerics=numerics) or self._cannot_act(setting)
+        reason = self._not_by_group(entry, numerics=numerics) or self.cannot_act(setting)
         parameter = None if reason else self._catalog_parameter(entry, setting)
         if parameter is not None:
             self.found[entry.name] = parameter
@@ -316,7 +316,7 @@ class SpaceBuilder:
             return f"changes results: name the group {entry.group!r} to search it"
         return "" if entry.tier in _SEARCHED_TIERS else _KNOWN.tiers[entry.tier]
 
-    def _cannot_act(self, setting: KnownSetting) -> str:
+    def cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
         entry, flag, build = setting.entry, setting.flag, self._known.build.build
         if not setting.is_catalogued:

@@ -71,7 +71,10 @@ class ProgramWatch:
             return ()
         options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
         if settings.of_kind("xla") and not options:
-            return ("XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache)",)
+            return (
+                "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache, or is in a "
+                f"container that does not mount {self._scratch.path.parent})",
+            )
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
     def read_programs(self, process_count: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def test_another_environment_is_told_with_its_versions(tmp_path: Path, monkeypat
     (proc / "fd").mkdir(parents=True)
     (proc / "fd" / "3").symlink_to("/dev/nvidia0")
     (proc / "exe").symlink_to(Path(sys.executable).resolve())
+    (proc / "root").symlink_to("/")
     (proc / "environ").write_bytes(b"PATH=/bin\0XLA_FLAGS=--xla_a=1\0")
     (proc / "maps").write_text(
         f"7f00-7f01 r-xp 0 08:01 1   /usr/lib/libc.so.6\n7f02-7f03 r-xp 0 08:01 2   {folder}/jaxlib/_jax.so\n"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import sysconfig
 import venv
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import autotune as autotune_package
+from autotune.cli import builds as command_of_builds
 from autotune.model.errors import AutotuneError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -19,8 +24,10 @@ from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialR
 from autotune.programs import draft, look
 from autotune.results.winner import doubts, winner_of
 from autotune.rundir.store import Store
+from autotune.settings.probe import FlagInfo, probe_build
 from autotune.settings.space import SearchSpace
-from autotune.study.builds import Builds, find_build, first_slower, measure_builds
+from autotune.study import builds as study_of_builds
+from autotune.study.builds import Build, Builds, find_build, first_slower, measure_builds, other_defaults
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup
 from tests.console import autotune
@@ -170,23 +177,108 @@ def test_a_program_that_runs_on_other_packages_than_its_interpreter_has_is_refus
     assert run.store.of(ConfirmRun) == []
 
 
+# ---------------------------------------------------------------------- flags that win the time back
+
+TILES, LOWERING = "xla_cpu_experimental_enable_tiling_propagation", "xla_cpu_use_new_xtile_lowering"
+
+
+def with_flags(build: Build, kinds: dict[str, str], **defaults: str | None) -> Build:
+    """The build, with flags of these defaults; `kinds` has those that are no booleans."""
+    flags = {n: FlagInfo(name=n, type=kinds.get(n, "bool"), default=v, sets=(n,)) for n, v in defaults.items()}
+    return replace(build, report=replace(build.report, flags=flags))
+
+
+@pytest.mark.parametrize(("platform", "old", "new", "kinds", "own", "found"), toml_beside(__file__)["defaults"])
+def test_old_defaults_that_can_act_are_candidates(
+    platform: str, old: dict[str, str], new: dict[str, str], kinds: dict[str, str], own: dict[str, str],
+    found: dict[str, str],
+) -> None:  # fmt: skip
+    one, other = with_flags(BUILDS.old, kinds, **old), with_flags(BUILDS.new, kinds, **new)
+    spec = BUILDS_BASE.model_copy(update={"device": BUILDS_BASE.device.model_copy(update={"platform": platform})})
+    run: Any = SimpleNamespace(spec=spec, reference=None)
+    assert dict(other_defaults(run, Builds(one, replace(other, settings=FlagSet(own))))) == found
+
+
+def of_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, effects: dict[str, float], *options: str
+) -> tuple[int, dict[str, Any]]:
+    """Exit status and document of `compare-builds` on a simulated machine; both flags were switched on in 0.12."""
+    before, now = ({TILES: value, LOWERING: value} for value in ("false", "true"))
+    known = {b.python: with_flags(b, {}, **before) for b in (BUILDS.old, make_build("/middle/python", "0.11.2"))}
+    known["/new/python"] = with_flags(BUILDS.new, {}, **now)
+    monkeypatch.setattr(study_of_builds, "find_build", lambda python, platform, note: known[python])
+    monkeypatch.setattr(command_of_builds, "_look", lambda *_: BUILDS_BASE)
+    text = "[effects]\n" + "".join(f"'{name}' = {factor}\n" for name, factor in effects.items())
+    (folder / "simulation.toml").write_text(text, encoding="utf-8")
+    called = ("compare-builds", "--json", *options, "/old/python", "/new/python", "--", "train.py")
+    done = autotune(*called, cwd=folder)
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_flag_that_wins_the_time_back_is_proven_and_bisection_is_in_the_same_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects = {OLD: 0.95, f"{LOWERING}=false": 0.96, f"{TILES}=false": 1.001}
+    asked = "--between", "/middle/python", "--restore"
+    status, told = of_command(tmp_path, monkeypatch, effects, *asked)
+    assert (status, told["outcome"], told["restored"]["settings"]) == (1, "winner", {LOWERING: "false"})
+    assert told["since"] == "slower since /middle/python, not yet with /old/python"
+    assert [one["outcome"] for one in told["between"]] == ["winner"]
+    words = re.search(
+        r"wins back ([\d.]+) % of step time, going back to jaxlib 0.10.2 ([\d.]+) %", told["restored"]["sentence"]
+    )
+    assert [float(share) for share in there(words).groups()] == pytest.approx([4.0, 5.0], abs=0.4)
+    restored = winner_of(Store.open(tmp_path / told["restored"]["run"]))
+    assert restored.settings == FlagSet({LOWERING: "false"})
+
+
+def test_a_slowdown_that_no_flag_explains_is_told_with_what_is_excluded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, told = of_command(tmp_path, monkeypatch, {OLD: 0.95, f"{LOWERING}=false": 1.0, f"{TILES}=false": 1.03})
+    command = "autotune compare-builds --restore --json /old/python /new/python -- train.py"
+    assert (status, told["sentence"].endswith(command)) == (1, True)
+    _, told = of_command(tmp_path, monkeypatch, {OLD: 0.95, f"{LOWERING}=false": 1.0}, "--restore")
+    assert command not in told["sentence"]
+    assert (told["restored"]["outcome"], told["restored"]["settings"]) == ("nothing_beats_the_default", None)
+    assert "no setting tried beats" in told["restored"]["sentence"]
+
+
 # ---------------------------------------------------------------------- real interpreters
+
+HAS_MOUNTS = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+PACKAGES, OURS = sysconfig.get_path("purelib"), Path(autotune_package.__file__).parent
+
+
+def in_container(python: Path, inside: Path) -> Path:
+    """A script that runs an interpreter where the packages lie in a folder, which is empty here, and autotune nowhere.
+
+    It just runs it where no mounts are allowed.
+    """
+    mounts = f"mount --bind {PACKAGES} {inside} && mount -t tmpfs none {OURS}"
+    start = f"exec unshare -rm sh -c '{mounts} && exec {python} \"$@\"' sh" if HAS_MOUNTS else f"exec {python}"
+    script = python.with_name("container")
+    script.write_text(f'#!/bin/sh\n{start} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return script
 
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Interpreters of three environments: without packages, with this one's, and one in which time passes slowly."""
+    """Interpreters of environments: without packages, with this one's, and a container where time passes slowly."""
     found = {}
     for name in ("bare", "same", "slow"):
         folder = tmp_path_factory.mktemp(name)
         venv.create(folder, symlinks=True)
-        packages = next(folder.glob("lib/python*/site-packages"))
-        if name != "bare":
-            (packages / "same.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+        packages, found[name] = next(folder.glob("lib/python*/site-packages")), folder / "bin" / "python"
+        if name == "same":
+            (packages / "same.pth").write_text(f"{PACKAGES}\n", encoding="utf-8")
         if name == "slow":
+            (inside := folder / "inside").mkdir()
+            (packages / "same.pth").write_text(f"{inside if HAS_MOUNTS else PACKAGES}\n", encoding="utf-8")
             text = "import time\nsleep = time.sleep\ntime.sleep = lambda seconds: sleep(1.25 * seconds)\n"
             (packages / "sitecustomize.py").write_text(text, encoding="utf-8")
-        found[name] = folder / "bin" / "python"
+            found[name] = in_container(found[name], inside)
     return found
 
 
@@ -211,6 +303,11 @@ def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
     assert advice in done.stderr
     assert "running it once" not in done.stderr
     assert not (program / "runs").exists()
+
+
+@pytest.mark.gate
+def test_a_build_in_a_container_is_asked_without_our_files_there(environments: dict[str, Path], tmp_path: Path) -> None:
+    assert probe_build(str(environments["slow"]), cache_dir=tmp_path) == probe_build(sys.executable)
 
 
 @pytest.mark.gate
