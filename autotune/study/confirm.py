@@ -128,9 +128,9 @@ def _runs_of_trial(run: StudyRun, number: int) -> list[ConfirmRun]:
 
 def _pairs_done(run: StudyRun, number: int) -> int:
     """Returns the pairs of processes of a trial's proof so far; all that a proof needs if it has ended."""
-    runs = _runs_of_trial(run, number)
+    runs, most, least = _runs_of_trial(run, number), most_pairs(run, CONFIRM), run.spec.measure.min_effect
     for plan in (p for p in run.store.of(ProofRecord) if runs and (p.stage, p.settings) == (CONFIRM, runs[0].settings)):
-        if _Open(run, number, plan, most_pairs(run, CONFIRM)).standing().is_over:
+        if standing(plan, runs, trial=number, most=most, min_effect=least).is_over:
             return LEAST_PAIRS
     return len(runs)
 
