@@ -107,12 +107,16 @@ class Scratch:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder as far as it can, folders without permissions included: a mounted overlay leaves one."""
+    """Removes a folder as far as it can, folders without permissions included: a mounted overlay leaves one.
+
+    Modes of what is beside the folder, or behind a link in it, stay as they are.
+    """
 
     def allow(_: object, name: str, *__: object) -> None:
         for closed in (Path(name).parent, Path(name)):
-            with contextlib.suppress(OSError):
-                closed.chmod(0o700)
+            if closed.is_relative_to(path) and not closed.is_symlink():
+                with contextlib.suppress(OSError):
+                    closed.chmod(0o700)
         if Path(name).is_dir() and not Path(name).is_symlink():
             shutil.rmtree(name, ignore_errors=True)
         else:

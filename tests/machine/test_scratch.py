@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.files import COMPILES, LANE, Scratch, sweep
+from autotune.machine.files import COMPILES, LANE, Scratch, remove_tree, sweep
 from tests.runs import there
 from tests.tables import toml_beside
 
@@ -65,3 +65,20 @@ def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.
     assert sorted(tmp_path.rglob("*")) == before
     assert sweep(tmp_path, PREFIX) == [dead]
     assert sorted(tmp_path.rglob("*")) == [p for p in before if dead not in (p, p.parent)]
+
+
+def test_removing_leaves_the_modes_of_what_is_beside_a_folder_or_behind_a_link(tmp_path: Path) -> None:
+    shared, kept = tmp_path / "tmp", tmp_path / "kept"
+    kept.mkdir()
+    shared.mkdir()
+    shared.chmod(0o1777)
+    kept.chmod(0o755)
+    remove_tree(shared / "gone")
+    (shared / "link").symlink_to(kept)
+    remove_tree(shared / "link")
+    assert not (shared / "link").is_symlink()
+    assert (shared.stat().st_mode & 0o7777, kept.stat().st_mode & 0o7777) == (0o1777, 0o755)
+    (shared / "closed" / "deep").mkdir(parents=True)
+    (shared / "closed").chmod(0)
+    remove_tree(shared / "closed")
+    assert not (shared / "closed").exists()
