@@ -116,8 +116,10 @@ def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
     for made in (out / "gpu.md", *out.glob("*.svg")):
         assert made.read_text() == (docs / made.name).read_text(), "run benchmarks.gpu.report --docs"
 
-    table = re.findall(r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\], \d", (docs / "gpu.md").read_text(), re.M)
-    ratios = [[100 * (float(x) - 1) for x in found] for found in table]
+    page = (docs / "gpu.md").read_text()
+    ratios, moe = (ratios_of(page, f"The {name} model") for name in ("dense", "moe"))
+    assert len(moe) == 10
+    assert not [high for _, _, high in moe if high < 0], "one is faster for the mixture of experts"
     near = [max(-low, high) for _, low, high in ratios if low < 0 < high]
     slower = sorted(gain for gain, low, _ in ratios if low > 0)
     few, many = [s for s in slower if s < 5], [s for s in slower if s > 5]
@@ -129,6 +131,15 @@ def test_the_page_and_the_readme_say_what_was_measured(tmp_path: Path) -> None:
         f"and {len(many)} cost {many[0]:.1f} to {many[-1]:.1f} %. The order was predicted without a GPU (rank "
         f"correlation {order['agreement']['spearman']:.2f})"
     ) in readme
+    assert (found := re.search(r"^(\S+) is .* step time ratio ([\d.]+) \[", page, re.M)) is not None
+    assert f"proved, exported and applied `{found[1]}`: {found[2]} of the step" in readme
+
+
+def ratios_of(page: str, title: str) -> list[list[float]]:
+    """Ratio and interval of every set of a table of the page, in per cent over the default's."""
+    part = page[page.index(f"## {title}") :].split("\n## ")[0]
+    table = re.findall(r"^\| \w\S* \|.*\| ([\d.]+) \[([\d.]+), ([\d.]+)\] \|", part, re.M)
+    return [[100 * (float(x) - 1) for x in found] for found in table]
 
 
 def printed(name: str) -> str:

@@ -219,7 +219,10 @@ def proof_size(noise: AaNoise | None, *, starts: float = STARTS) -> int:
         return DEFAULT_PROOF_SIZE
     least = LEAST_LONG if noise.pair_s >= LONG_PAIR_S else LEAST
     least = max(least, moments(starts * noise.start_s, noise.pair_s))
-    return pairs_in_process(noise.within_sd, noise.process_sd, starts * noise.start_s, noise.pair_s, least=least)
+    # Processes that differ by less than the A/A run could see are not equal: taken for equal, they get the most pairs.
+    seen = math.sqrt(_noise_of_centres(noise.within_sd, noise.estimate.pair_count, noise.degrees))
+    process_sd = max(noise.process_sd, seen)
+    return pairs_in_process(noise.within_sd, process_sd, starts * noise.start_s, noise.pair_s, least=least)
 
 
 def moments(start_s: float, pair_s: float) -> int:

@@ -13,6 +13,7 @@ from benchmarks.gpu.estimates import Estimates, Ratio, estimate_ratios, mean_int
 from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.prepare import prepared
 from benchmarks.gpu.ranks import STUDIES, runs_of, steady_rows
+from benchmarks.gpu.search import sentence_of
 from workloads.flops import peak_flops_per_s
 
 MIN_EFFECT = 0.005
@@ -52,6 +53,8 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
     for study in STUDIES:
         if runs_of(out, study):
             found.append((f"The {study} model: default, winner and published recipes", table(out, study, mark, plots)))
+    if (said := sentence_of(out / "planted")) is not None:
+        found.append(("A study whose baseline is told to take the first kernel", [f"{said}."]))
     for study in STUDIES:
         done = units(out, f"search-{study}")
         if row := done.get("study") or done.get("study, stopped"):
@@ -85,8 +88,8 @@ def table(out: Path, study: str, mark: str, plots: dict[str, Chart]) -> list[str
     found = estimate_ratios(runs, default="default", spread=spread_of(units(out, "accept")))
     names = ["default", *sorted(found.ratios, key=lambda n: found.ratios[n].ratio)]
     predicted = {r["name"]: r for r in prepared(out, study).get("predictions", {}).get("predicted", [])}
-    lines = ["| set | step | over the default's, 95 % interval | tokens/s | MFU | J/token | clock MHz | predicted |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| set | step | over the default's, 95 % interval | MFU | J/token | predicted |",
+             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for name in names:
         own = [r for r, (n, _, _) in zip(rows, runs, strict=True) if n == name]
         lines.append(table_row(name, own, found.ratios.get(name), predicted))
@@ -106,25 +109,22 @@ def table_row(name: str, own: list[Row], ratio: Ratio | None, predicted: dict[st
     tokens, flops = report.get("tokens_per_step"), report.get("flops_per_step")
     peak = peak_flops_per_s(report["device_kind"], report["dtype"])
     joules = [r["steady"]["joules"] / len(r["steady"]["step_s"]) for r in own if r["steady"]["joules"]]
-    clocks = [r["steady"]["sm_clock_mhz"] for r in own if r["steady"]["sm_clock_mhz"]]
     told = predicted.get(name, {}).get("step_s")
     cells = [
         name,
         format_seconds(step_s),
         shown(ratio) if ratio is not None else "1",
-        f"{tokens / step_s:,.0f}" if tokens else "-",
         format_share(flops / step_s / peak) if flops and peak else "-",
         f"{statistics.mean(joules) / tokens:.4f}" if joules and tokens else "-",
-        f"{statistics.mean(clocks):.0f}" if clocks else "-",
         format_seconds(told) if told else "-",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def shown(r: Ratio) -> str:
-    """A ratio with its interval, and how many processes it is of."""
+    """A ratio with its interval."""
     interval = "no interval" if math.isnan(r.low) else f"[{format_ratio(r.low)}, {format_ratio(r.high)}]"
-    return f"{format_ratio(r.ratio)} {interval}, {r.runs} process{'es' if r.runs > 1 else ''}"
+    return f"{format_ratio(r.ratio)} {interval}"
 
 
 def style_of(r: Ratio) -> str:
@@ -136,9 +136,12 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
     """What holds for the whole table."""
     held = sorted({w for r in rows for w in r["steady"]["held_back_by"]})
     sd = "not known" if math.isnan(found.process_sd) else format_share(found.process_sd)
+    tokens = rows[0]["report"]["tokens_per_step"]
+    least = min((r.runs for r in found.ratios.values()), default=0)
     return [
-        f"{len(rows)} fresh processes, each alone on the GPU. All intervals hold together with 95 %; the standard "
-        f"deviation of a process is {sd}. Clocks were held back by {', '.join(held) or 'nothing that was seen'}."
+        f"{len(rows)} fresh processes, {least} or more of each set, each alone on the GPU. All intervals hold together "
+        f"with 95 %; the standard deviation of a process is {sd}. A step has {tokens} tokens. "
+        f"Clocks were held back by {', '.join(held) or 'nothing that was seen'}."
     ]
 
 
@@ -180,13 +183,12 @@ def interval_words(found: tuple[float, float, float]) -> str:
 
 def workloads(accepted: dict[str, Row]) -> list[str]:
     """One line for each workload: or why there is none."""
-    lines = ["| workload | step | MFU | peak memory | compiled temporary memory | power | energy over power x time |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = ["| workload | step | MFU | peak memory | power |", "| --- | --- | --- | --- | --- |"]
     for name, row in accepted.items():
         if not name.startswith("workload "):
             continue
         if "failure" in row:
-            lines.append(f"| {row['entry']} | {row['failure']['kind']} | - | - | - | - | - |")
+            lines.append(f"| {row['entry']} | {row['failure']['kind']} | - | - | - |")
             continue
         lines.append(workload_row(row))
     return lines
@@ -197,15 +199,12 @@ def workload_row(row: Row) -> str:
     report, steady = row["report"], row["steady"]
     step_s = statistics.mean(steady["step_s"])
     peak, flops = peak_flops_per_s(report["device_kind"], report["dtype"]), report.get("flops_per_step")
-    both = steady["joules"] and steady["power_w"]
     cells = [
         row["entry"],
         format_seconds(step_s),
         format_share(flops / step_s / peak) if flops and peak else "-",
         format_bytes(report["peak_bytes"]) if report.get("peak_bytes") else "-",
-        format_bytes(report["temp_bytes"]) if report.get("temp_bytes") else "-",
         f"{steady['power_w']:.0f} W" if steady["power_w"] else "-",
-        format_ratio(steady["joules"] / (steady["power_w"] * sum(steady["step_s"]))) if both else "-",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -227,6 +226,8 @@ def ranks(done: dict[str, Row]) -> list[str]:
             lines.append(f"* {name}: {row['cannot']}.")
             continue
         a: dict[str, Any] = row["agreement"]
+        if a["count"] < 2:
+            continue
         order = "too few programs differ for a rank correlation"
         if a["spearman"] is not None:
             order = f"Spearman {a['spearman']:.2f} [{a['low']:.2f}, {a['high']:.2f}], Kendall {a['kendall']:.2f}"
@@ -235,10 +236,4 @@ def ranks(done: dict[str, Row]) -> list[str]:
             told, seen = row["predicted_peak_bytes"], row["measured_peak_bytes"]
             more += f"; memory {format_bytes(told)} predicted, {format_bytes(seen)} measured"
         lines.append(f"* {name}: {a['count']} programs, {order}{more}.")
-        if "sets" in row:
-            lines[-1] += " Step times over the default's:"
-            base = next(s for s in row["sets"] if s["name"] == "default")
-            for s in row["sets"]:
-                told, seen = (format_ratio(s[key] / base[key]) for key in ("predicted_s", "measured_s"))
-                lines.append(f"  * {s['name']}: {told} predicted, {seen} measured")
     return lines

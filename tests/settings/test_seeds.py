@@ -84,7 +84,7 @@ def _wrong_words(row: Row) -> Iterator[str]:
     for command in re.findall(r"`autotune ([a-z]+(?: [a-z]+)?)", row.where):
         if not _is_command(command.split()):
             yield f"there is no `autotune {command}`"
-    recipes, symptoms = r"recipes? `(\w+)`", r"`(\w+)` in `autotune symptoms`"
+    recipes, symptoms = r"recipes? `(\w+)`", r"symptom `(\w+)`"
     for kind, pattern, legal in (("recipe", recipes, [*load_recipes()]), ("symptom", symptoms, [*load_symptoms()])):
         yield from (f"there is no {kind} {name}" for name in re.findall(pattern, row.where) if name not in legal)
 
