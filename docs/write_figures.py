@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 from autotune.settings.atlas import FOLDER, read_atlas
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+from benchmarks.search.scoring import interval  # noqa: E402 - found from the line above
+
 RESULTS = ROOT / "benchmarks" / "results"
 UNSHOWN = ("1 in 20 slower by 38 %", "1 in 10 slower by 9 %")
 """Machines on which so few processes are slow that a proof may see none."""
@@ -143,24 +146,26 @@ def _of_search() -> Iterator[Claim]:
         return [[r for r in mine if r["family"] == family] for family in FAMILIES]
 
     for words, strategy in (("as shipped", "additive"), ("TPE", "TPE")):
-        score = mean(mean(r["score"] for r in family) for family in of(strategy))
+        score = interval([[r["score"] for r in family] for family in of(strategy)])
         found = [mean(mean(r["found"][at] for r in family) for family in of(strategy)) for at in ("20", "40", "60")]
         yield Claim(
             "docs/search.md",
-            rf"\| {words} \| (\d+) \| ([\d.]+) \[.*?\] \| ([\d.]+) / ([\d.]+) / ([\d.]+) \|",
-            [str(len(of(strategy)[0])), f"{score:.2f}", *(f"{share:.2f}" for share in found)],
+            rf"\| {words} \| (\d+) \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) / ([\d.]+) / ([\d.]+) \|",
+            [str(len(of(strategy)[0])), *(f"{figure:.2f}" for figure in (*score, *found))],
         )
     yield _of_drawn_spaces()
     yield _of_options()
     scores: dict[str, dict[str, list[float]]] = {}
     for row in read("search/tables.jsonl"):
         scores.setdefault(row["strategy"], {}).setdefault(row["family"], []).append(row["score"])
-    means = {strategy: mean(map(mean, of_tables.values())) for strategy, of_tables in scores.items()}
-    best = max((s for s in means if s.startswith("kt:")), key=lambda s: means[s])
+    means = {strategy: interval([*of_tables.values()]) for strategy, of_tables in scores.items()}
+    best = max((s for s in means if s.startswith("kt:")), key=lambda s: means[s][0])
+    ours, tpe, rival = ([f"{figure:.2f}" for figure in means[s]] for s in ("additive", "TPE", best))
     yield Claim(
         "docs/search.md",
-        r"it scores ([-\d.]+) \[.*?\], Optuna's TPE ([-\d.]+), .*?best strategy, `(\w+)`, ([-\d.]+) \[",
-        [f"{means['additive']:.2f}", f"{means['TPE']:.2f}", best.removeprefix("kt:"), f"{means[best]:.2f}"],
+        r"it scores ([-\d.]+) \[([-\d.]+), ([-\d.]+)\], Optuna's TPE ([-\d.]+), .*?best strategy, `(\w+)`, ([-\d.]+) "
+        r"\[([-\d.]+), ([-\d.]+)\]",
+        [*ours, tpe[0], best.removeprefix("kt:"), *rival],
     )
 
 
