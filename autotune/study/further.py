@@ -200,7 +200,7 @@ def _conclude(session: StudyRun, candidate: Candidate, name: str) -> tuple[str, 
     objection = f"on the further workload {name}: {why}"
     outcome = Outcome.INCONCLUSIVE if is_open else Outcome.NOTHING_BEATS_THE_DEFAULT
     data = {"outcome": outcome, "trial_count": 0, "ended": utc_now(), "provenance": describe_machine()}
-    data |= {"sentence": f"{candidate.settings} does not hold {objection}"}
+    data |= {"sentence": f"{candidate.settings} {'is not proven' if is_open else 'does not hold'} {objection}"}
     session.store.append_news(ConclusionRecord.model_validate(data))
     return objection, outcome
 

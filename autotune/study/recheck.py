@@ -74,23 +74,25 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
         candidate = Candidate(0, winner.settings, SetState.PROVEN, result, found)
+        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
         if result.is_passed and found.objection is None:
-            objection, _ = prove_on_all(run, candidate, result)
+            objection, outcome = prove_on_all(run, candidate, result)
             found = found._replace(objection=objection or None)
-        run.conclusion = _conclusion(winner, result, found, candidate.further or None)
+        is_open = outcome is Outcome.INCONCLUSIVE
+        run.conclusion = _conclusion(winner, result, found, candidate.further or None, is_open=is_open)
         run.store.append(run.conclusion)
     return run.conclusion
 
 
 def _conclusion(
-    winner: Winner, result: FinalistResult, found: Report, further: dict[str, Estimate] | None
+    winner: Winner, result: FinalistResult, found: Report, further: dict[str, Estimate] | None, *, is_open: bool
 ) -> ConclusionRecord:
     holds = result.is_passed and found.objection is None
     result = result.model_copy(update={"estimate": found.estimate})
     lines = further_lines(found.estimate, further)
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence="; ".join([_sentence(winner, result, objection=found.objection), *lines]),
+        sentence="; ".join([_sentence(winner, result, objection=found.objection, is_open=is_open), *lines]),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
         further=further,
@@ -100,14 +102,15 @@ def _conclusion(
     )
 
 
-def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None) -> str:
+def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None, is_open: bool) -> str:
     before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, result.estimate))
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
     figures = f"{now} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work)
     if objection is not None:
-        return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
+        verdict = "is not proven" if is_open else "does not hold"
+        return f"{winner.settings} {verdict} any more: {of} ratio {figures}; {objection}"
     verdicts = {
         Verdict.FASTER: "still holds",
         Verdict.SLOWER: "does not hold any more: it is slower than the reference",

@@ -162,13 +162,21 @@ def test_a_set_that_gains_less_on_the_first_and_more_on_all_wins(tmp_path: Path,
     assert [{n for f in s for n in f.settings if f.is_passed} for s in proven] == [passed, {"xla_b"}]
 
 
-@pytest.mark.parametrize(("large", "holds"), [(0.94, True), (1.05, False)])
-def test_a_recheck_measures_every_workload(tmp_path: Path, large: float, holds: bool) -> None:
+@pytest.mark.parametrize(
+    ("large", "holds", "said"),
+    [
+        (0.94, True, "still holds: "),
+        (1.05, False, "does not hold any more: "),
+        (1.005, False, "is not proven any more: "),
+    ],
+)
+def test_a_recheck_measures_every_workload(tmp_path: Path, large: float, holds: bool, said: str) -> None:
     _, store = conclude(tmp_path / "run", {"xla_a=1": 0.96}, {"xla_a=1": 0.94})
     assert recheck_study(store.path, None)[0].also == store.spec.also
     run = session(tmp_path / "again", {"xla_a=1": 0.96}, {"xla_a=1": large}, soak=0)
     found = recheck_winner(run, winner_of(store))
     assert (found.outcome is Outcome.WINNER, "on the further workload large" in found.sentence) == (holds, True)
+    assert f"xla_a=1 {said}" in found.sentence
     assert not holds or winner_of(run.store).further == found.further
 
 
