@@ -30,7 +30,7 @@ NAMES = packaged_table("hlo.toml")
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 """Of the types whose name does not say it, as ``bf16`` and ``f8e4m3fn`` do."""
 
-_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](\{[^{}]*S\(5\)[^{}]*\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
@@ -44,6 +44,8 @@ class Array:
 
     dtype: str
     dims: tuple[int, ...]
+    is_on_host: bool = False
+    """In XLA's memory space 5 (``Layout::kHostMemorySpace``)."""
 
     @property
     def elements(self) -> int:
@@ -126,7 +128,8 @@ class Module:
 def parse_shape(text: str) -> tuple[Array, ...]:
     """Parses the arrays of a shape, in order, tuples flattened."""
     return tuple(
-        Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)) for dtype, dims in _ARRAY.findall(text)
+        Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), bool(on_host))
+        for dtype, dims, on_host in _ARRAY.findall(text)
     )
 
 
@@ -327,21 +330,26 @@ class Work:
     matrix_dtype: str | None = None
     """Type of the factors; None without a product."""
     bytes: float = 0.0
+    host_bytes: float = 0.0
+    """What a copy moves to or from the host's memory."""
     product: Product | None = None
     """The largest matrix product; None without one, and of attention."""
 
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
     """Counts the work of an instruction outside of fusions."""
+    operands = module.operand_arrays(computation, instruction)
+    is_on_host = any(a.is_on_host for arrays in (instruction.shape, *operands) for a in arrays)
     if instruction.opcode == "fusion":
         fused = module.computations[instruction.called["calls"]]
-        done = _of_computation(module, fused)
-        return replace(done, bytes=_fusion_bytes(fused, instruction))
-    operands = module.operand_arrays(computation, instruction)
+        touched = _fusion_bytes(fused, instruction)
+        moved = touched / 2 if is_on_host else 0.0  # reads a slice, writes a slice
+        return replace(_of_computation(module, fused), bytes=touched, host_bytes=moved)
     touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
     if instruction.opcode == "custom-call":
         return replace(_of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]), bytes=touched)
-    return replace(_of_one(module, computation, instruction), bytes=touched)
+    moved = float(instruction.shape[0].bytes) if is_on_host and instruction.shape else 0.0
+    return replace(_of_one(module, computation, instruction), bytes=touched, host_bytes=moved)
 
 
 def _of_computation(module: Module, computation: Computation) -> Work:

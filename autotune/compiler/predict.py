@@ -26,7 +26,7 @@ from autotune.settings.catalog import DATA
 FIGURES = packaged_table("step_time.toml")
 """Figures of the model; the file says what each one is."""
 
-MAIN = "compute"
+MAIN, LINK = "compute", "link to the host"
 _EXACT_TRIPS = 3
 """Simulated iterations of a loop; each further one takes as long as the last of them."""
 
@@ -39,7 +39,7 @@ class Prediction:
     compute_s: float
     """Kernels on the compute stream."""
     communication_s: float
-    """All collectives, overlapped ones included."""
+    """All collectives and copies to and from the host, overlapped ones included."""
     exposed_s: float
     """Communication that computing waits for."""
     idle_s: float
@@ -114,7 +114,7 @@ class _Simulation:
         self._target = target
         self._gpus_per_node = topology.gpus_per_node
         self._clock = defaultdict[str, float](float)
-        """When each stream, and the last collective (``moving``), ends."""
+        """When each stream, the last collective (``moving``) and the last copy on `LINK` end."""
         self._finished = defaultdict[int | None, float](float)
         self._in_graph = False
         self.sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "exposed": 0.0}
@@ -140,6 +140,9 @@ class _Simulation:
             elif op.collective is not None:
                 seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
                 self._launch(stream, seconds, "communication")
+                self._clock["moving"] = max(self._clock["moving"], self._clock[stream])
+            elif op.host_bytes:
+                self._copy(op.host_bytes, stream)
             elif op.kind in (OpKind.KERNEL, OpKind.COPY):
                 self._launch(stream, kernel_time(op, self._target), "compute")
             else:
@@ -153,11 +156,18 @@ class _Simulation:
         if kind == "compute":
             seconds = self._beside(begin, seconds)
         else:
-            self._clock["moving"] = max(self._clock["moving"], begin + seconds)
             self.sums["communication"] += seconds
         self._clock[stream] = begin + seconds
         if stream == MAIN:  # nothing else runs there meanwhile
             self.sums["compute" if kind == "compute" else "exposed"] += seconds
+
+    def _copy(self, moved: float, stream: str) -> None:
+        """Runs a copy to or from the host, one at a time."""
+        network = self._target.network
+        rate = network.host_bytes_per_s or FIGURES["pcie_share"] * network.pcie_bytes_per_s
+        self._clock[stream] = max(self._clock[stream], self._clock[LINK])
+        self._launch(stream, moved / rate, "communication")
+        self._clock[LINK] = self._clock[stream]
 
     def _beside(self, begin: float, seconds: float) -> float:
         """Seconds of a kernel that shares multiprocessors with running collectives."""

@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -71,7 +71,8 @@ class Op(Record):
     matrix_dtype: str | None = None
     product: tuple[int, int, int, int] | None = None
     bytes: float = 0.0
-    """With flops, matrix_flops, matrix_dtype, product: Work of a kernel; see `autotune.compiler.hlo.Work`."""
+    host_bytes: float = 0.0
+    """With flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`."""
     xla_s: float | None = None
     """Seconds of a kernel by XLA's own cost model."""
     collective: Collective | None = None

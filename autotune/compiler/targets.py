@@ -42,6 +42,8 @@ class Network:
     """Line rate of the network per GPU, one direction."""
     pcie_bytes_per_s: float = 31.5e9
     """Rate of the GPU's slot, one direction."""
+    host_bytes_per_s: float | None = None
+    """Rate of the link to the host's memory, one direction, where that is not the slot (NVLink-C2C)."""
     nvls_share: float = 0.0
     """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without it."""
 

@@ -30,6 +30,13 @@ def test_kernels_count_what_they_read_and_write_of_slices_updates_and_tuples(mod
     assert work_of(module, "copy.1").bytes == 2 * 4 * 13
 
 
+def test_copies_to_and_from_the_host_count_what_crosses_its_link() -> None:
+    module = parse_module((DUMPS / "host.hlo").read_text(encoding="utf-8"))
+    moved = {name: work_of(module, name).host_bytes for name in ("out", "in", "saved", "layer", "inside")}
+    slice_ = 4 * 8 + 2  # with half of the index
+    assert moved == {"out": 4 * 6 * 8, "in": 4 * 6 * 8, "saved": slice_, "layer": slice_, "inside": 0}
+
+
 GROUPS = tomllib.loads((DUMPS / "groups.toml").read_text(encoding="utf-8"))
 
 

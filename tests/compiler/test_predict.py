@@ -135,6 +135,29 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     assert list(predicted_lines(rows))[1] == "  loops: 0 -> 1"
 
 
+def to_host(seconds: float) -> Op:
+    moved = seconds * FIGURES["pcie_share"] * NETWORK.pcie_bytes_per_s
+    return Op(kind=OpKind.COPY, name="copy", bytes=3 * moved, host_bytes=moved)
+
+
+def test_copies_to_the_host_share_its_link_and_are_exposed_where_nothing_hides_them() -> None:
+    second = start(8, to_host(0.2)).model_copy(update={"stream": "computation_stream[1]"})
+    hidden = (start(7, to_host(0.3)), second, kernel("a", 0.4), done(7), done(8))
+    found = predict_step(program(*hidden), TARGET, Topology(1, 8))
+    assert (found.communication_s, found.exposed_s, found.step_s) == pytest.approx((0.5, 0.1, 0.5))
+    assert run(to_host(0.3), kernel("a", 0.1)) == pytest.approx(0.4)
+    assert beside(3, *hidden).compute_s == pytest.approx(0.4), "no multiprocessor is held by a copy"
+    loop = Op(kind=OpKind.LOOP, name="while", content=(start(5, to_host(0.2)), kernel("a", 0.3), done(5)), trip_count=9)
+    assert run(loop) == pytest.approx(9 * 0.3)
+
+
+def test_a_superchip_reaches_its_host_by_its_own_link() -> None:
+    rates = {t: load_target(t).network for t in ("h100-sxm", "gh200-96", "gb200")}
+    copy = Op(kind=OpKind.COPY, name="copy", host_bytes=1e9)
+    seconds = {t: predict_step(program(copy), load_target(t), Topology(1, 1)).exposed_s for t in rates}
+    assert seconds["gh200-96"] < seconds["gb200"] < seconds["h100-sxm"] / 3
+
+
 def test_command_buffer_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIGURES, "host_launch_s", 1.0)
     tiny = [kernel(str(i), 1e-6) for i in range(5)]
