@@ -350,7 +350,7 @@ def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
     if options.get("dtype") == "float8":
         return "float8"
     if options.get("offload", "none") != "none" or "offload" in str(options.get("remat")):
-        return "copies to the host"
+        return "copying to the host"
     if entry.split("-")[0] not in known["families"]:
         return f"a model like {entry}"
     lengths = known["lengths"].get(attention, [])
