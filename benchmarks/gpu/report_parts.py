@@ -53,7 +53,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
     for study in STUDIES:
         if runs_of(out, study):
             found.append((f"The {study} model: default, winner and published recipes", table(out, study, mark, plots)))
-    if (said := sentence_of(out / "planted")) is not None:
+    if (said := sentence_of(out / "found")) is not None:
         found.append(("A study whose baseline is told to take the first kernel", [f"{said}."]))
     for study in STUDIES:
         done = units(out, f"search-{study}")

@@ -278,6 +278,10 @@ def test_a_proof_on_an_h100_is_not_vetoed_because_the_slow_set_was_at_its_power_
     assert veto_of(runs, there(finalist.estimate)) is None
 
 
+def test_the_winner_of_an_h100_follows_from_its_records() -> None:
+    assert winner_of(Store.open(RESULTS / "gpu" / "found")).settings == FlagSet({"xla_gpu_autotune_level": "4"})
+
+
 @pytest.mark.parametrize("case", toml_beside(__file__)["held_back"], ids=lambda case: str(case["why"]))
 def test_one_arm_is_held_back_over_all_its_processes(case: dict[str, Any]) -> None:
     processes = []
