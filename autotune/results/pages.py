@@ -148,6 +148,10 @@ class _Scale:
 
     def ticks(self, count: int = 6) -> list[float]:
         """Returns round numbers inside the range."""
+        if self.log and self.high > 5 * self.low:  # equal steps would crowd at its end
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            within = (1, 2, 5) if self.high < 200 * self.low else (1,)
+            return [x for p in powers for m in within if self.low <= (x := m * 10.0**p) <= self.high]
         raw = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)

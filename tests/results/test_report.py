@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import itertools
 import json
 import re
 import shutil
@@ -180,6 +181,15 @@ def test_a_chart_fits_any_width_and_unbounded_intervals_go_to_its_edge(finished:
         drawn = [part for part in parts if part.tag in ("line", "rect", "circle", "text", "svg")]
         assert len(drawn) > 10
         assert all(part.get(x, "0%").endswith("%") for part in drawn for x in ("x", "x1", "x2", "cx"))
+
+
+@pytest.mark.parametrize("least", [0.95, 0.3, 0.045, 0.0005])
+def test_ratios_on_an_axis_of_any_range_have_room_for_their_labels(least: float) -> None:
+    """On a phone 0.6, 0.8 and 1.0 of an axis from 0.04 lay upon each other."""
+    svg = pages.forest([pages.Mark(label="a", detail="a", x=least, style="good")], band=0.005)
+    at = [float(x) for x in re.findall(r'class="tick" x="([\d.]+)%"', svg)]
+    assert 3 <= len(at) <= 8
+    assert min(b - a for a, b in itertools.pairwise(at)) > 8  # per cent of 390 pixels
 
 
 def test_runs_are_listed_by_device_work_and_date(finished: Store, altered: Callable[..., Path], tmp_path: Path) -> None:
