@@ -23,11 +23,14 @@ from autotune.child.devices import dtype_name, find_devices, jax_options, jax_re
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.child.variables import read_variables
 
-BATCH_RING = 4
-"""Least number of batches that are made before a block, so that making them is not timed."""
+FEWEST_BATCHES = 4
+"""Batches of the ring at least, however large one is."""
+
+MOST_BATCHES = 64
+"""Batches of the ring at most: a process makes no more, so that blocks after the first ones cost their steps alone."""
 
 RING_BYTES = 64_000_000
-"""Limit of the bytes of a block's batches, ideally one for each step: a long block overfits few repeated batches."""
+"""Limit of the bytes of the ring: many small batches, so that a long run is not of few repeated ones."""
 
 SAMPLES, SAMPLE_BYTES = 8, 8_000_000
 """Arrays of the state of which copies tell how far the first steps move it, and the largest size of one."""
@@ -72,7 +75,8 @@ class Job:
         tell("compile")
         state = workload.init(job["seed"])
         self._make_batch = workload.batch
-        self._batches, self._renewed = [workload.batch(i) for i in range(BATCH_RING)], 0
+        self._batches = [workload.batch(0)]
+        self._ring = ring_length(sum(leaf.nbytes for leaf in jax.tree.leaves(self._batches[0])))
         self.grad_norm: float | None = None
         self._told_in: dict[str, str | None] = {"loss": None}
         compile_start = time.perf_counter()
@@ -83,6 +87,7 @@ class Job:
         self._state = state
         self._next = 0
         before = sample_of(jax.tree.leaves(state))
+        self.fill_ring(job["check_steps"] + job["warmup_steps"])
         losses, norms = self._check(job["check_steps"])
         changed = distance(before, sample_of(jax.tree.leaves(self._state)))
         warmup = self.run_block(job["warmup_steps"])
@@ -123,21 +128,17 @@ class Job:
         return losses, norms
 
     def _advance(self, *, fresh: bool = False) -> Any:
-        at = (self._next - self._renewed) % len(self._batches)
-        batch = self._make_batch(self._next) if fresh else self._batches[at]
+        batch = self._make_batch(self._next) if fresh else self._batches[self._next % self._ring]
         self._state, metrics = self._step(self._state, batch)
         self._next += 1
         return metrics
 
-    def renew_batches(self, steps: int) -> None:
-        """Makes new batches before a block; where memory allows, each step has the batch of its number."""
-        self._batches.clear()  # memory may not suffice for both
-        self._renewed = self._next
-        self._batches.append(self._make_batch(self._next))
-        size = sum(leaf.nbytes for leaf in self._jax.tree.leaves(self._batches[0]))
-        count = min(steps, max(BATCH_RING, RING_BYTES // max(1, size)))
-        self._batches += [self._make_batch(self._next + i) for i in range(1, count)]
-        self._jax.block_until_ready(self._batches)  # type: ignore[no-untyped-call]
+    def fill_ring(self, steps: int) -> None:
+        """Makes the batches of the next steps that the ring does not hold yet, so that making them is not timed."""
+        last = min(self._next + steps, self._ring)
+        made = [self._make_batch(number) for number in range(len(self._batches), last)]
+        self._jax.block_until_ready(made)  # type: ignore[no-untyped-call]
+        self._batches += made
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
         """Runs steps and returns the seconds between their ends; the next step is queued while one runs, as always."""
@@ -157,6 +158,11 @@ class Job:
         self.loss = float(pending["loss"])
         self.grad_norm = float(pending["grad_norm"]) if "grad_norm" in pending else None
         return times
+
+
+def ring_length(batch_bytes: int) -> int:
+    """Returns how many batches of a size are kept: step n has the n-th of them, counted round."""
+    return min(MOST_BATCHES, max(FEWEST_BATCHES, RING_BYTES // max(1, batch_bytes)))
 
 
 def sample_of(leaves: list[Any]) -> list[Any]:
@@ -184,7 +190,7 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
     channel.phase = "step"
     while (message := channel.receive())["type"] == "block":
         if not (fresh := message.get("fresh", False)):
-            built.renew_batches(message["steps"])
+            built.fill_ring(message["steps"])
         times = built.run_block(message["steps"], fresh=fresh)
         told = {"memory": memory_in_use()} if message.get("memory") else {}
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)

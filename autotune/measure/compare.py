@@ -10,6 +10,7 @@ interval; they are stored as two pairs that have the candidate's run in common.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import random
 import statistics
@@ -343,7 +344,7 @@ class Interleaved(Comparer):
             groups,
             settle_steps=steps,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
-            pair_s=statistics.median(p.lasted_s for p in pairs),
+            pair_s=pair_duration_s(pairs),
             least=FEWEST_LONG_PAIRS,
         )
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
@@ -450,6 +451,14 @@ def aa_pairs(report: WorkerReport, steps: int) -> int:
     if pair_s <= 0:
         return most
     return max(min(most, max(least, round(report.start_s / 3 / pair_s))), moments(report.start_s, pair_s))
+
+
+def pair_duration_s(pairs: Sequence[Pair]) -> float:
+    """Returns the median seconds from the beginning of a pair of blocks to that of the next one; at least its steps'."""
+    steps_s = statistics.median(p.lasted_s for p in pairs)
+    if len(pairs) < 2:
+        return steps_s
+    return max(steps_s, statistics.median(after.at_s - before.at_s for before, after in itertools.pairwise(pairs)))
 
 
 # ---------------------------------------------------------------------- isolated runs

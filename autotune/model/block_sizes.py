@@ -98,11 +98,13 @@ class BlockCosts:
     """Of one step of the reference."""
     start_s: float
     """Until one process is compiled and warm."""
+    measured_pair_s: float = 0.0
+    """One pair of blocks as the A/A run took it: with the batches that are made before it, and all else beside steps."""
 
     @property
     def pair_s(self) -> float:
         """One pair of blocks, settling included."""
-        return 2 * self.sizes.steps(self.step_s) * self.step_s
+        return max(self.measured_pair_s, 2 * self.sizes.steps(self.step_s) * self.step_s)
 
     def trial_s(self, pairs: int) -> float:
         """One candidate beside a living reference."""

@@ -1,4 +1,4 @@
-"""The batches of a block: each step has its own as far as memory allows, or a long block learns them by heart."""
+"""The ring of batches: step n has the n-th, counted round, and none is made twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.child.measure import BATCH_RING, FAR, RING_BYTES, Job, distance, sample_of
+from autotune.child.measure import FAR, FEWEST_BATCHES, MOST_BATCHES, RING_BYTES, Job, distance, ring_length, sample_of
 
 
 class Trained(Job):
@@ -16,10 +16,18 @@ class Trained(Job):
     def __init__(self, batch_bytes: int) -> None:
         leaves = SimpleNamespace(leaves=lambda tree: [*tree.values()])
         self._jax: Any = SimpleNamespace(tree=leaves, block_until_ready=lambda x: x)
-        self._next, self._renewed, self._batches, self.used = 17, 17, [], list[int]()
-        self._make_batch = lambda number: _Batch(number, batch_bytes)
+        self.used: list[int] = []
+        self.made: list[int] = []
+        self._next = 0
+        self._ring = ring_length(batch_bytes)
+        self._batches = []
+        self._make_batch = self._make
         self._state = None
         self._step = self._note
+
+    def _make(self, number: int) -> _Batch:
+        self.made.append(number)
+        return _Batch(number)
 
     def _note(self, state: Any, batch: Any) -> Any:
         self.used.append(batch.number)
@@ -36,18 +44,22 @@ class _Loss(float):
 class _Batch(dict[str, Any]):
     """A batch with its number."""
 
-    def __init__(self, number: int, size: int) -> None:
-        super().__init__(x=SimpleNamespace(nbytes=size))
+    def __init__(self, number: int) -> None:
+        super().__init__()
         self.number = number
 
 
-@pytest.mark.parametrize("blocks", [[1, 1], [3, 100], [64, 7, 32]])
-def test_each_step_has_the_batch_of_its_number_however_steps_are_cut_into_blocks(blocks: list[int]) -> None:
-    job = Trained(64_000)
+@pytest.mark.parametrize("blocks", [[1, 1], [3, 100], [64, 7, 32], [5, 5, 500]])
+@pytest.mark.parametrize("batch_bytes", [64_000, RING_BYTES // 10])
+def test_a_step_has_the_same_batch_however_steps_are_cut_into_blocks(blocks: list[int], batch_bytes: int) -> None:
+    job = Trained(batch_bytes)
     for steps in blocks:
-        job.renew_batches(steps)
+        job.fill_ring(steps)
+        made = len(job.made)
         job.run_block(steps)
-    assert job.used == list(range(17, 17 + sum(blocks)))
+        assert len(job.made) == made  # none while steps are timed
+    assert job.used == [n % ring_length(batch_bytes) for n in range(sum(blocks))]
+    assert job.made == [*range(min(sum(blocks), ring_length(batch_bytes)))]
 
 
 def test_steps_that_leave_the_state_as_it_was_move_it_by_nothing() -> None:
@@ -61,8 +73,9 @@ def test_steps_that_leave_the_state_as_it_was_move_it_by_nothing() -> None:
     assert [x.shape for x in sample_of(state[3:])] == [(2048, 2048)]
 
 
-def test_large_batches_do_not_take_the_memory_of_the_step() -> None:
-    for size, held in ((RING_BYTES // 10, 10), (RING_BYTES, BATCH_RING), (10 * RING_BYTES, BATCH_RING)):
-        job = Trained(size)
-        job.renew_batches(100)
-        assert len(job._batches) == held
+@pytest.mark.parametrize(
+    ("batch_bytes", "kept"),
+    [(0, MOST_BATCHES), (RING_BYTES // 10, 10), (RING_BYTES, FEWEST_BATCHES), (10 * RING_BYTES, FEWEST_BATCHES)],
+)
+def test_large_batches_do_not_take_the_memory_of_the_step(batch_bytes: int, kept: int) -> None:
+    assert ring_length(batch_bytes) == kept
