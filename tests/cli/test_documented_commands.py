@@ -34,7 +34,7 @@ IN_PART = ("MissingParameter", "BadOptionUsage")
 def shown(page: str) -> tuple[list[str], list[str]]:
     """What a page says to type: whole lines, and code spans that begin with the command's name."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    lines = re.findall(r"^(?:\$|#  ) (autotune [^#\n]*)", text, re.MULTILINE)
+    lines = re.findall(r"(?:^\$ |^#   |-m |bin/)(autotune [a-z][^#;`\n]*)", text, re.MULTILINE)
     return [line.strip() for line in lines], re.findall(r"`(autotune [a-z][^`]*)`", text)
 
 
