@@ -68,4 +68,4 @@ def test_the_workload_of_every_study_can_be_built() -> None:
         [sys.executable, "-c", BUILD_EACH, json.dumps(entries)], check=False, timeout=170, text=True,
         capture_output=True, env={"JAX_PLATFORMS": "cpu", "PATH": "", "PYTHONPATH": str(STUDIES[0].parents[1])},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"{done.stdout.split()[-1:]}: {done.stderr}"
