@@ -144,7 +144,8 @@ class SimulatedLauncher:
         noise = self.simulation.noise
         model = NOISE_MODELS[noise] if isinstance(noise, str) else NoiseModel(**noise)
         self._device = spec.device
-        self._tells_tokens = bool(self.simulation.token_effects or spec.search.options)
+        is_work_unsaid = bool(spec.search.options) and spec.workload.tokens_per_step is None
+        self._tells_tokens = bool(self.simulation.token_effects) or is_work_unsaid
         self._seed = spec.seed if seed is None else seed
         self._starts: Counter[str] = Counter()
         self.limits = TimeLimits()  # nothing hangs

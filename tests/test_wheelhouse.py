@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -78,6 +78,25 @@ def wheelhouse(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.gate
+def test_its_wheel_works_in_an_environment_that_has_only_what_it_needs(tmp_path: Path) -> None:
+    clone, machine = tmp_path / "clone", tmp_path / "machine"
+    for folder in ("autotune", "workloads"):
+        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, clone)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    built = offline([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(clone)])
+    assert built.returncode == 0, built.stderr
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(machine)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = offline([*pip, "--python", str(machine / "bin/python"), "install", "--no-deps", str(wheel)])
+    assert installed.returncode == 0, installed.stderr
+    site = next(machine.glob("lib/python*/site-packages"))
+    (site / "needed.pth").write_text(sysconfig.get_path("purelib"))  # .pth files there, as this clone's, are not read
+    it_works_away_from_the_repository(site, tmp_path / "away")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_installs_beside_a_foreign_jax_without_a_network_and_without_touching_it(tmp_path: Path) -> None:
@@ -106,11 +125,21 @@ def test_it_installs_beside_a_foreign_jax_without_a_network_and_without_touching
     assert re.search(rf"jax\s+{re.escape(importlib.metadata.version('jax'))}", doctor.stdout)
     place = offline([str(python), "-c", "import autotune, optuna; print(autotune.__file__, optuna.__file__)"])
     assert place.stdout.count(str(site)) == 2
-    it_works_away_from_the_repository(autotune, site, tmp_path / "away")
+    it_works_away_from_the_repository(site, tmp_path / "away")("run", "tiny.toml")
+    assert '"kind":"aa_run"' in (tmp_path / "away/runs/tiny/records.jsonl").read_text()  # its reference has run
 
 
-def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) -> None:
-    """Presets are measured where no clone is; the workloads lie in the package, not beside it as anybody's."""
+LOAD = """
+import sys
+from autotune.child.packages import workloads_root
+sys.path.insert(0, str(workloads_root()))
+from workloads.loading import load
+load("llama", {"size": "tiny", "layers": 1})
+"""
+
+
+def it_works_away_from_the_repository(site: Path, folder: Path) -> Callable[..., str]:
+    """Gives a call of `autotune` where no clone is; the workloads lie in the package, not beside it as anybody's."""
     assert not (site / "workloads").exists()
     assert next(site.glob("xla_autotune-*.dist-info/top_level.txt")).read_text().split() == ["autotune"]
     assert {p.name for p in (site / "autotune/bundled/workloads").glob("*.py")} == {
@@ -118,16 +147,21 @@ def it_works_away_from_the_repository(autotune: Path, site: Path, folder: Path) 
     }
     folder.mkdir()
     (folder / "tiny.toml").write_text(TINY)
+    programs = site.parents[2] / "bin"
 
-    def call(*words: str) -> str:
-        done = offline([str(autotune), *words], folder, XDG_DATA_HOME=str(folder), XDG_CACHE_HOME=str(folder))
+    def call(*words: str, program: str = "autotune") -> str:
+        done = offline([str(programs / program), *words], folder, XDG_DATA_HOME=str(folder), XDG_CACHE_HOME=str(folder))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     assert call("--version").startswith("autotune ")
+    assert "Usage: autotune" in call("--help")
     assert "StudySpec" in call("schema")
-    call("run", "tiny.toml")
-    assert '"kind":"aa_run"' in (folder / "runs/tiny/records.jsonl").read_text()  # its reference has run
+    assert "xla_gpu_autotune_level" in call("flags", "list")
+    assert "xla_gpu_autotune_level" in call("flags", "show", "xla_gpu_autotune_level")
+    assert call("submit", "tiny.toml", "--dry-run").startswith("#!")
+    call("-c", LOAD, program="python")
+    return call
 
 
 def test_a_folder_without_wheels_is_told_of(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def plain(data: object, **more: object) -> dict[str, Any]:
     """Converts a record or dataclass to plain data for JSON and adds fields."""
     from pydantic_core import to_jsonable_python
 
-    return {**to_jsonable_python(data), **more}
+    return {**to_jsonable_python(data, fallback=_as_plain), **more}
 
 
 def print_json(data: object, *, exclude_none: bool = False) -> None:

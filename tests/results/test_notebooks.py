@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,26 @@ STUDIES = Path(__file__).parents[2] / "studies"
 RECORDED = sorted(p.parent for p in STUDIES.glob("recorded/*/study.json"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.ipynb")), ids=lambda p: p.stem)
-def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbformat = pytest.importorskip("nbformat", reason="notebooks need nbformat")
-    nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
-    pytest.importorskip("ipykernel", reason="notebooks need ipykernel")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUDIES.parent), os.environ.get("PYTHONPATH", "")]))
-    notebook = nbformat.read(path, as_version=4)
-    client = nbclient.NotebookClient(notebook, timeout=150, resources={"metadata": {"path": str(STUDIES)}})
-    client.execute()
-    outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
-    assert not [o for o in outputs if o.output_type == "error"]
-    assert len(outputs) >= 5
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ipython = pytest.importorskip("IPython.core.interactiveshell", reason="cells are run by IPython")
+    monkeypatch.setattr("IPython.core.history.HistoryManager.enabled", False)
+    monkeypatch.setattr(sys, "ps1", "", raising=False)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.chdir(STUDIES)
+    shell = ipython.InteractiveShell()  # what runs the cells inside a kernel
+    outputs: list[dict[str, str]] = []
+    cells = [c for c in json.loads(path.read_text())["cells"] if c["cell_type"] == "code"]
+    for cell in cells:
+        done = shell.run_cell("".join(cell["source"]))
+        done.raise_error()
+        if done.result is not None:
+            outputs.append(shell.display_formatter.format(done.result)[0])
+    assert len(outputs) >= 4
     # What a cell draws ends up on the page: the charts of the report, each with its colours in it.
-    drawn = [o for o in outputs if "<svg " in "".join(o.get("data", {}).get("text/html", ""))]
-    assert len(drawn) == sum(".plot." in cell.source for cell in notebook.cells)
+    drawn = [o for o in outputs if "<svg " in o.get("text/html", "")]
+    assert len(drawn) == sum(".plot." in "".join(cell["source"]) for cell in cells)
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.ipynb")), ids=lambda p: p.stem)
