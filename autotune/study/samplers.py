@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.study import StudyDirection
@@ -93,8 +93,8 @@ def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
     """Returns the value that a trial suggests for a parameter."""
     name, distribution = parameter.name, distribution_of(parameter)
     with _unwarned():
-        if isinstance(distribution, CategoricalDistribution):
-            return to_text(parameter, trial.suggest_categorical(name, distribution.choices))
+        if not isinstance(distribution, IntDistribution):
+            return to_text(parameter, trial.suggest_categorical(name, parameter.choices or ()))
         low, high, step = distribution.low, distribution.high, distribution.step
         return to_text(parameter, trial.suggest_int(name, low, high, step=step, log=distribution.log))
 
@@ -129,6 +129,7 @@ def check_sampler(search: SearchSpec) -> None:
     """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or lacks a package."""
     if search.sampler in SAMPLERS:
         return
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = {"number": IntDistribution(0, 9), "word": CategoricalDistribution(("a", "b", "c"))}
     try:
         study = optuna.create_study(sampler=make_sampler(search, seed=0))
@@ -170,7 +171,7 @@ def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None =
     )
 
 
-def distribution_of(parameter: Parameter) -> CategoricalDistribution | IntDistribution:
+def distribution_of(parameter: Parameter) -> BaseDistribution:
     """Returns the Optuna distribution of a parameter; powers of two are searched by their exponent."""
     if parameter.choices is not None:
         return CategoricalDistribution(list(parameter.choices))

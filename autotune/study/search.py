@@ -116,7 +116,7 @@ class Search:
     @property
     def _kept_s(self) -> float:
         """Seconds that are reserved for proofs."""
-        return self._table.reserved_s if self._table is not None else 0.0
+        return self._run.time.still_kept(self._table) if self._table is not None else 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """Returns a set that was not tried and is not being tried; None if there is none now."""
