@@ -111,13 +111,11 @@ def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
         if name == RANDOM:
             return optuna.samplers.RandomSampler(seed)
         try:
-            make = pkgutil.resolve_name(name)
+            sampler = pkgutil.resolve_name(name)(seed=seed)
         except (ImportError, AttributeError) as error:
             raise StudyFileError(
                 f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
             ) from error
-        try:
-            sampler = make(seed=seed)
         except (TypeError, ValueError) as error:
             raise StudyFileError(f"the sampler {name} must take `seed` alone but: {error}") from error
     if not isinstance(sampler, BaseSampler):
@@ -130,23 +128,17 @@ def check_sampler(search: SearchSpec) -> None:
     if search.sampler in SAMPLERS:
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=make_sampler(search, seed=0))
     space = {"number": IntDistribution(0, 9), "word": CategoricalDistribution(("a", "b", "c"))}
     try:
-        study = optuna.create_study(sampler=make_sampler(search, seed=0))
         with _unwarned():
             for value in range(REHEARSED):
                 study.tell(study.ask(space), float(value))
-    except ImportError as error:
-        raise StudyFileError(
-            f"the sampler {search.sampler} must have what it imports but: {error}; install that package, or name "
-            "another sampler in `search.sampler`"
-        ) from error
-    except StudyFileError:
-        raise
     except Exception as error:  # whatever a sampler's code raises
+        lack = "install what it lacks" if isinstance(error, ImportError) else "mend it"
         raise StudyFileError(
-            f"the sampler {search.sampler} must propose sets in a study of Optuna but: {error!r}; name another one in "
-            "`search.sampler`"
+            f"the sampler {search.sampler} must propose sets in a study of Optuna but: {error!r}; {lack}, or name "
+            "another one in `search.sampler`"
         ) from error
 
 
