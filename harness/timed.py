@@ -162,7 +162,7 @@ class TimedStudy:
         def open_store() -> MemoryStore:
             if self.store is None:
                 self.store = TimedStore(spec, self.clock)
-                self.store.watch = self.clock.watch
+            self.store.watch = self.clock.watch = Stopwatch(clock=lambda: self.clock.now_s)
             self.store.go_on(spec)
             self.clock.watch.go_on_from(max((r.at_s for r in self.store.records()), default=0.0))
             return self.store

@@ -9,6 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
+
+from autotune.model.spec import StudySpec
 
 ROOT = Path(__file__).parent.parent
 ROOMS = sorted(p.parent.name for p in ROOT.glob("autotune/*/__init__.py"))
@@ -68,3 +71,29 @@ def test_every_test_that_the_makefile_names_is_there() -> None:
     named = re.findall(r"\btests(?:/\w+)+(?:\.py)?", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def _messages(file: Path) -> list[str]:
+    """The texts of a file that are no docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    texts = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    return [str(n.value) for n in texts if id(n) not in docs]
+
+
+def _keys_of(section: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The keys of a section of a study file, and those of them that are sections themselves."""
+    inner = {n: f.annotation for n, f in section.model_fields.items()}
+    return {n: a for n, a in inner.items() if isinstance(a, type) and issubclass(a, BaseModel)}
+
+
+def test_every_study_key_that_a_message_names_is_there() -> None:
+    sections = _keys_of(StudySpec)
+    named = [
+        (file.name, section, key)
+        for file in (ROOT / "autotune").glob("**/*.py")
+        for text in _messages(file)
+        for section, key in re.findall(rf"(?<![\w./-])({'|'.join(sections)})\.([a-z]\w*)(?![\w(]*\()", text)
+    ]
+    assert len(named) > 30
+    assert [found for found in named if found[2] not in sections[found[1]].model_fields] == []

@@ -133,7 +133,7 @@ def export(
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
-    from autotune.results.export import USE, ExportFormat, render_winner
+    from autotune.results.export import ExportFormat, how_to_use, render_winner
     from autotune.results.winner import require_loss, winner_of
     from autotune.rundir.store import Store
 
@@ -143,7 +143,8 @@ def export(
     chosen, winner = ExportFormat(form), winner_of(Store.open(run_path), even_unjudged=force)
     if needs_loss:
         require_loss(winner)
-    write_text(render_winner(winner, chosen), output, hint=f"use it: {USE[chosen].format(file=output)}")
+    hint = f"use it: {how_to_use(chosen, output)}" if output is not None else ""
+    write_text(render_winner(winner, chosen), output, hint=hint)
 
 
 def verify(
@@ -220,7 +221,7 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(own, winner.settings)
+    merged, lines = merge_for_exec(own, winner.settings, winner.baseline)
     for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
     for name in sorted(caller.keys() - own.keys()):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -112,7 +111,7 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [
             f"{me} export {path} --format env -o winner.env",
-            f"{me} exec {path} -- {shlex.join(spec.workload.shown.command or ('python', 'train.py'))}",
+            f"{me} exec {path} -- {spec.workload.command_line(spec.search.options)}",
             f"{me} show {path} {conclusion.trial}",
         ]
     return [

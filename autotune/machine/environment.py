@@ -91,8 +91,11 @@ def driver_python() -> str:
     return sys.executable
 
 
-def merge_for_exec(own: Mapping[str, str], settings: FlagSet) -> tuple[dict[str, str], list[str]]:
+def merge_for_exec(own: Mapping[str, str], settings: FlagSet, baseline: FlagSet) -> tuple[dict[str, str], list[str]]:
     """Merges a winner, whose values count, into the caller's environment `own`; also returns a line for each setting.
+
+    Args:
+        baseline: Those of `settings` that the reference had, too.
 
     Raises:
         SettingError: If the caller's XLA_FLAGS cannot be parsed.
@@ -102,7 +105,8 @@ def merge_for_exec(own: Mapping[str, str], settings: FlagSet) -> tuple[dict[str,
     for name, value in merged.items():
         if name in settings:
             yours = mine.get(name, value)
-            lines.append(f"{name}={value} (winner{'' if yours == value else f', in place of your {yours!r}'})")
+            whose = "baseline of the study" if baseline.get(name) == value else "winner"
+            lines.append(f"{name}={value} ({whose}{'' if yours == value else f', in place of your {yours!r}'})")
         elif kind_of(name) == "xla":
             lines.append(f"{name}={value} (your XLA_FLAGS, kept)")
     return {**own, **merged.to_environment()}, lines

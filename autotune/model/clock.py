@@ -27,9 +27,8 @@ class Stopwatch:
         self._lock = threading.Lock()
 
     def go_on_from(self, before_s: float) -> None:
-        """Continues from the seconds of earlier sessions; this one begins now."""
-        self._last = self._clock()
-        self._before_s, self._session_s = before_s, 0.0
+        """Continues from the seconds of earlier sessions; this one began with the stopwatch."""
+        self._before_s = before_s
 
     def hold(self, is_held: bool) -> None:
         """Stops or continues counting: time without any lane does not count."""

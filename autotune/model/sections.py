@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -209,6 +211,15 @@ class WorkloadSpec(Section):
         """The same with its secrets redacted, to be shown and handed on."""
         command = None if self.command is None else redact_command(self.command)
         return self.model_copy(update={"options": redact_data(self.options), "command": command})
+
+    def command_line(self, searched: Iterable[str] = ()) -> str:
+        """Formats the command that runs it outside of a study; `searched` options have places for a winner's values."""
+        if self.command is not None:
+            return shlex.join(self.shown.command or ())
+        options = {name: json.dumps(value) for name, value in self.shown.options.items()}
+        options |= {name: f"{{{name}}}" for name in searched}
+        given = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
+        return shlex.join(["python", "-m", "workloads", str(self.entry), *given])
 
     @property
     def can_interleave(self) -> bool:

@@ -40,15 +40,22 @@ class ExportFormat(StrEnum):
 
 
 USE = {
-    ExportFormat.ENV: ". ./{file}",
-    ExportFormat.SHELL: "sh {file} python train.py",
+    ExportFormat.ENV: ". {file}",
+    ExportFormat.SHELL: "sh {file} COMMAND",
     ExportFormat.DOCKER: "docker run --env-file {file} ...",
-    ExportFormat.SBATCH: "sbatch {file} python train.py",
+    ExportFormat.SBATCH: "sbatch {file} COMMAND",
     ExportFormat.JSON: "read its `environment`",
     ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
-    ExportFormat.ARGUMENTS: "python train.py --flagfile={file} (absl), beside another format for the variables",
+    ExportFormat.ARGUMENTS: "COMMAND --flagfile={file} (absl), beside another format for the variables",
 }
 """How to use a file of each format."""
+
+
+def how_to_use(form: ExportFormat, file: Path) -> str:
+    """Formats how a file of a format is used; a shell looks for a name without a slash elsewhere."""
+    place = file if file.is_absolute() else f"./{file}"
+    return USE[form].format(file=shlex.quote(str(place)))
+
 
 LONGEST_DOCKER_LINE = 65_535
 """Bytes; Docker's scanner of env-files takes at most 64 KiB a line, comments included."""

@@ -282,7 +282,7 @@ def _commands(store: Store) -> list[str]:
     lines = [
         f"autotune export {run} --format env -o winner.env",
         "autotune verify winner.env",
-        f"autotune exec {run} -- python train.py",
+        f"autotune exec {run} -- {store.spec.workload.command_line(store.spec.search.options)}",
         f"autotune recheck {run}",
         *shared,
     ]

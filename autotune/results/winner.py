@@ -416,7 +416,7 @@ def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str | Recom
             continue
         yield Recomputed(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
         if any(not is_divided_as_told(p, store.spec.block_sizes, is_isolated=run.is_isolated) for p in pairs):
-            yield f"{name}: it leaves out other steps of its blocks than measure.settle_s and measure.steady_s say"
+            yield f"{name}: it leaves out other steps of its blocks than the study's platform and mode ask for"
 
 
 def _pairs(store: Store, directory: str | None) -> list[Pair]:

@@ -26,6 +26,9 @@ from autotune.rundir.files import append_synced
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial that holds its number in the run directory."""
 
+ENQUEUED_KEY = "fixed_params"
+"""System attribute in which Optuna keeps the values of an enqueued trial."""
+
 JOURNAL = "optuna.log"
 
 ATTEMPTS = 3
@@ -47,7 +50,7 @@ class OptunaStudy:
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # samplers warn at each value that they draw alone
         self._where, self._name = storage, name
         self._opened: tuple[BaseStorage, optuna.Study] | None = None
         self._told: set[Any] = set()
@@ -68,6 +71,21 @@ class OptunaStudy:
         if trial.user_attrs[NUMBER_KEY] not in self._told:
             self._try(lambda storage, study: self._write(storage, study, trial))
 
+    def enqueued(self) -> list[FrozenTrial]:
+        """Returns trials that somebody enqueued and that have no result, begun ones included; never raises."""
+        found: list[FrozenTrial] = []
+
+        def read(_: BaseStorage, study: optuna.Study) -> None:
+            unfinished = study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING))
+            found[:] = [t for t in unfinished if ENQUEUED_KEY in t.system_attrs]
+
+        self._try(read)
+        return found
+
+    def refuse(self, trial: FrozenTrial) -> None:
+        """Ends an enqueued trial as failed; never raises."""
+        self._try(lambda storage, _: storage.set_trial_state_values(trial._trial_id, TrialState.FAIL))
+
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
 
@@ -82,7 +100,7 @@ class OptunaStudy:
         news, self._news = self._news, []
         return news
 
-    def _try(self, work: Callable[[BaseStorage, optuna.Study], None]) -> None:
+    def _try(self, work: Callable[[BaseStorage, optuna.Study], object]) -> None:
         """Does something with the storage in a few attempts, unless it is lost."""
         if self._is_lost:
             return
@@ -123,21 +141,35 @@ class OptunaStudy:
         number = trial.user_attrs[NUMBER_KEY]
         if number in self._told:  # by an attempt that failed only after it
             return
-        begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
         is_result = trial.state.is_finished()
-        if begun is not None and is_result:
-            for key, value in trial.user_attrs.items():
-                if key not in begun.user_attrs:
-                    storage.set_trial_user_attr(begun._trial_id, key, value)
-            for key, value in trial.system_attrs.items():
-                storage.set_trial_system_attr(begun._trial_id, key, value)
-            study.tell(begun.number, trial.value)
-        else:
-            if begun is not None:  # its driver died before the trial was recorded
-                study.tell(begun.number, state=TrialState.FAIL)
+        begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
+        if begun is not None and not is_result:  # its driver died before the trial was recorded
+            study.tell(begun.number, state=TrialState.FAIL)
+            begun = None
+        if begun is None and ENQUEUED_KEY in trial.system_attrs:
+            begun = _take_waiting(storage, study, trial.system_attrs[ENQUEUED_KEY])
+        if begun is None:
             study.add_trial(trial)
+        else:
+            fill_trial(storage, begun, trial)
+            if is_result:
+                study.tell(begun.number, trial.value)
         if is_result:
             self._told.add(number)
+
+
+def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> None:
+    """Gives a begun trial what it lacks of another one."""
+    for name, distribution in trial.distributions.items():
+        if name not in begun.distributions:
+            internal = distribution.to_internal_repr(trial.params[name])
+            storage.set_trial_param(begun._trial_id, name, internal, distribution)
+    for key, value in trial.user_attrs.items():
+        if key not in begun.user_attrs:
+            storage.set_trial_user_attr(begun._trial_id, key, value)
+    for key, value in trial.system_attrs.items():
+        if key not in begun.system_attrs:
+            storage.set_trial_system_attr(begun._trial_id, key, value)
 
 
 def _within_limit(work: Callable[[], object]) -> None:
@@ -187,6 +219,15 @@ def _storage_of(where: Path | str) -> BaseStorage:
         path = str(Path(where.removeprefix("journal:")).absolute())
         return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     return optuna.storages.get_storage(where)
+
+
+def _take_waiting(storage: BaseStorage, study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | None:
+    """Begins the trial that was enqueued with these values; None if none is waiting."""
+    waiting = study.get_trials(states=(TrialState.WAITING,))
+    taken = next((t for t in waiting if t.system_attrs.get(ENQUEUED_KEY) == values), None)
+    if taken is not None:
+        storage.set_trial_state_values(taken._trial_id, TrialState.RUNNING)
+    return taken
 
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:

@@ -120,10 +120,18 @@ class AdditiveFlagSampler(BaseSampler):
         self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}
-        coded = CodedSpace(search_space, self._flags)
-        trials = study.get_trials(deepcopy=False)
-        rng = np.random.default_rng([self._seed, trial.number + 1, len(trials)])
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
+        return self._propose(search_space, study.get_trials(deepcopy=False), sign, turn=trial.number + 1)
+
+    def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+        """Proposes the next set after trials of any sampler; smaller values are better."""
+        return self._propose(self._space_of(trials), trials, 1.0, turn=0)
+
+    def _propose(
+        self, space: Mapping[str, BaseDistribution], trials: Sequence[FrozenTrial], sign: float, *, turn: int
+    ) -> dict[str, Any]:
+        coded = CodedSpace(space, self._flags)
+        rng = np.random.default_rng([self._seed, turn, len(trials)])
         kept, failed = coded.split(trials)
         fitted = self._fit(coded, kept, failed, sign, rng)
         under_way = [

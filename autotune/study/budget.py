@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import ALSO, CONFIRM, ISOLATED, AaRecord, ConfirmRun
+from autotune.model.records import ALSO, CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -164,6 +164,19 @@ class TimeLeft:
         """Adds a set to `unproven`."""
         if settings not in self.unproven:
             self.unproven.append(settings)
+
+    def still_kept(self, table: Timetable) -> float:
+        """Returns the seconds that a timetable reserves for proofs, less what they took if a winner is proven."""
+        concluded = self._store.last(ConclusionRecord)
+        if concluded is None or concluded.outcome is not Outcome.WINNER:
+            return table.reserved_s
+        took_s = searched_s = 0.0
+        for record in self._store.records():
+            if isinstance(record, ConclusionRecord):
+                took_s += record.at_s - searched_s
+            if isinstance(record, ConclusionRecord | TrialResult):
+                searched_s = record.at_s
+        return max(0.0, table.reserved_s - took_s)
 
     # ------------------------------------------------------------------ the split
 

@@ -25,7 +25,7 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
 from autotune.study.proposer import open_study
-from autotune.study.samplers import ADDITIVE, make_sampler
+from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
@@ -85,8 +85,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
         LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
-    if spec.search.sampler != ADDITIVE:
-        make_sampler(spec.search, seed=0)  # a mistake is found before anything starts
+    check_sampler(spec.search)
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
     known = known_settings(spec, python)

@@ -15,32 +15,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.compiler.screen import ScreenReport
 from autotune.measure.failing import contains_failing
 from autotune.measure.memory import limit_bytes
+from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.rundir.optuna_study import NUMBER_KEY, OptunaStudy
+from autotune.rundir.optuna_study import ENQUEUED_KEY, NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import Parameter, SearchSpace, format_condition, format_domain
 from autotune.study.effects import StudyEffects
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
-    Questions,
+    Replay,
     certainty_of,
     distribution_of,
     flag_of,
     from_text,
     make_sampler,
+    read_value,
+    suggest,
     to_text,
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
+
+ENQUEUED = "enqueued"
+"""Origin of a set that somebody enqueued in the study's Optuna storage."""
 
 PREDICTED_BEST = "predicted best"
 """Origin of the last trial of a search: the best expected set by all other trials."""
@@ -120,20 +126,20 @@ class Proposer:
         self._see(FlagSet())
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
+        self._replay = Replay(lambda number: make_sampler(spec.search, _seed(f"{spec.seed}/{number}")))
         self._priors = priors or {}
         self._memory = memory
         self._stored = stored
+        self._enqueued: dict[FlagSet, dict[str, Any]] = {}
+        """Sets that somebody enqueued in the study's storage, with the values by which it names them."""
 
     def begin(self, config: TrialConfig) -> None:
         """Opens a trial in the study's storage."""
         if self._stored is not None:
-            self._stored.put(self._under_way(config.params, _attributes(config)))
+            self._stored.put(self._under_way(config.settings, _attributes(config)))
 
-    def _under_way(self, params: dict[str, str], attributes: dict[str, Any]) -> FrozenTrial:
-        values, distributions = self._as_optuna(params)
-        return optuna.trial.create_trial(
-            state=TrialState.RUNNING, params=values, distributions=distributions, user_attrs=attributes
-        )
+    def _under_way(self, settings: FlagSet, attributes: dict[str, Any]) -> FrozenTrial:
+        return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings))
 
     def tell(self, result: TrialResult) -> None:
         """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
@@ -143,12 +149,10 @@ class Proposer:
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)
-        params, distributions = self._as_optuna(result.params)
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
             value=value if feasible else self._worst + FAILURE_PENALTY,
-            params=params,
-            distributions=distributions,
+            **self._as_optuna(result.settings),
             user_attrs={
                 **_attributes(result),
                 "status": str(result.status),
@@ -186,6 +190,10 @@ class Proposer:
         self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
         self._recheck, self._space, self._size = None, whole, whole.size()
         self._points_seen = sum(map(self._is_point, self._seen))
+        for trial in self._history:
+            values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
+            trial.params, trial.distributions = values["params"], values["distributions"]
+        self._replay.forget()
 
     def _see(self, settings: FlagSet) -> None:
         if settings not in self._seen:
@@ -203,10 +211,12 @@ class Proposer:
                 return self._config(number, settings, origin)
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
-        questions = functools.cache(lambda: self._questions(number, now_tried))
-        fitted = functools.cache(lambda: self._additive(0).fit(questions().trials))
+        shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
+        others = [self._under_way(s, {}) for s in sorted(now_tried, key=str)]
+        answer = self._answers(number, shown, others)
+        fitted = functools.cache(lambda: self._additive(0).fit([*shown, *others]))
         for repeat in range(MAX_REPEATS):
-            settings, origin = self._propose(number, repeat, questions)
+            settings, origin = self._propose(number, repeat, answer)
             is_known = settings in self._seen or settings in now_tried
             is_bound = origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2
             if is_known or (is_bound and not fitted().may_fit(self._values_of(settings) or {})):
@@ -214,6 +224,48 @@ class Proposer:
             if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
         return None
+
+    def ask_enqueued(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
+        """Returns the first set that somebody enqueued in the study's storage; those that cannot be run are refused."""
+        for trial in self._stored.enqueued() if self._stored is not None else ():
+            values = trial.system_attrs[ENQUEUED_KEY]
+            try:
+                settings = self._named_by(values)
+            except SettingError as error:
+                if trial.state is TrialState.WAITING and self._stored is not None:
+                    self._notes.append(f"the enqueued trial {trial.number} ({values}) is not run: {error}")
+                    self._stored.refuse(trial)
+                continue
+            if settings not in taken:
+                self._enqueued[settings] = values
+                return self._config(number, settings, ENQUEUED)
+        return None
+
+    def _named_by(self, values: Mapping[str, Any]) -> FlagSet:
+        """Returns the set with these values and defaults; SettingError if it is not to be tried."""
+        parameters = {p.name: p for p in self._space.parameters}
+        if unknown := [n for n in values if n not in parameters]:
+            raise SettingError(f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}")
+
+        def choose(parameter: Parameter) -> str:
+            if parameter.name not in values:
+                return parameter.default_choice
+            value = read_value(parameter, values[parameter.name])
+            if value is None:
+                got = values[parameter.name]
+                raise SettingError(f"{parameter.name} must be one of {format_domain(parameter)} but is {got!r}")
+            return value
+
+        settings = self._space.suggest(choose)
+        if idle := values.keys() - (self._space.locate(settings) or {}):
+            raise SettingError(" and ".join(f"{n} is searched {format_condition(parameters[n])}" for n in sorted(idle)))
+        if settings in self._seen:
+            raise SettingError("it is tried already")
+        if contains_failing(settings, self.failing):
+            raise SettingError("a part of it fails")
+        if broken := self._spec.broken_rule(settings, self._rule_defaults):
+            raise SettingError(f"it breaks the rule {broken}")
+        return settings
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
         """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
@@ -244,7 +296,7 @@ class Proposer:
         parameters = self._space.parameters
         return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
 
-    def _propose(self, number: int, repeat: int, questions: Callable[[], Questions]) -> tuple[FlagSet, str]:
+    def _propose(self, number: int, repeat: int, answer: Callable[[], FlagSet]) -> tuple[FlagSet, str]:
         """Returns one point of the space, known or not, and its origin."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
@@ -252,17 +304,27 @@ class Proposer:
             return self._random(seed, changes=len(self._space.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(seed, changes=CHANGES), RANDOM
-        return self._space.suggest(questions().point()), name
+        return answer(), name
 
-    def _questions(self, number: int, now_tried: Iterable[FlagSet]) -> Questions:
-        """Returns the sampler with the trials that it may see."""
-        shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        shown += [self._under_way(self._space.locate(s) or {}, {}) for s in sorted(now_tried, key=str)]
-        return Questions(shown, self._sampler(_seed(f"{self._spec.seed}/{number}")))
+    def _answers(
+        self, number: int, shown: Sequence[FrozenTrial], others: Sequence[FrozenTrial]
+    ) -> Callable[[], FlagSet]:
+        """Returns what asks the sampler for trial `number`, after the trials `shown` and while the `others` run."""
+        if self._spec.search.sampler == ADDITIVE:  # the same trials, the same answer
+            sampler = self._additive(_seed(f"{self._spec.seed}/{number}"))
+            return functools.cache(lambda: self._point(sampler.propose([*shown, *others])))
 
-    def _sampler(self, seed: int) -> BaseSampler:
-        search = self._spec.search
-        return self._additive(seed) if search.sampler == ADDITIVE else make_sampler(search, seed)
+        @functools.cache
+        def study() -> optuna.Study:
+            made = self._replay.up_to(shown, number)
+            made.add_trials(others)
+            return made
+
+        return lambda: self._space.suggest(functools.partial(suggest, study().ask()))
+
+    def _point(self, values: Mapping[str, Any]) -> FlagSet:
+        """Returns the set with Optuna's values."""
+        return self._space.suggest(lambda p: to_text(p, values[p.name]))
 
     def _additive(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler, whose model also estimates effects for any other sampler."""
@@ -276,7 +338,7 @@ class Proposer:
             peaks = [(self._values_of(part), peak) for part, peak in self._memory.peaks]
             sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
         if self._spec.limits.rules:
-            sampler.is_allowed = lambda row: self._is_allowed(self._space.suggest(lambda p: to_text(p, row[p.name])))
+            sampler.is_allowed = lambda row: self._is_allowed(self._point(row))
         return sampler
 
     def _values_of(self, part: FlagSet) -> dict[str, Any] | None:
@@ -292,29 +354,26 @@ class Proposer:
         Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad setting hides the
         others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
-        rng, draw = random.Random(seed), Questions((), RandomSampler(seed)).point()
+        rng, trial = random.Random(seed), optuna.create_study(sampler=RandomSampler(seed)).ask()
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
 
         def choose(parameter: Parameter) -> str:
             # A study may list values without the default among them.
             if rng.random() >= changed and parameter.holds(parameter.default_choice):
                 return parameter.default_choice
-            return draw(parameter)
+            return suggest(trial, parameter)
 
         return self._space.suggest(choose)
 
-    def _as_optuna(self, params: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Converts a trial's parameters to Optuna's values and distributions; drops those that left the space."""
-        values: dict[str, Any] = {}
-        distributions: dict[str, Any] = {}
-        for parameter in self._space.parameters:
-            if parameter.name in params and parameter.holds(params[parameter.name]):
-                distribution = distribution_of(parameter)
-                internal = from_text(parameter, params[parameter.name])
-                if distribution._contains(distribution.to_internal_repr(internal)):
-                    values[parameter.name] = internal
-                    distributions[parameter.name] = distribution
-        return values, distributions
+    def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
+        """Returns what makes a trial of Optuna of a set: values that are in the space, and how it was enqueued."""
+        located = self._space.locate(settings) or {}
+        kept = [p for p in self._space.parameters if p.name in located and p.holds(located[p.name])]
+        return {
+            "params": {p.name: from_text(p, located[p.name]) for p in kept},
+            "distributions": {p.name: distribution_of(p) for p in kept},
+            "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]} if settings in self._enqueued else {},
+        }
 
 
 def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:

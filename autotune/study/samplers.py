@@ -1,67 +1,108 @@
-"""Asks Optuna samplers for points of a study's search space, one at a time."""
+"""Optuna samplers: making the one of a study, and the trials in which it is asked for points of the search space."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import pkgutil
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import MEMORY_FRACTIONS, OPTION
+from autotune.model.flags import MEMORY_FRACTIONS, OPTION, render_value
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
-from autotune.model.sections import SearchSpec
-from autotune.search.sampler import DUPLICATE_KEY, SD_KEY
+from autotune.model.sections import SAMPLERS, SearchSpec
+from autotune.rundir.optuna_study import fill_trial
+from autotune.search.sampler import DUPLICATE_KEY, NUMBER_KEY, SD_KEY
 from autotune.search.space import Flag
 from autotune.settings.space import Parameter
 from autotune.stats.estimates import standard_error
 
 ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
 
+REHEARSED = 12
+"""Trials of a made-up study: more than the random ones with which Optuna's samplers begin."""
+
 SURE_SD = 1e-4
 """Standard error of the log ratio of a program that is the reference's own."""
 
 
-class Questions:
-    """A sampler at one trial, which gives any number of points without opening the trial: known ones are passed over.
+class Replay:
+    """An Optuna study in memory that is rebuilt from recorded trials, in which samplers are asked.
 
-    `trials` are finished ones, and those that other lanes run.
+    Each trial is asked once more, given its recorded values and told its result: so what a sampler keeps in trials and
+    study (generations, its place in a sequence) follows from the records alone, whatever became of the study's storage.
+
+    Args:
+        make: Makes the sampler at the trial of a number.
     """
 
-    def __init__(self, trials: Sequence[FrozenTrial], sampler: BaseSampler) -> None:
-        self.trials = trials
-        self._study, self._sampler = optuna.create_study(storage=Shown(trials)), sampler
-        self._trial = optuna.trial.create_trial(state=TrialState.RUNNING)
-        self._space = sampler.infer_relative_search_space(self._study, self._trial)
+    def __init__(self, make: Callable[[int], BaseSampler]) -> None:
+        self._make = make
+        self.forget()
 
-    def point(self) -> Callable[[Parameter], str]:
-        """Returns the next point, as a function from parameter to value."""
-        related = self._sampler.sample_relative(self._study, self._trial, self._space)
+    def forget(self) -> None:
+        """Begins again, for trials whose values have changed."""
+        self._told: list[FrozenTrial] = []
+        self._storage = InMemoryStorage()
+        self._storage.create_new_study([StudyDirection.MINIMIZE], _NAME)
 
-        def choose(parameter: Parameter) -> str:
-            if parameter.size == 1:
-                return next(parameter.values())
-            if parameter.name in related:
-                return to_text(parameter, related[parameter.name])
-            distribution = distribution_of(parameter)
-            return to_text(
-                parameter, self._sampler.sample_independent(self._study, self._trial, parameter.name, distribution)
-            )
+    def up_to(self, trials: Sequence[FrozenTrial], number: int) -> optuna.Study:
+        """Returns a new study after these trials, with the sampler at the trial of a number."""
+        if self._told != trials[: len(self._told)]:
+            self.forget()
+        with _unwarned():
+            for trial in trials[len(self._told) :]:
+                self._tell(trial)
+        return _load(copy.deepcopy(self._storage), self._make(number))
 
-        return choose
+    def _tell(self, trial: FrozenTrial) -> None:
+        study = _load(self._storage, self._make(trial.user_attrs[NUMBER_KEY]))
+        asked = study.ask()
+        asked.relative_params  # noqa: B018  # asks the sampler
+        fill_trial(self._storage, self._storage.get_trial(asked._trial_id), trial)
+        if trial.params:
+            study.tell(asked, trial.value)
+        else:  # no point of the space: samplers, which look for what all trials have, pass over failed ones
+            study.tell(asked, state=TrialState.FAIL)
+        self._told.append(trial)
+
+
+_NAME = "replay"
+
+_unwarned = functools.partial(warnings.catch_warnings, action="ignore")
+"""Optuna warns of what is experimental, and of constraints that a sampler does not read: nothing that a user can do."""
+
+
+def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
+    study = optuna.load_study(study_name=_NAME, storage=storage, sampler=sampler)
+    # A sampler that knows nothing new would stop the study; random sets follow.
+    study.stop = lambda: None  # type: ignore[method-assign]
+    return study
+
+
+def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
+    """Returns the value that a trial suggests for a parameter."""
+    name, distribution = parameter.name, distribution_of(parameter)
+    with _unwarned():
+        if not isinstance(distribution, IntDistribution):
+            return to_text(parameter, trial.suggest_categorical(name, parameter.choices or ()))
+        low, high, step = distribution.low, distribution.high, distribution.step
+        return to_text(parameter, trial.suggest_int(name, low, high, step=step, log=distribution.log))
 
 
 def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
     """Creates the study's sampler (not the additive); StudyFileError if it is unknown or needs more than a seed."""
     name = search.sampler
-    with warnings.catch_warnings():
-        # `group` (separate densities for conditional settings) and others are marked experimental.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with _unwarned():
         if name == TPE:
             # Options are pinned, so that every Optuna searches alike. The proposer makes the startup trials.
             return optuna.samplers.TPESampler(
@@ -80,6 +121,25 @@ def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
     if not isinstance(sampler, BaseSampler):
         raise StudyFileError(f"`search.sampler` must name a sampler of Optuna but {name} makes {sampler!r}")
     return sampler
+
+
+def check_sampler(search: SearchSpec) -> None:
+    """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or lacks a package."""
+    if search.sampler in SAMPLERS:
+        return
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=make_sampler(search, seed=0))
+    space = {"number": IntDistribution(0, 9), "word": CategoricalDistribution(("a", "b", "c"))}
+    try:
+        with _unwarned():
+            for value in range(REHEARSED):
+                study.tell(study.ask(space), float(value))
+    except Exception as error:  # whatever a sampler's code raises
+        lack = "install what it lacks" if isinstance(error, ImportError) else "mend it"
+        raise StudyFileError(
+            f"the sampler {search.sampler} must propose sets in a study of Optuna but: {error!r}; {lack}, or name "
+            "another one in `search.sampler`"
+        ) from error
 
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
@@ -101,20 +161,6 @@ def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None =
         p_active=p_active,
         moves_memory=parameter.name.startswith(OPTION) or parameter.name in MEMORY_FRACTIONS,
     )
-
-
-class Shown(optuna.storages.InMemoryStorage):
-    """The storage of a study with given trials, which keep their numbers."""
-
-    def __init__(self, trials: Sequence[FrozenTrial]) -> None:
-        super().__init__()
-        self._shown = trials
-
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
-    ) -> list[FrozenTrial]:
-        """See `optuna.storages.BaseStorage`."""
-        return [t for t in self._shown if states is None or t.state in states]
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
@@ -140,3 +186,16 @@ def from_text(parameter: Parameter, text: str) -> Any:
 def to_text(parameter: Parameter, value: Any) -> str:
     """Converts Optuna's value to the recorded one."""
     return str(2**value if parameter.power_of_two else value)
+
+
+def read_value(parameter: Parameter, value: Any) -> str | None:
+    """Converts what somebody enqueued, Optuna's value or the recorded one; None if the parameter does not have it."""
+    distribution = distribution_of(parameter)
+    try:
+        if isinstance(distribution, IntDistribution):
+            internal = distribution.to_internal_repr(value)
+            if distribution._contains(internal):
+                return to_text(parameter, distribution.to_external_repr(internal))
+        return parameter.match(render_value(value))
+    except ValueError:
+        return None

@@ -116,12 +116,14 @@ class Search:
     @property
     def _kept_s(self) -> float:
         """Seconds that are reserved for proofs."""
-        return self._table.reserved_s if self._table is not None else 0.0
+        return self._run.time.still_kept(self._table) if self._table is not None else 0.0
 
     def _propose(self, results: Sequence[TrialResult]) -> TrialConfig | None:
         """Returns a set that was not tried and is not being tried; None if there is none now."""
         number, taken = self._known.free_number(self._tried), self._tried.values()
-        config = self._proposer.ask_best(number, taken=taken) if self._is_last(results) else None
+        config = self._proposer.ask_enqueued(number, taken=taken)
+        if config is None and self._is_last(results):
+            config = self._proposer.ask_best(number, taken=taken)
         config = config or self._proposer.ask(number, taken=taken)
         if config is None and not self._tried:
             self._run.view.note(

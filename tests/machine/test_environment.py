@@ -30,12 +30,14 @@ def test_what_steers_the_caller_is_found() -> None:
 
 
 def test_merge_keeps_what_the_user_has_and_tells_where_the_winner_takes_its_place() -> None:
-    env, lines = environment.merge_for_exec(CALLER, FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]))
+    winner, baseline = FlagSet([("xla_c", 2), ("NCCL_PROTO", "LL")]), FlagSet({"NCCL_PROTO": "LL"})
+    env, lines = environment.merge_for_exec(CALLER, winner, baseline)
     assert env["XLA_FLAGS"] == '--xla_b="x y" --xla_c=2 --xla_gpu_a=1'
     assert env["HF_TOKEN"] == "hf_secret"
     assert any("xla_c=2 (winner)" in line for line in lines)
+    assert any("NCCL_PROTO=LL (baseline of the study)" in line for line in lines)
     assert any("xla_gpu_a=1 (your XLA_FLAGS, kept)" in line for line in lines)
     winner = FlagSet({"xla_gpu_a": 5})
-    env, lines = environment.merge_for_exec(CALLER, winner)
+    env, lines = environment.merge_for_exec(CALLER, winner, FlagSet())
     assert "--xla_gpu_a=5" in env["XLA_FLAGS"]
     assert "xla_gpu_a=5 (winner, in place of your '1')" in lines

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,20 @@ def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() ->
         parse_study({"name": "s", "workload": workload, "measure": {"mode": "interleaved"}})
     assert "``" not in str(caught.value)
     assert "`measure.mode` must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        ({"entry": "llama"}, ["python", "-m", "workloads", "llama"]),
+        (
+            {"entry": "llama", "options": {"size": "a b", "seq": 64}},
+            ["python", "-m", "workloads", "llama", "--set", 'size="a b"', "--set", "seq=64", "--set", "batch={batch}"],
+        ),
+        ({"command": ["python", "my own.py"], "read": {"pattern": r"step (?P<step>\d+)"}}, ["python", "my own.py"]),
+    ],
+)
+def test_the_command_to_use_a_winner_with_is_the_study_s_own(workload: dict[str, Any], words: list[str]) -> None:
+    searched = ["batch"] if "batch={batch}" in words else []
+    spec = parse_study({"name": "s", "workload": workload})
+    assert shlex.split(spec.workload.command_line(searched)) == words

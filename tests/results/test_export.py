@@ -19,7 +19,7 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
 from autotune.model.tuner_rules import TUNER, rules_file
-from autotune.results.export import ExportFormat, is_unchanged, parse_winner, read_winner, render_winner
+from autotune.results.export import ExportFormat, how_to_use, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.runs import EFFECTS, Run, make_winner, replay_study, rewrite
@@ -250,3 +250,14 @@ def test_a_run_tells_what_ran_without_a_tuner_and_which_settings_have_not_shown_
     winner = winner_of(rewrite(tmp_path / "run", widen))
     assert winner.unsettled == ("xla_d",)
     assert "gain by themselves: xla_d (" in render_winner(winner, ExportFormat.ENV)
+
+
+@pytest.mark.parametrize("name", ["winner.env", "a folder/winner.env", "/FOLDER/winner.env"])
+def test_a_shell_reads_the_file_as_the_hint_says(finished: Store, tmp_path: Path, name: str) -> None:
+    file = Path(name.replace("/FOLDER", str(tmp_path)))
+    there = tmp_path / file
+    there.parent.mkdir(exist_ok=True)
+    there.write_text(render_winner(winner_of(finished), ExportFormat.ENV), encoding="utf-8")
+    hint = how_to_use(ExportFormat.ENV, file)
+    told = subprocess.check_output(["sh", "-c", f'{hint} && echo "$XLA_FLAGS"'], cwd=tmp_path, text=True)
+    assert "xla_a=1" in told

@@ -120,6 +120,16 @@ def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
     assert Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).watch.total_s >= 100.0
 
 
+@pytest.mark.parametrize("before_s", [0.0, 100.0])
+def test_the_clock_of_a_command_never_goes_back(before_s: float) -> None:
+    now = 6.0
+    watch = Stopwatch(clock=lambda: now)
+    now = 12.0  # asking the build
+    shown = watch.total_s
+    watch.go_on_from(before_s)
+    assert watch.total_s == before_s + shown
+
+
 def test_stopwatch_counts_neither_a_pause_nor_time_without_a_lane() -> None:
     now = 0.0
     watch = Stopwatch(clock=lambda: now)

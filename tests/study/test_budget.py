@@ -300,3 +300,16 @@ def test_a_study_without_a_winner_ends_when_no_trial_and_proof_fit_any_more(mode
     assert 60 * MINUTE - ended.timed.clock.now_s < table.least_s + 1.5 * table.trial_s
     ended.go_on(spec)
     assert there(ended.conclusion).sentence == before.sentence
+
+
+def test_time_kept_for_a_proof_that_exists_is_free_for_more_trials() -> None:
+    spec = study(0.1, 20.0, 40 * MINUTE, trials=4, search={"sampler": "random"})
+    ended = Ended(spec)
+    assert there(ended.conclusion).outcome is Outcome.WINNER
+    table = there(ended.table)
+    used_s = ended.timed.clock.now_s
+    budget_s = used_s + table.reserved_s
+    ended.go_on(study(0.1, 20.0, budget_s, trials=6, search={"sampler": "random"}))
+    assert len(ended.of(TrialResult)) == 6
+    assert there(ended.conclusion).outcome is Outcome.WINNER
+    assert ended.timed.clock.now_s <= 1.1 * budget_s
