@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from autotune.machine import host
 from harness import simulated_machine
 from tests.console import started as started
 from tests.runs import _own_data_dir as _own_data_dir
@@ -35,9 +36,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_command_line() -> Iterator[None]:
-    """The parser of the command line is made once for all calls of a process, not for each of them."""
+def _once_a_process() -> Iterator[None]:
+    """The parser of the command line is made, and installed packages are read, once for all calls and studies."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "installed_versions", functools.cache(host.installed_versions))
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
 
