@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from autotune.child.packages import installed_versions
 from autotune.machine import host
 from harness import simulated_machine
 from tests.console import started as started
@@ -39,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _once_a_process() -> Iterator[None]:
     """The parser of the command line is made, and installed packages are read, once for all calls and studies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "installed_versions", functools.cache(host.installed_versions))
+        patch.setattr(host, "installed_versions", functools.cache(installed_versions))
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
 
