@@ -217,7 +217,7 @@ class Machine:
         return slow
 
     def clock(self, target: float | Floats, step_s: float | Floats, count: int) -> Floats:
-        """Logs of the slow-down by the clock in the next `count` steps, `[*shape, count]`: the mean over each step.
+        """Logs of the slow-down by the clock in the next `count` steps, which broadcast to `[*shape, count]`.
 
         Args:
             target: What it approaches while they run, by who runs them.
@@ -226,7 +226,7 @@ class Machine:
         """
         end, lag = np.asarray(target, dtype=np.float64)[..., None], self.model.clock_s
         if not lag:
-            return np.broadcast_to(end, (*self.shape, count)).astype(np.float64)
+            return end
         away, each = self._clock[..., None] - end, np.asarray(step_s)[..., None] / lag
         self._clock = np.asarray((end + away * np.exp(-count * each))[..., 0])
         slow: Floats = end + away * np.exp(-each * np.arange(count)) * (-np.expm1(-each) / each)

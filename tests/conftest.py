@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib.metadata
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from autotune.child.packages import installed_versions
+from autotune.machine import host
 from harness import simulated_machine
 from tests.console import started as started
 from tests.runs import _own_data_dir as _own_data_dir
@@ -31,9 +37,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _once_a_process() -> Iterator[None]:
+    """The parser of the command line is made, and installed packages are read, once for all calls and studies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "installed_versions", functools.cache(installed_versions))
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _simulated_machines() -> None:
     """Studies beside which a simulated machine is described run on it."""
     simulated_machine.install()
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the collector of garbage from going through all tests and modules again and again: a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ position only, not on how an array is split over devices.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -39,6 +40,7 @@ def uniform(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return ((bits(seed, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
+@functools.partial(jax.jit, static_argnames=("shape", "dtype", "in_axis"))  # traced once for all weights of a shape
 def lecun_uniform(seed: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, in_axis: int = -2) -> jax.Array:
     """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: uniform, with a variance of one over the input's size."""
     return ((uniform(seed, shape) - 0.5) * (12 / shape[in_axis]) ** 0.5).astype(dtype)

@@ -86,15 +86,15 @@ def make_workload(
     )
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     kept = jnp.dtype(train.weight_dtype)
-    graphdef = nnx.graphdef(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
+
+    def cast(w: nnx.Variable[Any]) -> nnx.Variable[Any]:
+        return w if isinstance(w, Scaling) else w.replace(w.get_value().astype(kept))
 
     def weights(seed: jax.Array) -> Any:
-        def cast(w: nnx.Variable[Any]) -> nnx.Variable[Any]:
-            return w if isinstance(w, Scaling) else w.replace(w.get_value().astype(kept))
-
         return jax.tree.map(cast, nnx.state(make_model(Stream(seed))), is_leaf=_is_variable)
 
-    shapes = jax.eval_shape(weights, seed)
+    graphdef, drawn = nnx.split(nnx.eval_shape(lambda seed: make_model(Stream(seed)), seed))
+    shapes = jax.eval_shape(lambda state: jax.tree.map(cast, state, is_leaf=_is_variable), drawn)
     moments = jax.eval_shape(optimizer.init, shapes)
     zero = train.zero == "optimizer"
     state = {

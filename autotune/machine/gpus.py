@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Gpu:
 
 def run_program(command: Sequence[str]) -> str:
     """Runs a program with a time limit; see `Runner`."""
+    if shutil.which(command[0]) is None:  # no process is started to find that out
+        return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -118,7 +118,7 @@ HURT: list[tuple[int, tuple[Any, ...]]] = [
 """Numbers that are computed with, drawn or compared."""
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_value_in_a_field_of_a_record_breaks_a_reader(tmp_path_factory: pytest.TempPathFactory, count: int) -> None:
     @settings(max_examples=count, deadline=None, derandomize=True)
     @given(

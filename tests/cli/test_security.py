@@ -88,7 +88,7 @@ def is_loopback(text: str) -> bool:
     return (mapped or address).is_loopback
 
 
-@pytest.mark.parametrize("process_count", [1, 2])
+@pytest.mark.parametrize("process_count", [1, pytest.param(2, marks=pytest.mark.gate)])
 def test_a_trial_on_this_machine_listens_on_loopback_only(tmp_path: Path, process_count: int) -> None:
     device = {"count": 2, "process_count": process_count}
     spec = parse_study({"name": "quiet", "workload": {"entry": "faulty:build"}, "device": device})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,7 +41,8 @@ def docs_script(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp())
+    folder = tmp_path_factory.getbasetemp()
+    return probe_build(sys.executable, cache_dir=folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
 
 
 @pytest.fixture(scope="session")

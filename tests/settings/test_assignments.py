@@ -60,7 +60,7 @@ def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(cuda: 
 @pytest.mark.parametrize(
     "text",
     ["A=xx\n" + "A=$A$A\n" * 99 + "NCCL_PROTO=$A", "import os\nx = 'a'\n" + "x = x + x\n" * 99 + "f(NCCL_PROTO=x)",
-     "NCCL_PROTO=" + "${A:-" * 9999, "import os\nx = " + "+".join(["'a'"] * 9999), "a: " + "[" * 9999, "{{" * 9999,
+     "NCCL_PROTO=" + "${A:-" * 9999, "import os\nx = " + "+".join(["'a'"] * 9999), "a: " + "[" * 1500, "{{" * 1500,
      "name: A value: " * 9999, "SCRIPT=\"${S:-$(cd \"$D/..\" && pwd)}\"\n" * 999,
      "a: &a [NCCL_PROTO=LL]\n" + "".join(f"b{i}: &b{i} [*{f'b{i - 1}' if i else 'a'}, *a]\n" for i in range(99))],
 )  # fmt: skip

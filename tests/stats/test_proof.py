@@ -164,7 +164,7 @@ def test_power_is_at_least_what_the_issue_s_prototype_had(pair_sd: float, effect
 
 def test_the_smallest_gain_is_one_that_is_found() -> None:
     """9 times in 10, and not so often that a much smaller one would be, too."""
-    for most, finalists, isolated in itertools.product((6, 12, 40, 100), (1, 3, 8), (0, 40)):
+    for most, finalists, isolated in itertools.product((6, 12, 100), (1, 8), (0, 40)):
         how = {"most": most, "finalists": finalists, "isolated": isolated}
         for pair_sd in (0.001, 0.007, 0.018, 0.05):
             least = there(smallest_gain(pair_sd, **how))

@@ -283,7 +283,9 @@ def test_a_sampler_of_the_user_s_own_proposes(run_replay: Run) -> None:
     assert {s["xla_a"] for s in asked} == {"1"}
 
 
-@pytest.mark.parametrize("sampler", ["additive", "random", pytest.param("tpe", marks=pytest.mark.gate)])
+@pytest.mark.parametrize(
+    "sampler", ["additive", *(pytest.param(name, marks=pytest.mark.gate) for name in ("random", "tpe"))]
+)
 def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, sampler: str) -> None:
     spec = with_sampler(sampler, noise=0.0)  # a simulated machine's noise is another one in each session
     _, whole, _ = run_replay(spec, trials=8, space=SIX)

@@ -247,7 +247,9 @@ def test_what_goes_wrong_in_a_workload_is_named(start: Start, fault: str, kind: 
     assert error.value.failure.kind is kind
 
 
-@pytest.mark.parametrize("says", ["", pytest.param("report", marks=pytest.mark.gate)])
+@pytest.mark.parametrize(
+    "says", [pytest.param("", marks=pytest.mark.slow), pytest.param("report", marks=pytest.mark.gate)]
+)
 def test_a_step_that_returns_at_once_takes_what_it_takes(start: Start, tmp_path: Path, says: str) -> None:
     worker = start(study(command(says, program="undelayed.py", hook=True)))
     began = time.monotonic()

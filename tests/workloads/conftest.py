@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from workloads import noise
 from workloads.base import Workload, jit_step
 
 jax.config.update("jax_platforms", "cpu")
@@ -18,15 +19,30 @@ if jax.__version_info__ < (0, 11):
     SOON["xla_cpu_use_fusion_emitters"] = False
 
 
+uniform = jax.jit(noise.uniform, static_argnums=1, compiler_options=SOON)
+"""As one program: operation by operation, each would be compiled."""
+
+
+compiled: dict[str, Any] = {}
+"""Programs by what they are of: several tests need one."""
+
+
 def compile_soon(workload: Workload) -> Any:
     """The compiled step."""
-    return jit_step(workload).lower(workload.abstract_state, workload.abstract_batch).compile(SOON)
+    name = f"step of {workload.config}"
+    if name not in compiled:
+        lowered = jit_step(workload).lower(workload.abstract_state, workload.abstract_batch)
+        compiled[name] = lowered.compile(SOON)
+    return compiled[name]
 
 
 def first_state(workload: Workload, seed: int) -> Any:
     """What `workload.init` gives."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, workload.abstract_state)
-    return jax.jit(lambda: workload.init(seed), out_shardings=shardings, compiler_options=SOON)()
+    name = f"state {seed} of {workload.config}"
+    if name not in compiled:
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, workload.abstract_state)
+        compiled[name] = jax.jit(lambda: workload.init(seed), out_shardings=shardings, compiler_options=SOON)
+    return compiled[name]()
 
 
 def train(workload: Workload, steps: int) -> tuple[list[float], Any]:

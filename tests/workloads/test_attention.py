@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from tests.tables import toml_beside
-from tests.workloads.conftest import SOON
+from tests.workloads.conftest import SOON, uniform
 from workloads.attention import capped_attention, causal_attention
 from workloads.base import WorkloadError
 from workloads.config import DecoderConfig
 from workloads.loading import load
 from workloads.mesh import AXES
-from workloads.noise import uniform
 from workloads.presets import FAMILIES, PRESETS
 
 CASES = toml_beside(__file__)
@@ -75,10 +74,9 @@ def test_without_cudnn_another_program_is_not_compiled_silently(monkeypatch: pyt
 @pytest.mark.parametrize("window", [0, 4])
 def test_a_mask_with_lengths_is_causal_where_all_are_full(window: int) -> None:
     q, k, v = (uniform(jnp.uint32(seed), (2, 15, heads, 3)) * 4 - 2 for seed, heads in ((1, 4), (2, 2), (3, 2)))
-    plain, full, shorter = (
-        causal_attention(q, k, v, "xla", window=window, lengths=None if lengths is None else jnp.array(lengths))
-        for lengths in (None, (15, 15), (15, 9))
-    )
+    attend = jax.jit(partial(causal_attention, implementation="xla", window=window), compiler_options=SOON)
+    plain = attend(q, k, v)
+    full, shorter = (attend(q, k, v, lengths=jnp.array(lengths)) for lengths in ((15, 15), (15, 9)))
     np.testing.assert_array_equal(full, plain)
     np.testing.assert_array_equal(shorter[:, :9], plain[:, :9])
     assert not np.allclose(shorter[1, 9:], plain[1, 9:])

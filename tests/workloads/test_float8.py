@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.workloads.conftest import SOON, train
+from tests.workloads.conftest import SOON, train, uniform
 from workloads.float8 import HISTORY, Scaling, matmul_current, matmul_delayed, new_scaling
 from workloads.loading import load
-from workloads.noise import uniform
 
 EQUATION = "btd,dnh->btnh"
 SMALL = {"size": "tiny", "dtype": "float8", "float8_scales": "delayed"}
