@@ -26,7 +26,7 @@ test-gate: $(VENV)/.tested
 	sh .ci/disk_packages.sh
 	$(TESTS) -m "gate and not (cluster or aot or gpu)"
 
-# What later runs of a set are compared with (tests/yardstick.py): its costs now, on a quiet machine. `make costs SET=gate`.
+# What later runs of a set are compared with (harness/yardstick.py): its costs now, on a quiet machine. `make costs SET=gate`.
 SET ?= test
 costs:
 	PYTEST_ADDOPTS="--store-costs=tests/costs/$(SET).json" $(MAKE) $(if $(filter test,$(SET)),test,test-$(SET))

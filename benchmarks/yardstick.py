@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import yardstick
-from tests.yardstick import Cost
+from harness import yardstick
+from harness.yardstick import Cost
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "tests/costs/test.json"

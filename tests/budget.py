@@ -1,5 +1,5 @@
 """What tests cost, as a plugin of pytest: processor seconds of each (its process and the children that it waited for),
-processes that it starts, compilations of JAX, simulated studies; and limits that fail a set (`tests.yardstick`).
+processes that it starts, compilations of JAX, simulated studies; and limits that fail a set (`harness.yardstick`).
 
 `--costs FILE` writes the seconds of each test, `--store-costs FILE` what later runs are compared with by `--yardstick
 FILE`. `--processor-limit S` and `--test-limit S` are in seconds of that file; without one they hold nothing.
@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import yardstick
-from tests.yardstick import COUNTS, Cost, Limits, Stored
+from harness import yardstick
+from harness.yardstick import COUNTS, Cost, Limits, Stored
 
 COST = "cost"
 STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.yardstick import Cost, Limits, Stored, failures, machine_factor, read, to_store, total_s, write
 from tests.tables import toml_beside
-from tests.yardstick import Cost, Limits, Stored, failures, machine_factor, read, to_store, total_s, write
 
 ROOT = Path(__file__).parents[1]
 BURNS = toml_beside(__file__, "programs.toml")["burns"]
