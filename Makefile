@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: atlas quickstart test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all truth lint site env installed wheelhouse offline clean
+.PHONY: atlas quickstart test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all costs truth lint site env installed wheelhouse offline clean
 
 # A first study, its winner as a file, a program under the winner, and the check that this machine is still the same.
 FIRST = runs/quickstart
@@ -25,6 +25,11 @@ test: $(VENV)/.tested
 test-gate: $(VENV)/.tested
 	sh .ci/disk_packages.sh
 	$(TESTS) -m "gate and not (cluster or aot or gpu)"
+
+# What later runs of a set are compared with (harness/yardstick.py): its costs now, on a quiet machine. `make costs SET=gate`.
+SET ?= test
+costs:
+	PYTEST_ADDOPTS="--store-costs=tests/costs/$(SET).json" $(MAKE) $(if $(filter test,$(SET)),test,test-$(SET))
 
 # For another Python and the JAX that it gets: the probe, the catalogue against the parser, one study, compiled programs.
 SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/settings/test_check.py tests/cli/test_run.py \

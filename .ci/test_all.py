@@ -1,7 +1,7 @@
 """All tests, set by set, and what is known of their last run; called by `make test-all` and `.ci/run`.
 
 test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any case
-test_all.py --told           how many commits ago all of them ran
+test_all.py --age            how many commits ago all of them passed; exit status 1 if that is too long
 test_all.py --changed PATH.. whether one of these may have changed since all passed (exit status 0: yes)
 """
 
@@ -18,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks/results/test_all.json"
 BUILD = ROOT / "build/test_all"
+OLDEST = 200
+"""Commits after which all tests must have passed again."""
+
 OTHER = ("VENV=.venv-312",)
 SETS = {
     "test": ["test"],
@@ -37,7 +40,7 @@ def git(*arguments: str) -> str:
 
 
 def kept() -> dict[str, object]:
-    """The last run of all sets."""
+    """The last run of all sets, and as `green` the commit of the last one in which all passed."""
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
 
 
@@ -72,28 +75,44 @@ def run_all(asked: list[str]) -> int:
         if name in asked or (not asked and name not in done["sets"]):
             done["sets"][name] = run(name)
             state.write_text(json.dumps(done, indent=1), encoding="utf-8")
-    for name, told in done["sets"].items():
-        print(f"{name:30} {told['seconds']:5} s  {told['tests']} tests, {told['skipped']} skipped, "
-              f"{len(told['failed'])} failed", *told["failed"], sep="\n    ")  # fmt: skip
+    for name, result in done["sets"].items():
+        print(f"{name:30} {result['seconds']:5} s  {result['tests']} tests, {result['skipped']} skipped, "
+              f"{len(result['failed'])} failed", *result["failed"], sep="\n    ")  # fmt: skip
+    is_green = not any(result["failed"] for result in done["sets"].values())
     if set(done["sets"]) == set(SETS):
-        KEPT.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
-    return int(any(told["failed"] for told in done["sets"].values()))
+        green = commit if is_green and " " not in commit else green_commit()
+        KEPT.write_text(json.dumps({"green": green, **done}, indent=1) + "\n", encoding="utf-8")
+    return int(not is_green)
 
 
-def tell() -> int:
-    """Prints how old the last run of all sets is."""
-    commit = str(kept().get("commit", "")).split(" ")[0]
-    count = git("rev-list", "--count", f"{commit}..HEAD") if commit else ""
-    ago = f"ran {count} commits ago" if count else "did not run on an ancestor of this commit"
-    print(f"`make test-all` {ago}")
+def green_commit() -> str:
+    """The last commit at which all tests passed; empty if none is known."""
+    return str(kept().get("green", ""))
+
+
+def check_age() -> int:
+    """Prints how many commits ago all tests passed; 1 if that is too long ago or not known."""
+    commit = green_commit()
+    what_to_do = "run `make test-all` on a commit without changes and commit benchmarks/results/test_all.json"
+    if not commit:
+        print(f"It is not recorded that `make test-all` ever passed: {what_to_do}.")
+        return 1
+    ancestor = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    if subprocess.run(ancestor, cwd=ROOT, capture_output=True, check=False).returncode != 0:
+        print(f"`make test-all` last passed at {commit[:8]}, which is not before this commit: {what_to_do}.")
+        return 1
+    count = int(git("rev-list", "--count", f"{commit}..HEAD"))
+    if count > OLDEST:
+        print(f"`make test-all` passed {count} commits ago, and at most {OLDEST} are allowed: {what_to_do}.")
+        return 1
+    print(f"`make test-all` passed {count} commits ago")
     return 0
 
 
 def changed(paths: list[str]) -> int:
     """0 if one of the paths may have changed since all tests passed."""
-    known = kept()
-    commit = str(known.get("commit", ""))
-    if not commit or " " in commit or any(told["failed"] for told in known["sets"].values()):  # type: ignore[attr-defined]
+    commit = green_commit()
+    if not commit:
         return 0
     same = subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], cwd=ROOT, capture_output=True, check=False)
     return int(same.returncode == 0)
@@ -101,8 +120,8 @@ def changed(paths: list[str]) -> int:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["--told"]:
-            sys.exit(tell())
+        case ["--age"]:
+            sys.exit(check_age())
         case ["--changed", *paths]:
             sys.exit(changed(paths))
         case names:

@@ -15,7 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -137,9 +137,15 @@ class SimulatedLauncher:
         spec: The study; it seeds the noise and says on which devices workers report to run.
         simulation: The machine; default: that of the study.
         seed: In place of the study's.
+
+    Attributes:
+        made: How many there were in this process.
     """
 
+    made: ClassVar[int] = 0
+
     def __init__(self, spec: StudySpec, simulation: Simulation | None = None, *, seed: int | None = None) -> None:
+        SimulatedLauncher.made += 1
         self.simulation = simulation or simulation_of(spec)
         noise = self.simulation.noise
         model = NOISE_MODELS[noise] if isinstance(noise, str) else NoiseModel(**noise)

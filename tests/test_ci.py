@@ -28,10 +28,21 @@ class House:
         (folder / ".gitignore").write_text("asked\nbroken\nbuild\n__pycache__\n")
         self.git("init", "-q", "-b", "main")
         self.commit()
+        self.kept = folder / "benchmarks/results/test_all.json"
+        self.keep({"green": self.git("rev-parse", "HEAD")})
 
-    def git(self, *arguments: str) -> None:
+    def git(self, *arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *arguments], cwd=self.folder, check=True, capture_output=True)
+        command = ["git", *who, *arguments]
+        return subprocess.run(command, cwd=self.folder, check=True, capture_output=True, text=True).stdout.strip()
+
+    def git_import(self, commits: str) -> None:
+        command = ["git", "fast-import", "--quiet", "--force"]
+        subprocess.run(command, cwd=self.folder, check=True, input=commits, text=True)
+
+    def keep(self, record: dict[str, str]) -> None:
+        self.kept.write_text(json.dumps(record))
+        self.commit()
 
     def commit(self) -> None:
         self.git("add", "-A")
@@ -57,14 +68,15 @@ def house(tmp_path: Path) -> House:
 
 
 def test_the_gate_runs_each_set_once_and_ends_with_the_tests_summary(house: House) -> None:
+    house.keep({"green": ""})
     done = house.run("bash", ".ci/run")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("failed: age ")
     asked = house.asked()
     assert len(asked) == len(set(asked))
     assert {"lint", "site", "test", "test-gate", "test-cluster", "test-screen"} <= set(asked)
     assert not {"test-slow", "test-versions"} & set(asked)
     assert done.stdout.splitlines()[-1].endswith("== 7 passed in 1.0s ==")
-    assert "did not run" in done.stdout
 
 
 @pytest.mark.parametrize("broken", ["lint", "test", "test-cluster"])
@@ -79,20 +91,23 @@ def test_all_tests_go_on_with_the_set_that_was_not_reached_and_the_gate_knows_th
     def all_tests(*sets: str) -> subprocess.CompletedProcess[str]:
         return house.run("python3", ".ci/test_all.py", *sets)
 
-    kept = house.folder / "benchmarks/results/test_all.json"
+    house.keep({})
     assert all_tests("bogus").returncode == 2
     assert all_tests("test", "slow").returncode == 0
     assert house.asked() == ["test", "test-slow"]
-    assert not kept.exists()
+    assert json.loads(house.kept.read_text()) == {}
     assert all_tests().returncode == 0
     assert not {"test", "test-slow"} & set(house.asked())
-    assert set(json.loads(kept.read_text())["sets"]) >= {"test", "slow", "cluster", "screen"}
+    record = json.loads(house.kept.read_text())
+    assert set(record["sets"]) >= {"test", "slow", "cluster", "screen"}
+    assert record["green"] == house.git("rev-parse", "HEAD")
 
     house.commit()
     (house.folder / "autotune/elsewhere.py").write_text("1")
     house.commit()
     done = house.run("bash", ".ci/run")
-    assert "`make test-all` ran 2 commits ago" in done.stdout
+    assert done.returncode == 0
+    assert "`make test-all` passed 2 commits ago" in done.stdout
     assert "test-screen" not in house.asked()
     (house.folder / "autotune/compiler/one.py").write_text("1")
     house.commit()
@@ -100,9 +115,39 @@ def test_all_tests_go_on_with_the_set_that_was_not_reached_and_the_gate_knows_th
     assert "test-screen" in house.asked()
 
 
-def test_a_failure_is_kept_by_name_and_asks_for_the_wheels(house: House) -> None:
+def test_a_failure_is_kept_by_name_and_does_not_hide_the_commit_at_which_all_passed(house: House) -> None:
+    green = json.loads(house.kept.read_text())["green"]
     done = house.run("python3", ".ci/test_all.py", broken="test-slow")
     assert done.returncode == 1
-    told = json.loads((house.folder / "benchmarks/results/test_all.json").read_text())
-    assert told["sets"]["slow"]["failed"] == ["make test-slow ended with status 2"]
-    assert house.run("python3", ".ci/test_all.py", "--changed", "autotune/compiler").returncode == 0
+    record = json.loads(house.kept.read_text())
+    assert record["sets"]["slow"]["failed"] == ["make test-slow ended with status 2"]
+    assert record["green"] == green != record["commit"]
+    assert house.run("python3", ".ci/test_all.py", "--age").returncode == 0
+
+
+def test_a_run_with_changes_that_are_not_committed_is_not_of_a_commit(house: House) -> None:
+    green = json.loads(house.kept.read_text())["green"]
+    (house.folder / "autotune/new.py").write_text("1")
+    assert house.run("python3", ".ci/test_all.py").returncode == 0
+    assert json.loads(house.kept.read_text())["green"] == green
+
+
+def test_a_pass_that_is_too_old_or_on_another_branch_fails_the_gate(house: House) -> None:
+    def age() -> int:
+        return house.run("python3", ".ci/test_all.py", "--age").returncode
+
+    passed, tree = house.git("rev-parse", "HEAD"), house.git("write-tree")
+    house.keep({"green": passed})
+    tip, head = house.git("rev-parse", "HEAD"), house.git("rev-parse", "--abbrev-ref", "HEAD")
+    later = "".join(
+        f"commit refs/heads/{head}\ncommitter a <a@b> {i} +0000\ndata 1\na\n" + f"from {tip}\n" * (i == 0)
+        for i in range(199)
+    )
+    house.git_import(later)
+    assert age() == 0
+    house.commit()
+    assert age() == 1
+    house.keep({"green": house.git("commit-tree", "-m", "elsewhere", tree)})
+    assert age() == 1
+    house.kept.unlink()
+    assert age() == 1
