@@ -105,6 +105,7 @@ class Job:
             "losses": losses,
             "grad_norms": norms,
             "state_change": changed,
+            "state_arrays": len(jax.tree.leaves(self._state)),
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
             "loss_dtype": self._told_in["loss"],
             "norm_dtype": self._told_in.get("grad_norm"),

@@ -454,7 +454,7 @@ def aa_pairs(report: WorkerReport, steps: int) -> int:
 
 
 def pair_duration_s(pairs: Sequence[Pair]) -> float:
-    """Returns the median seconds from the beginning of a pair of blocks to that of the next one; at least its steps'."""
+    """Returns the median seconds from the beginning of a pair of blocks to that of the next one."""
     steps_s = statistics.median(p.lasted_s for p in pairs)
     if len(pairs) < 2:
         return steps_s

@@ -261,7 +261,13 @@ def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossChec
 
 
 def _refuse_wrong_change(reference: WorkerReport, candidate: WorkerReport) -> None:
-    """Refuses equal steps that move the state by very different distances, as of a skipped optimizer."""
+    """Refuses equal steps that move the state by very different distances, as of a skipped optimizer.
+
+    The distances are of some arrays of a state, so those of states with other arrays (stacked layers, or each by
+    itself) say nothing of each other; their losses have been compared.
+    """
+    if reference.state_arrays != candidate.state_arrays:
+        return
     expected, got = reference.state_change, candidate.state_change
     if not expected or (got is not None and expected / CHANGE_FACTOR <= got <= expected * CHANGE_FACTOR):
         return

@@ -99,7 +99,7 @@ class BlockCosts:
     start_s: float
     """Until one process is compiled and warm."""
     measured_pair_s: float = 0.0
-    """One pair of blocks as the A/A run took it: with the batches that are made before it, and all else beside steps."""
+    """One pair of blocks as the A/A run took it, with the batches made before it and all else beside steps."""
 
     @property
     def pair_s(self) -> float:

@@ -211,6 +211,8 @@ class WorkerReport(Record):
     grad_norms: tuple[float, ...]
     state_change: Amount | None = None
     """Euclidean distance by which these steps moved some arrays of the state; None where nobody can see the state."""
+    state_arrays: Count | None = None
+    """Arrays of the state, of some of which that is the distance."""
     dtype: str = "float32"
     loss_dtype: str | None = None
     norm_dtype: str | None = None
