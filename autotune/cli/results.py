@@ -238,16 +238,21 @@ def exec_(
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
-    """Puts the winner's options into their places in the command; a missing place is an error."""
+    """Puts the winner's options into their places in the command; a missing place is an error.
+
+    An option that the winner leaves as it was has the reference's value.
+    """
     from autotune.model.errors import AutotuneError
     from autotune.model.options import filled_command, placeholders
+    from autotune.model.redaction import REDACTED
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
-    return filled_command(command, winner.options)
+    unchanged = {n: value for n, value in winner.workload_options.items() if REDACTED not in str(value)}
+    return filled_command(command, {**unchanged, **winner.options})
 
 
 def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:

@@ -162,7 +162,8 @@ def test_what_is_not_settled_in_time_is_skipped_and_never_called_a_no_op(is_stop
 
 @pytest.mark.gate
 def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    study = Path(__file__).parents[2] / "studies" / "quickstart.toml"
+    study = tmp_path / "study.toml"
+    study.write_text(CASES["programs"]["several"], encoding="utf-8")
     command = [sys.executable, "-m", "autotune", "screen", str(study)]
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -40,9 +40,15 @@ def docs_script(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def report(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+def probe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the build's answers are kept, one folder for all workers."""
     folder = tmp_path_factory.getbasetemp()
-    return probe_build(sys.executable, cache_dir=folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def report(probe_folder: Path) -> ProbeReport:
+    return probe_build(sys.executable, cache_dir=probe_folder)
 
 
 @pytest.fixture(scope="session")

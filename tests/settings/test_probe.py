@@ -51,14 +51,14 @@ def test_values_are_spelled_as_the_parser_takes_them(report: ProbeReport) -> Non
 def test_a_build_is_asked_once_and_anew_for_a_torn_file(
     report: ProbeReport,
     parser: ParserProcess,
-    tmp_path_factory: pytest.TempPathFactory,
+    probe_folder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: pytest.fail("asked again"))
-    assert probe_build(sys.executable, cache_dir=tmp_path_factory.getbasetemp()) == report
+    assert probe_build(sys.executable, cache_dir=probe_folder) == report
     monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: contextlib.nullcontext(parser))
-    (whole,) = tmp_path_factory.getbasetemp().glob("probe-*.json")
+    (whole,) = probe_folder.glob("probe-*.json")
     (torn := tmp_path / whole.name).write_text(whole.read_text()[:1000])
     monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
     assert probe_build(sys.executable, cache_dir=tmp_path) == report
