@@ -153,6 +153,7 @@ def test_the_intervals_of_a_table_hold_all_together() -> None:
     assert float(printed("coverage")) <= 0.05 + 3 * 0.011  # three standard deviations of a share of 400
 
 
+@pytest.mark.gate
 def test_ranks_tell_equal_opposite_and_unrelated_orders_apart() -> None:
     equal, opposite, unrelated, few, flat = json.loads(printed("ranks"))
     assert (equal["spearman"], equal["kendall"]) == pytest.approx((1.0, 1.0))

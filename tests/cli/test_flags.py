@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from autotune.settings.catalog import load_catalog
+from autotune.settings.probe import probe_build
 from tests.console import autotune
 from tests.tables import toml_beside
 
@@ -17,10 +18,18 @@ CASES = toml_beside(__file__)
 Call = Callable[..., CompletedProcess[str]]
 
 
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder of the user in which the build's answers lie."""
+    folder = tmp_path_factory.mktemp("cache")
+    probe_build(cache_dir=folder / "autotune")
+    return folder
+
+
 @pytest.fixture
-def call(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(probed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Calls a command; one probe serves all tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     (tmp_path / "train.sh").write_text("export PJRT_NPROC=2\nexport XLA_FLAGS='--xla_gpu_made_up=1'\n")
     (tmp_path / "study.toml").write_text(Path(__file__).with_name("cpu_study.toml").read_text())
