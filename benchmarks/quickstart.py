@@ -2,9 +2,10 @@
 
     python -m benchmarks.quickstart [--runs 20] [--out FILE]
 
-Every second run has a process beside it that loads one core without a pause. The right winner undoes the level of
-optimisation that the study's reference has; any other winner is a wrong one. Beside each run stand the load of the
-machine when it began and the seconds that it took. Exit status 1 if a run names a wrong winner.
+Every second run has a process beside it that loads one core without a pause. A winner is measured again by `autotune
+recheck`, in fresh pairs of processes: it is right if that confirms it, and wrong if that says that it is not faster.
+Beside each run stand the load of the machine when it began and the seconds that it took. Exit status 1 if a run names a
+wrong winner.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from autotune.model.records import AaRecord, ConclusionRecord
 from autotune.rundir.store import Store
 
 STUDY = Path(__file__).parents[1] / "studies" / "quickstart.toml"
-COSTLY = "xla_backend_optimization_level"
 LONGEST_S = 600
 
 
@@ -51,26 +51,42 @@ def _burn() -> None:
         sum(range(100_000))
 
 
+def call(folder: str, *words: str) -> int:
+    """Runs a command of autotune; its exit status."""
+    command = [sys.executable, "-m", "autotune", *words]
+    with (Path(folder) / "log").open("a", encoding="utf-8") as log:
+        return subprocess.run(command, check=False, timeout=LONGEST_S, stdout=log, stderr=log).returncode
+
+
 def one_run(folder: str) -> dict[str, Any]:
-    """Runs the study once by the command line, and says how it ended."""
+    """Runs the study once by the command line, has its winner measured again, and says how both ended."""
     load, began = os.getloadavg()[0], time.monotonic()
     path = Path(folder) / "run"
-    command = [sys.executable, "-m", "autotune", "run", str(STUDY), "--run-dir", str(path)]
-    with (Path(folder) / "log").open("w", encoding="utf-8") as log:
-        subprocess.run(command, check=False, timeout=LONGEST_S, stdout=log, stderr=log)
+    call(folder, "run", str(STUDY), "--run-dir", str(path))
+    took_s = time.monotonic() - began
     store = Store.open(path)
     ended, aa_run = store.last(ConclusionRecord), store.last(AaRecord)
     settings = ended.settings if ended is not None else None
+    again = Path(folder) / "again"
+    status = call(folder, "recheck", str(path), "--run-dir", str(again)) if settings else None
+    confirmed = Store.open(again).last(ConclusionRecord) if settings else None
     return {
         "outcome": str(ended.outcome) if ended is not None else "stopped",
         "winner": dict(settings) if settings else None,
-        "is_right": settings is not None and settings.get(COSTLY, "0") != "0",
-        "ratio": round(ended.estimate.ratio, 3) if ended is not None and ended.estimate else None,
+        "is_right": status == 0,
+        "recheck_status": status,
+        "ratio": _ratio(ended),
+        "ratio_of_recheck": _ratio(confirmed),
         "sentence": ended.sentence if ended is not None else "",
+        "recheck_sentence": confirmed.sentence if confirmed is not None else "",
         "provable": aa_run.provable if aa_run is not None else None,
         "load_before": round(load, 2),
-        "took_s": round(time.monotonic() - began, 1),
+        "took_s": round(took_s, 1),
     }
+
+
+def _ratio(ended: ConclusionRecord | None) -> float | None:
+    return round(ended.estimate.ratio, 3) if ended is not None and ended.estimate else None
 
 
 def main() -> int:
@@ -88,7 +104,7 @@ def main() -> int:
         machine = {"cpu": describe_machine().get("cpu"), "cpus": os.cpu_count(), "jaxlib": version("jaxlib")}
         given.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n", encoding="utf-8")
         print(runs[-1], flush=True)
-    wrong = [run for run in runs if run["winner"] and not run["is_right"]]
+    wrong = [run for run in runs if run["recheck_status"] == 1]
     print(f"of {len(runs)} runs {sum(run['is_right'] for run in runs)} name the right winner, {len(wrong)} a wrong one")
     return 1 if wrong else 0
 

@@ -90,5 +90,7 @@ def test_costs_are_what_the_sizes_make() -> None:
     assert costs.trial_s(8) == pytest.approx(45 + 80)
     assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
     assert costs.isolated_run_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
+    slow_batches = BlockCosts(sizes, step_s=0.5, start_s=45.0, measured_pair_s=14.0)
+    assert slow_batches.trial_s(8) == pytest.approx(45 + 8 * 14)
     at_once = BlockCosts(BlockSizes(block_s=0.05, block_steps=3), step_s=0.05, start_s=10.0)
     assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measure.compare import aa_pairs, aba_estimate, fixed, noise_of_aba_runs, sequential
+from autotune.measure.compare import aa_pairs, aba_estimate, fixed, noise_of_aba_runs, pair_duration_s, sequential
 from autotune.measure.durations import power_analysis
 from autotune.measure.runner import pays
 from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
@@ -249,6 +249,14 @@ def test_pairs_of_the_aa_run_go_with_the_cost_of_starting(start_s: float, step_s
     spec = replay_study(start_s=start_s, step_s=step_s)
     launcher = SimulatedLauncher(spec)
     assert aa_pairs(launcher._report([], [], ()), 6) == pairs
+
+
+def test_a_pair_lasts_until_the_next_one_begins_with_the_batches_that_are_made_between() -> None:
+    pair = Pair(index=0, first=Arm.REFERENCE, at_s=0.0, reference_s=(0.1, 0.1), candidate_s=(0.1, 0.1))
+    later = [pair.model_copy(update={"index": n, "at_s": 0.9 * n}) for n in range(4)]
+    assert pair_duration_s(later[:1]) == pytest.approx(0.4)
+    assert pair_duration_s(later) == pytest.approx(0.9)
+    assert pair_duration_s([pair, pair]) == pytest.approx(0.4)  # never less than its steps
 
 
 def test_a_stop_in_the_middle_of_the_aa_run_begins_it_anew(run_replay: Run, tmp_path: Path) -> None:

@@ -137,6 +137,15 @@ def test_a_set_that_skips_the_optimizer_is_wrong_though_its_losses_are_those_of_
         assert conclusion.settings is None
 
 
+def test_distances_of_states_with_other_arrays_are_not_compared(tried: Any) -> None:
+    """Unrolled layers are arrays of their own: those that are looked at move by another distance."""
+    reference = Behaviour({"state_change": 1.0, "state_arrays": 30})
+    mine = Behaviour({"state_change": 0.3, "state_arrays": 90})
+    conclusion, _, trial = tried(FUSED, soak="0", reference=reference, mine=mine)
+    assert trial.failure is None
+    assert conclusion.settings == FUSED
+
+
 def test_the_tolerance_is_what_the_reference_shows_in_another_rounding(tried: Any) -> None:
     other, mine = Behaviour(off_by(1e-4)), Behaviour(off_by(3e-4))
     conclusion, store, trial = tried(FUSED, rounding=other, mine=mine)
