@@ -10,20 +10,11 @@ from subprocess import CompletedProcess
 import pytest
 
 from autotune.settings.catalog import load_catalog
-from autotune.settings.probe import probe_build
 from tests.console import autotune
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 Call = Callable[..., CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder of the user in which the build's answers lie."""
-    folder = tmp_path_factory.mktemp("cache")
-    probe_build(cache_dir=folder / "autotune")
-    return folder
 
 
 @pytest.fixture

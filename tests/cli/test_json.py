@@ -83,9 +83,9 @@ def simulated_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("simulated_compiler")
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_json_is_printed_and_nothing_else(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, probed: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(probed))
     monkeypatch.chdir(folder)
     result = CliRunner().invoke(app, call(name))
     assert isinstance(result.exception, SystemExit | None), result.exception
