@@ -178,7 +178,8 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     assert int(kept[1]) >= 3
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
     assert "not screened" not in done.stdout
-    assert f"{kept[1]} taken from the cache" in done.stdout
+    cached = there(re.search(r"(\d+) taken from the cache", done.stdout))
+    assert int(cached[1]) >= int(kept[1])  # a program may reach the cache while the command stops
 
 
 @pytest.mark.aot
