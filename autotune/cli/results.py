@@ -130,11 +130,17 @@ def export(
         bool, typer.Option("--force", help="Write a winner whose loss could not be checked, too; the file says so.")
     ] = False,
     needs_loss: options.RequireLoss = False,
+    recheck: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Run in which `autotune recheck` proved it with another study, repeatable; its ratio is written."
+        ),
+    ] = None,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
     from autotune.model.errors import AutotuneError, close_matches
     from autotune.results.export import ExportFormat, how_to_use, render_winner
-    from autotune.results.winner import require_loss, winner_of
+    from autotune.results.winner import require_loss, winner_of, with_rechecks
     from autotune.rundir.store import Store
 
     if form not in set(ExportFormat):
@@ -143,6 +149,7 @@ def export(
     chosen, winner = ExportFormat(form), winner_of(Store.open(run_path), even_unjudged=force)
     if needs_loss:
         require_loss(winner)
+    winner = with_rechecks(winner, [Store.open(path) for path in recheck or ()])
     hint = f"use it: {how_to_use(chosen, output)}" if output is not None else ""
     write_text(render_winner(winner, chosen), output, hint=hint)
 
@@ -316,28 +323,40 @@ def best(
 def recheck(
     file: options.WinnerFile,
     study: Annotated[
-        Path | None, typer.Option(help="Study file to measure with; default: that of the run directory.")
+        list[Path] | None,
+        typer.Option(help="Study file to measure with, repeatable; default: that of the run directory."),
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more."""
+    """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more.
+
+    With several studies it is proven on the workload of each: autotune export RUN --recheck RUN2 writes their ratios.
+    """
+    from autotune.model.errors import AutotuneError
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
     from autotune.study.recheck import NothingToSearch, recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    spec, folder = recheck_study(file, study)
-    path = run_dir or recheck_directory(options.RUNS, spec.name)
-    run = run_to_conclusion(
-        spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
-        do=lambda run: recheck_winner(run, winner),
-    )  # fmt: skip
-    if as_json:
-        print_json(plain(run.conclusion, run=str(path)))
-    else:
-        print_lines([run.conclusion.sentence, f"everything lies in {path}"])
-    if run.conclusion.outcome is not Outcome.WINNER:
+    studies = [recheck_study(file, path) for path in study] if study else [recheck_study(file, None)]
+    if run_dir is not None and len(studies) > 1:
+        raise AutotuneError(
+            f"--run-dir is the directory of one recheck but {len(studies)} studies are given; leave it out"
+        )
+    conclusions = []
+    for spec, folder in studies:
+        path = run_dir or recheck_directory(options.RUNS, spec.name)
+        run = run_to_conclusion(
+            spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
+            do=lambda run: recheck_winner(run, winner),
+        )  # fmt: skip
+        if as_json:
+            print_json(plain(run.conclusion, run=str(path)))
+        else:
+            print_lines([run.conclusion.sentence, f"everything lies in {path}"])
+        conclusions.append(run.conclusion)
+    if any(conclusion.outcome is not Outcome.WINNER for conclusion in conclusions):
         raise typer.Exit(1)

@@ -197,8 +197,7 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most
     """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
     Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
-    Isolated runs of a proven set only have to show that it is faster, not by how much; a set with a bound, that its
-    ratio is below it.
+    Isolated runs of a proven set only have to show that it is faster, not by how much.
 
     Args:
         runs: Pairs of processes, those of other proofs included.
@@ -208,27 +207,26 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most
     mine = runs_of(proof, runs)
     base = FinalistResult(
         stage=proof.stage, trial=trial, settings=proof.settings, verdict=Verdict.UNRESOLVED, process_count=len(mine),
-        most=most, work=next((r.work for r in mine if r.work is not None), None), bound=proof.bound,
+        most=most, work=next((r.work for r in mine if r.work is not None), None),
     )  # fmt: skip
     ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
     if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
         update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
     plan = ProofPlan(base=proof.base, error=proof.error, least=proof.least)
-    if proof.stage == ISOLATED or proof.bound is not None:
+    if proof.stage == ISOLATED:
         min_effect = 0.0
-    over_bound = [r - math.log(proof.bound or 1.0) for r in ratios]
 
     def is_clear(count: int) -> bool:
         return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
 
     ends = proof.stage != BUILDS  # of a build, what is excluded is an answer too
-    found = look(over_bound, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_hopeless=ends)
+    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_hopeless=ends)
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
     corrected = plan.estimate(ratios[:used])
-    verdict, veto = plan.verdict(over_bound[:used], min_effect=min_effect), None
+    verdict, veto = plan.verdict(ratios[:used], min_effect=min_effect), None
     if verdict is Verdict.FASTER and not found.holds:
         verdict = Verdict.UNRESOLVED
         veto = veto_of(mine[:used], corrected) if found.stop else None
@@ -301,8 +299,7 @@ def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
     found, beside = isolated.estimate, proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    is_what = "faster" if isolated.bound is None else f"below {isolated.bound:.3f}"
-    does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else f"cannot tell whether it is {is_what}"
+    does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else "cannot tell whether it is faster"
     return (
         f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the reference "
         f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, interleaved "
@@ -332,23 +329,3 @@ def reported_gain(
         low, high = min(found.low, other.low), max(found.high, other.high)
         found = Estimate(ratio=ratio, low=low, high=high, level=found.level, pair_count=found.pair_count)
     return found
-
-
-# ---------------------------------------------------------------------- several workloads
-
-
-def next_bound(proven: Sequence[Estimate], *, count: int, min_effect: float) -> float:
-    """Ratio below which a set must surely be on the next of `count` workloads; see `is_faster_together`.
-
-    What is left below a geometric mean of 1 is shared by the workloads to come.
-
-    Args:
-        proven: Intervals on the workloads before it, at least one, each below its own bound.
-    """
-    return min(1.0 + min_effect, math.prod(e.high for e in proven) ** (-1.0 / (count - len(proven))))
-
-
-def is_faster_together(proven: Sequence[Estimate], *, min_effect: float) -> bool:
-    """Whether a set is surely faster by the geometric mean of all workloads, and slower by `min_effect` on none."""
-    highs = [e.high for e in proven]
-    return max(highs) < 1.0 + min_effect and math.prod(highs) < 1.0

@@ -348,7 +348,7 @@ class ConfirmRun(TaskRecord):
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
     """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner,
-    ``builds`` for another build, ``also`` for a further workload."""
+    ``builds`` for another build."""
     settings: Settings
     trial: Count
     repeat: Count
@@ -369,9 +369,8 @@ class ConfirmRun(TaskRecord):
     during: GpusDuring | None = None
 
 
-CONFIRM, ISOLATED, BUILDS, ALSO = "confirm", "isolated", "builds", "also"
-"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, of another build, and of a
-proven set on a further workload."""
+CONFIRM, ISOLATED, BUILDS = "confirm", "isolated", "builds"
+"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of another build."""
 
 
 class ProofRecord(Stamped):
@@ -387,8 +386,6 @@ class ProofRecord(Stamped):
     """Pairs of processes before the set is called faster."""
     first: Count = 0
     """Number of the first pair that counts: earlier ones were seen before the plan was made."""
-    bound: Ratio | None = None
-    """Ratio below which the set must surely be on a further workload; None where it must be faster."""
 
 
 class FinalistResult(Stamped):
@@ -409,7 +406,6 @@ class FinalistResult(Stamped):
     most: Count | None = None
     """Cap of pairs of processes; None of what has none."""
     reason: str = ""
-    bound: Ratio | None = None
     """That of its plan."""
     veto: str | None = None
     """Why a set with a faster typical step is no winner."""
@@ -443,8 +439,6 @@ class ConclusionRecord(Stamped):
     settings: Settings | None = None
     trial: Count | None = None
     estimate: Estimate | None = None
-    further: dict[str, Estimate] | None = None
-    """Likewise on each further workload of the study, by its name."""
     soaked_s: Elapsed | None = None
     needed_s: Elapsed | None = None
     """A budget, in seconds of wall time, that would do where the study's was too small for any trial."""

@@ -227,19 +227,6 @@ class WorkloadSpec(Section):
         return self.command is None or self.hook
 
 
-class AlsoSpec(Section):
-    """A further workload on which a winner must hold, too, see docs/study.md; the rest is as in [workload]."""
-
-    name: Annotated[str, Field(pattern=STUDY_NAME)]
-    """Shown in conclusions and exports; proofs are in ``also/NAME`` of the run: another workload needs another name."""
-    entry: str | None = None
-    """Instead of that of `workload`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options with other values than in `workload.options`."""
-
-    _redacted = field_serializer("options", mode="wrap")(_without_secrets)
-
-
 class DeviceSpec(Section):
     """Where it runs."""
 

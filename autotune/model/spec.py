@@ -38,8 +38,6 @@ from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
     NAME_IN_WORDS,
     STUDY_NAME,
-    WITH_SECRETS,
-    AlsoSpec,
     ConfirmSpec,
     DeviceSpec,
     LimitsSpec,
@@ -104,8 +102,6 @@ class StudySpec(Section):
     """Of proposals, data and order: the same seed proposes the same."""
     workload: WorkloadSpec
     """What runs."""
-    also: tuple[AlsoSpec, ...] = ()
-    """Further workloads on which a winner must hold, too."""
     device: DeviceSpec = DeviceSpec()
     """Where it runs."""
     baseline: Settings = Field(default_factory=FlagSet)
@@ -187,30 +183,6 @@ class StudySpec(Section):
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'
             )
         return self
-
-    @model_validator(mode="after")
-    def _further_workloads_fit(self) -> StudySpec:
-        names = [also.name for also in self.also]
-        if len(set(names)) < len(names):
-            raise ValueError(f"`also` must have distinct names but got {names}; give each its own")
-        for also in self.also:
-            if searched := sorted(set(also.options) & set(self.search.options)):
-                raise ValueError(
-                    f"`also` {also.name!r}: an option that is searched has the value of the set on every workload but "
-                    f"{searched[0]!r} is given; leave it out there, or out of `search.options`"
-                )
-            try:
-                StudySpec.model_validate(self.on(also).model_dump(context=WITH_SECRETS))
-            except ValidationError as error:
-                found = "; ".join(explain(e, StudySpec) for e in error.errors())
-                raise ValueError(f"`also` {also.name!r}: {found}") from None
-        return self
-
-    def on(self, also: AlsoSpec) -> StudySpec:
-        """The study on a further workload, of which nothing is compiled before it is measured."""
-        changes = {"entry": also.entry or self.workload.entry, "options": {**self.workload.options, **also.options}}
-        workload, screen = self.workload.model_copy(update=changes), ScreenSpec(enabled=False)
-        return self.model_copy(update={"workload": workload, "also": (), "screen": screen})
 
     @property
     def reference_name(self) -> str:
@@ -332,7 +304,7 @@ class StudySpec(Section):
 
     def lasting(self) -> dict[str, Any]:
         """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
-        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm", "also"})
+        data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
             data["search"].pop(key)

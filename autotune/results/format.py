@@ -47,7 +47,6 @@ STAGE_WORDS = {
     "isolated": "isolated runs",
     "recheck": "recheck",
     "builds": "two builds",
-    "also": "further workload",
 }
 """Stages of `FinalistResult` as shown to users."""
 
@@ -223,8 +222,6 @@ def verdict_of(result: FinalistResult) -> str:
     """Returns the verdict of a proof or re-estimate in one or two words."""
     if result.failure is not None:
         return "failed"
-    if result.bound is not None and result.veto is None and result.verdict is not Verdict.UNRESOLVED:
-        return f"{'below' if result.verdict is Verdict.FASTER else 'above'} {format_ratio(result.bound)}"
     return "no winner" if result.veto is not None else result.verdict
 
 

@@ -32,9 +32,8 @@ from autotune.model.measurement import (
 )
 from autotune.model.numbers import AtLeastOne, Elapsed, Record
 from autotune.model.options import options_in
-from autotune.model.proofs import figures_of, is_alone_due, is_faster_together, judge_soak, report_of, standing
+from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
-    ALSO,
     BUILDS,
     CONFIRM,
     ISOLATED,
@@ -55,15 +54,15 @@ from autotune.model.spec import StudySpec
 from autotune.model.tuner_rules import TUNER
 from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
 from autotune.results.format import format_estimate, format_soak
-from autotune.rundir.store import FURTHER, STUDY, Store
-from autotune.stats.estimates import REFERENCE, Estimate, Verdict, judge
+from autotune.rundir.store import STUDY, Store
+from autotune.stats.estimates import Estimate, Verdict, judge
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
 WINNER_VERSION = 2
 
 RUNS = "runs"
 
-PROOFS = (CONFIRM, BUILDS, ALSO, "recheck")
+PROOFS = (CONFIRM, BUILDS, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6
@@ -98,7 +97,7 @@ class Winner(Record):
     Attributes:
         settings: The whole measured set, baseline and options included.
         workload_options: Options of the reference; those in `settings` override them.
-        further: Its ratio on each further workload of the study.
+        further: Its ratio in rechecks with other studies, by their names.
         step_s: Median step of the winner in its proof, seconds.
         soaked_s: Seconds of the soak; None if there was none.
         work: Work of a step where it differs from the default's: then `estimate` is of time per token.
@@ -167,11 +166,6 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
             "the default settings are what to use here"
         )
     stages = {r.stage for r in store.of(FinalistResult)}
-    if ALSO in stages:
-        raise AutotuneError(
-            f"only a winner on all workloads is exported but {store.path} is of one of them; export its study: "
-            f"{store.path.parent.parent}"
-        )
     if BUILDS in stages:
         raise AutotuneError(
             f"only settings are exported but {store.path} compares two builds; tune under the one that you keep: "
@@ -193,6 +187,21 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     return winner
 
 
+def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
+    """Adds the ratios of rechecks with other studies; AutotuneError if one is of another set or proved no gain."""
+    further = {}
+    for run in runs:
+        proven = winner_of(run)
+        if proven.settings != winner.settings:
+            raise AutotuneError(
+                f"a recheck must be of the set that is exported but {run.path} proves {proven.settings}; "
+                f"run autotune recheck with the winner {winner.settings}"
+            )
+        if proven.estimate is not None:
+            further[proven.study] = proven.estimate
+    return winner.model_copy(update={"further": further or None})
+
+
 def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     """Builds the winner of one recorded conclusion."""
     evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
@@ -211,7 +220,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         settings=refuse_to_hand_on(spec.baseline.merge(settings)),
         baseline=spec.baseline,
         estimate=conclusion.estimate,
-        further=conclusion.further,
         step_s=statistics.median(steps) if steps else None,
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
@@ -270,7 +278,6 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     records = evidence_of(store, conclusion)
     found = [*_of_session(store, records), *_of_plans(records), *_of_proofs(store.spec, records, conclusion)]
     found += [*_of_soak(conclusion, records), *_of_runs(store, records), *_of_work(store.spec, records)]
-    found += _of_further(store, records, conclusion)
     return [line for item in found for line in ([item] if isinstance(item, str) else _differing(item))]
 
 
@@ -374,33 +381,6 @@ def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iter
         yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
     if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
-
-
-def _of_further(store: Store, records: Sequence[AnyRecord], conclusion: ConclusionRecord) -> Iterator[str]:
-    """Checks that a winner holds on each further workload, and on all together, by the raw pairs there."""
-    spec, settings, told = store.spec, conclusion.settings or FlagSet(), conclusion.further or {}
-    if list(told) != [also.name for also in spec.also]:
-        yield f"{settings}: the conclusion has figures of the further workloads {list(told)}, which are not the study's"
-        return
-    proven = [_interval(records, settings)]
-    for also in spec.also:
-        further = Store.open(store.path / FURTHER / also.name)
-        found = [c for c in further.of(ConclusionRecord) if c.settings == settings and c.outcome is Outcome.WINNER]
-        wrong = disagreements(further, found[-1]) if found else [f"no proof of {settings} is recorded"]
-        if found and not _alike(found[-1].estimate, told[also.name]):
-            wrong.append("its conclusion has another figure than that of the study")
-        if further.spec.identity != spec.on(also).identity:
-            wrong.append("it is not the workload of the study")
-        yield from (f"on the further workload {also.name}: {line}" for line in wrong)
-        proven.append(_interval(further.records(), settings))
-    if spec.also and not is_faster_together(proven, min_effect=spec.measure.min_effect):
-        yield f"{settings}: its proofs do not show that it is slower on no workload, and faster on all together"
-
-
-def _interval(records: Sequence[AnyRecord], settings: FlagSet) -> Estimate:
-    """Returns the interval of the newest proof of a set that may win; that of no gain if there is none."""
-    proofs = [r for r in records if isinstance(r, FinalistResult) and r.stage in PROOFS and r.settings == settings]
-    return (proofs[-1].corrected if proofs else None) or REFERENCE
 
 
 def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str | Recomputed]:

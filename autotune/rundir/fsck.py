@@ -18,7 +18,6 @@ from autotune.model.records import (
     SCHEMA_VERSION,
     AaRecord,
     AnyRecord,
-    ConclusionRecord,
     ConfirmRun,
     SessionRecord,
     TrialResult,
@@ -27,7 +26,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import cannot_read, refuse_path
 from autotune.rundir.lock import is_held, read_holder
-from autotune.rundir.store import FURTHER, PAIRS, RECORDS, STUDY, unnamed_folders
+from autotune.rundir.store import PAIRS, RECORDS, STUDY, unnamed_folders
 
 T = TypeVar("T")
 
@@ -78,9 +77,7 @@ def check_run(path: Path) -> RunCheck:
             "`autotune status` lists the runs of this folder"
         )
     writer = str(read_holder(path) or "a driver") if is_held(path) else None
-    others = (path / FURTHER).glob("*") if not (path / FURTHER).is_symlink() else ()
-    further = [p for p in sorted(others) if _is_run(p) and not p.is_symlink()]
-    checks = [_Check(p, path, is_being_written=writer is not None) for p in (path, *further)]
+    checks = [_Check(path, path, is_being_written=writer is not None)]
     problems = tuple(problem for check in checks for problem in check.problems)
     count = sum(len(check.records) for check in checks)
     return RunCheck(run=str(path), writer=writer, record_count=count, problems=problems)
@@ -107,7 +104,6 @@ class _Check:
                 self.records = self._read(path / RECORDS, RECORD.validate_json)
             self._check_doubles()
             self._check_named_trials()
-            self._check_further()
             self._check_raw()
             self._check_unnamed()
         except OSError as error:
@@ -183,13 +179,6 @@ class _Check:
                 self._add_record(
                     line, f"is a {record.kind} record that names trial {missing[0]}, which is not there", _DELETE
                 )
-
-    def _check_further(self) -> None:
-        """Finds winners on further workloads whose run directories are missing."""
-        for line, record in self.records.items():
-            for name in (isinstance(record, ConclusionRecord) and record.further) or ():
-                if not _is_run(self._path / FURTHER / name):
-                    self._add_record(line, f"names a proof in {FURTHER}/{name}, which is not there; it is proven again")
 
     def _check_raw(self) -> None:
         """Checks the raw samples of the records."""

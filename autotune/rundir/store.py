@@ -9,7 +9,6 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, failing/, aa_run/ likewise
     lanes/NAME.log      log of each of several lanes
-    also/NAME/          a run directory of its own: trials and proofs on a further workload
     earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
@@ -60,7 +59,6 @@ RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "failing")
 EARLIER = "earlier"
-FURTHER = "also"
 _AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
 from autotune.model.flags import FlagSet
-from autotune.model.records import ALSO, CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -28,11 +28,8 @@ GRACE = 0.05
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
-LIMITED = (CONFIRM, ISOLATED, ALSO)
+LIMITED = (CONFIRM, ISOLATED)
 """Stages of proofs that the budget may end."""
-
-TRIED = "tried"
-"""The trials of finalists on further workloads, between minimising and proofs; see `TimeLeft.kept_after`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +69,6 @@ class TimeLeft:
         self.budget_s = store.spec.search.time_budget
         self.unproven: list[FlagSet] = []
         """Sets that may gain whose proof did not begin or end for lack of time."""
-        self.further_s = self.further_aa_s = self.further_trial_s = 0.0
-        """Least seconds on all further workloads: of proofs, of A/A runs, and of the trials of one finalist."""
 
     # ------------------------------------------------------------------ time left
 
@@ -118,9 +113,7 @@ class TimeLeft:
         after_s = 0.0 if stage == ISOLATED else self._side_by_side(takes.isolated_s)
         if stage not in LIMITED:
             after_s += self._side_by_side(self._least_pairs * takes.pair_s)
-        if stage not in (TRIED, *LIMITED):
-            after_s += self.further_trial_s
-        return after_s + takes.soak_s + self.further_s
+        return after_s + takes.soak_s
 
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Whether one more pair of processes of a proof fits with all that must follow.
@@ -146,7 +139,7 @@ class TimeLeft:
             if takes is not None and done < self._least_pairs:
                 pairs_s = (self._least_pairs - done) * takes.pair_s
                 minimising = minimising_s(self._store.spec, takes, sets=1) if allowed and not done else 0.0
-                needed_s += self._side_by_side(pairs_s) + minimising + (0.0 if done else self.further_trial_s)
+                needed_s += self._side_by_side(pairs_s) + minimising
                 if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
                     break
             allowed.append(settings)
@@ -185,12 +178,12 @@ class TimeLeft:
         takes, spec = self.takes, self._store.spec
         if takes is None or self.budget_s is None:
             return None
-        aa_at_s = self._store.of(AaRecord)[0].at_s + self.further_aa_s
+        aa_at_s = self._store.of(AaRecord)[0].at_s
         rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
-        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + self.further_s
+        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
         finalists = spec.confirm.finalists
-        wanted_s += minimising_s(spec, takes, sets=finalists) + finalists * self.further_trial_s
+        wanted_s += minimising_s(spec, takes, sets=finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, len(self._lanes.names))

@@ -18,12 +18,12 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.units import format_change, format_seconds, format_share
-from autotune.results.format import format_estimate, format_soak, further_lines, time_of
+from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof import unseen_share
-from autotune.study.run import SetState, StudyRun
+from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
 """A study without a winner is inconclusive if it does not rule out larger gains than this share."""
@@ -48,7 +48,6 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         after = f" and {winner.report.isolated} of isolated runs" if winner.report.isolated else ""
         proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
         loss = loss_addition([*proofs, *mine])
-        loss += "".join(f"; {line}" for line in further_lines(ratio, winner.further))
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
         aa_run = run.store.last(AaRecord)
         if not spec.confirm.isolated and aa_run is not None and aa_run.comparison.mode != ABA:
@@ -65,7 +64,6 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
-            "further": winner.further,
             "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
         }
     needed_s = None
@@ -76,9 +74,6 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, results)
-    if any(c.state is SetState.OPEN for c in run.candidates):
-        outcome = Outcome.INCONCLUSIVE
-        sentence = f"inconclusive: no setting tried is proven to beat {spec.reference_name} on all workloads"
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
     sentence += _objections(run, objections)
     if failed := [s for s in soaks if s.failure is not None]:
@@ -134,8 +129,7 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
             f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
             f"step time up to {format_share(open_gain)} are not ruled out ({settings})"
         )
-    where = "on all workloads" if run.spec.also else "on this machine"
-    beats = f"no setting tried beats {run.spec.reference_name} {where} by more than"
+    beats = f"no setting tried beats {run.spec.reference_name} on this machine by more than"
     if open_gain > min_effect:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 
 from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PairTask, PendingTask, SoakTask
@@ -36,7 +36,6 @@ from autotune.model.records import (
 from autotune.model.units import format_seconds
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Verdict
 from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
 from autotune.study.prefilter import is_same_program
 from autotune.study.run import Candidate, SetState, StudyRun
@@ -91,17 +90,7 @@ def minimise(run: StudyRun) -> None:
     run.candidates = _finalists(run, without=())
 
 
-def _finalists(run: StudyRun, without: Iterable[int]) -> list[Candidate]:
-    """Returns the best trials as minimal sets; where further workloads refute all of them, the next ones, too."""
-    found, tried = list[Candidate](), set(without)
-    while not any(c.state is SetState.MINIMAL for c in found) and (more := _minimal_sets(run, tried)):
-        run.try_finalists(more)
-        found += more
-        tried |= {c.trial for c in more}
-    return found
-
-
-def _minimal_sets(run: StudyRun, without: Container[int]) -> list[Candidate]:
+def _finalists(run: StudyRun, without: Container[int]) -> list[Candidate]:
     """Returns the best trials for whose proofs there is time, without the settings that do not pay."""
     chosen = _choose_candidates(run, without)
     allowed = run.time.allows_proofs([(f.settings, _pairs_done(run, f.number)) for f in chosen])
@@ -237,7 +226,7 @@ def name_winner(run: StudyRun) -> None:
     lost = {c.settings for c in run.candidates if c.report.objection is not None}
     waiting = [c for c in run.candidates if c.state is SetState.CONFIRMED and c.settings not in lost]
     confirmed = [(c, c.proof) for c in waiting if c.proof is not None]
-    confirmed.sort(key=lambda pair: pair[0].elsewhere * (pair[1].corrected.ratio if pair[1].corrected else 1.0))
+    confirmed.sort(key=lambda pair: pair[1].corrected.ratio if pair[1].corrected else 1.0)
     for candidate, proof in confirmed:
         candidate.report = report(run, proof)
         candidate.state = SetState.PROVEN if candidate.report.objection is None else SetState.REFUTED
@@ -271,19 +260,6 @@ def soak(run: StudyRun) -> None:
         name_winner(run)
 
 
-def name_next(run: StudyRun, refuted: Candidate, state: SetState) -> None:
-    """Takes a proven set back, and names and soaks the next one; proofs that ended because that had passed go on."""
-    refuted.state = state
-    name_winner(run)
-    if run.winner is None:
-        for candidate in run.candidates:
-            result = candidate.proof
-            if result is not None and result.verdict is Verdict.UNRESOLVED and not result.is_vetoed:
-                candidate.state = SetState.MINIMAL
-        confirm(run)
-    soak(run)
-
-
 def _soaked(run: StudyRun, proven: FinalistResult, least_s: float) -> SoakRecord:
     """Returns the soak of a set, as recorded if it was at least as long, or run now."""
     settings, of_proof = proven.settings, (proven.stage, proven.settings)
@@ -311,15 +287,14 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
     """Measures sets against the baseline, each in fresh pairs of processes, until each proof is settled.
 
     The sets alternate, so that a slow hour of the machine affects all. Recorded pairs are not run again. Once a set is
-    proven, only sets that look better than it go on, on all workloads together.
+    proven, only sets that look better than it go on.
 
     Args:
         sets: Trial number and settings of each.
         stage: Name of the runs in the records; runs of another stage are never used.
     """
     plans, most = _plans(run, stage, [settings for _, settings in sets]), most_pairs(run, stage)
-    elsewhere = {c.settings: c.elsewhere for c in run.candidates}
-    proofs = [_Open(run, trial, plans[settings], most, elsewhere.get(settings, 1.0)) for trial, settings in sets]
+    proofs = [_Open(run, trial, plans[settings], most) for trial, settings in sets]
 
     def next_task() -> PendingTask | None:
         passed = [p.ratio for p in proofs if p.standing().result.is_passed]
@@ -347,10 +322,9 @@ def prove(run: StudyRun, sets: Sequence[tuple[int, FlagSet]], *, stage: str) -> 
 
 
 class _Open:
-    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord, most: int, elsewhere: float) -> None:
+    def __init__(self, run: StudyRun, trial: int, plan: ProofRecord, most: int) -> None:
         self._run = run
         self._most = most
-        self._elsewhere = elsewhere
         self.trial = trial
         self.plan = plan
         self._taken: set[int] = set()
@@ -369,9 +343,9 @@ class _Open:
 
     @property
     def ratio(self) -> float:
-        """The ratio so far, 1 of too few pairs, times those on further workloads."""
+        """The ratio so far, 1 of too few pairs."""
         estimate = self.standing().result.estimate
-        return self._elsewhere * (estimate.ratio if estimate is not None else 1.0)
+        return estimate.ratio if estimate is not None else 1.0
 
     def next_pair(self) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""

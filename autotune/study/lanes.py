@@ -80,11 +80,6 @@ class Ledger:
             self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=lanes))
             self._lanes, self._written_s = lanes, now_s
 
-    def add(self, device_s: float) -> None:
-        """Adds what another session used of the devices since the last count."""
-        self.device_s += device_s
-        self._counted_s = self._store.watch.total_s
-
 
 class Lanes:
     """All lanes of one session; `runtime` selects the settings that are read when a program runs."""

@@ -133,8 +133,7 @@ def launcher_name() -> str:
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
     """Refuses a study read from a record in which secrets were redacted; StudyFileError if one was."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
-    options = [spec.workload.options, *(also.options for also in spec.also)]
-    refuse_redacted(spec.workload.command, options, source=source, advice=advice)
+    refuse_redacted(spec.workload.command, [spec.workload.options], source=source, advice=advice)
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:

@@ -19,17 +19,16 @@ from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
-from autotune.results.format import format_estimate, format_finalist, further_lines, time_of
+from autotune.results.format import format_estimate, format_finalist, time_of
 from autotune.results.winner import Verification, Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Estimate, Verdict
+from autotune.stats.estimates import Verdict
 from autotune.study import preflight
 from autotune.study.confirm import most_pairs, prove, report
-from autotune.study.further import prove_on_all
 from autotune.study.prefilter import measure_reference
 from autotune.study.preflight import refuse_missing_secrets
-from autotune.study.run import Candidate, SetState, StudyRun
+from autotune.study.run import StudyRun
 from autotune.study.stages import probe
 from autotune.workers.base import Launcher
 
@@ -56,10 +55,10 @@ class NothingToSearch:
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
-    """Measures a winner on each workload against the default in fresh pairs of processes, or goes on with that.
+    """Measures a winner against the default in fresh pairs of processes, or goes on with that.
 
     Args:
-        run: From `new_run` with `NothingToSearch`, and workloads, baseline and measuring of the winner's study.
+        run: From `new_run` with `NothingToSearch`; its study says what is measured, and how.
 
     Raises:
         LaunchError: If the default itself cannot run.
@@ -73,44 +72,33 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
-        candidate = Candidate(0, winner.settings, SetState.PROVEN, result, found)
-        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
-        if result.is_passed and found.objection is None:
-            objection, outcome = prove_on_all(run, candidate, result)
-            found = found._replace(objection=objection or None)
-        is_open = outcome is Outcome.INCONCLUSIVE
-        run.conclusion = _conclusion(winner, result, found, candidate.further or None, is_open=is_open)
+        run.conclusion = _conclusion(winner, result, found)
         run.store.append(run.conclusion)
     return run.conclusion
 
 
-def _conclusion(
-    winner: Winner, result: FinalistResult, found: Report, further: dict[str, Estimate] | None, *, is_open: bool
-) -> ConclusionRecord:
+def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:
     holds = result.is_passed and found.objection is None
     result = result.model_copy(update={"estimate": found.estimate})
-    lines = further_lines(found.estimate, further)
     return ConclusionRecord(
         outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence="; ".join([_sentence(winner, result, objection=found.objection, is_open=is_open), *lines]),
+        sentence=_sentence(winner, result, found.objection),
         settings=winner.settings if holds else None,
         estimate=result.estimate if holds else None,
-        further=further,
         trial_count=0,
         ended=utc_now(),
         provenance=describe_machine(),
     )
 
 
-def _sentence(winner: Winner, result: FinalistResult, *, objection: str | None, is_open: bool) -> str:
+def _sentence(winner: Winner, result: FinalistResult, objection: str | None) -> str:
     before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, result.estimate))
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
     figures = f"{now} over {result.process_count} fresh pairs of processes, it was {before}"
     of = time_of(result.work)
     if objection is not None:
-        verdict = "is not proven" if is_open else "does not hold"
-        return f"{winner.settings} {verdict} any more: {of} ratio {figures}; {objection}"
+        return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
     verdicts = {
         Verdict.FASTER: "still holds",
         Verdict.SLOWER: "does not hold any more: it is slower than the reference",

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
 from autotune.cluster.engine import Engine
@@ -16,7 +15,6 @@ from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
-from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.proofs import Report
@@ -25,7 +23,6 @@ from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
-from autotune.stats.estimates import Estimate
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
 from autotune.study.proposer import Proposer
@@ -72,24 +69,16 @@ class SetState(StrEnum):
     REFUTED = "refuted"
     """It did not hold, has an objection, or failed later."""
 
-    OPEN = "open"
-    """It is proven, but whether it holds on a further workload is not settled."""
-
 
 @dataclass
 class Candidate:
-    """A set that a trial nominated; `report` has the figure to report, and any objection, `further` other figures.
-
-    `elsewhere` is the product of its ratios on further workloads, by one trial on each.
-    """
+    """A set that a trial nominated; `report` has the figure to report, and any objection."""
 
     trial: int
     settings: FlagSet
     state: SetState
     proof: FinalistResult | None = None
     report: Report = field(default_factory=Report)
-    further: dict[str, Estimate] | None = None
-    elsewhere: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -109,7 +98,6 @@ class StudyRun:
         trackers: Names of `autotune.results.trackers.TRACKERS`.
         recheck: Sets to try because the screen may be wrong on the actual GPU.
         first: Sets to try before the sampler proposes, with origins.
-        try_finalists: Tries candidates on the further workloads, sets the states of those that fail there, sorts them.
         search_more: Tries more sets with the time that proofs left, and returns whether it did.
         candidates: Best first.
     """
@@ -134,7 +122,6 @@ class StudyRun:
     facts: WorkloadFacts = field(init=False)
     first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
     proposer: Proposer = field(init=False)
-    try_finalists: Callable[[list[Candidate]], None] = field(init=False)
     search_more: Callable[[], bool] = field(init=False)
     candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
@@ -172,7 +159,7 @@ class StudyRun:
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.time = TimeLeft(self.store, self.lanes)
-        self.open_lanes()
+        self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
         if unnamed := unnamed_folders(self.store.path, self.store.records()):
@@ -181,19 +168,6 @@ class StudyRun:
                 "them; they are kept"
             )
         self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
-
-    def open_lanes(self) -> None:
-        """Opens lanes, at first or after they were closed; they start when they have work."""
-        self.lanes.engine = (self.make_engine or _this_process)(self)
-
-    def beside(self, spec: StudySpec, path: Path) -> StudyRun:
-        """Creates a session of another study on the devices that this one holds, whose lanes must be closed then."""
-        study_dir, create = Path(self.store.study_dir), Store.create_or_resume
-        return StudyRun(
-            spec=spec, view=self.view, prepare=lambda note: self.setup, command=self.command, asked_trials=0,
-            open_store=lambda: create(path, spec, study_dir=study_dir, watch=Stopwatch()),
-            make_engine=self.make_engine or _this_process,
-        )  # fmt: skip
 
     def _to_hold(self) -> Sequence[str]:
         """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""

@@ -18,7 +18,6 @@ from autotune.rundir.store import Store
 from autotune.settings.space import format_cannot_act
 from autotune.study.conclude import record_conclusion
 from autotune.study.confirm import confirm, minimise, soak
-from autotune.study.further import measure_further_references, prove_further
 from autotune.study.prefilter import measure_reference, narrow_space
 from autotune.study.preflight import keeping_rules, prepare
 from autotune.study.proposer import Proposer, known_memory, open_study
@@ -43,9 +42,8 @@ def probe(run: StudyRun) -> None:
 
 
 def aa_run(run: StudyRun) -> None:
-    """Measures the reference of each workload against itself; its report has the workload's facts."""
+    """Measures the reference against itself; its report has the workload's facts."""
     run.facts = measure_reference(run)
-    measure_further_references(run)
 
 
 def screen(run: StudyRun) -> None:
@@ -87,7 +85,6 @@ STAGES = {
     "minimise": minimise,
     "confirm": confirm,
     "soak": soak,
-    "further workloads": prove_further,
     "conclude": conclude,
 }
 """In order, by their names in docs/study.md."""

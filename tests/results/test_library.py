@@ -11,10 +11,10 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.export import read_winner
+from autotune.results.export import ExportFormat, read_winner, render_winner
 from autotune.results.library import add_to_library, best_known, format_match, library_entries
 from autotune.results.report import build
-from autotune.results.winner import Winner, winner_of
+from autotune.results.winner import Winner, winner_of, with_rechecks
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
@@ -133,3 +133,15 @@ def test_a_recheck_goes_on_where_it_was_stopped(finished: Store, tmp_path: Path)
     _, store = again(spec, tmp_path, winner_of(finished))
     assert store.of(ConfirmRun) == before.of(ConfirmRun)
     assert len(store.of(AaRecord)) == 1
+
+
+def test_an_export_names_the_ratios_of_rechecks_with_other_studies(finished: Store, tmp_path: Path) -> None:
+    winner = winner_of(finished)
+    study = replay_study(effects=EFFECTS, study={"baseline": {"NCCL_DEBUG": "WARN"}, "workload": {"entry": "moe"}})
+    _, store = again(study.model_copy(update={"name": "long"}), tmp_path / "long", winner)
+    both = with_rechecks(winner, [store])
+    assert both.further == {"long": winner_of(store).estimate}
+    assert "long: ratio 0.92" in render_winner(both, ExportFormat.ENV)
+    other = winner.model_copy(update={"settings": FlagSet({"xla_a": "1"})})
+    with pytest.raises(AutotuneError, match="must be of the set"):
+        with_rechecks(other, [store])
