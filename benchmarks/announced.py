@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.proof import FIRST_LOOK
-from autotune.study.stages import aa_run, probe
+from autotune.study.driver import aa_run, probe
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, StudyOutcome, open_study, run_one, simulated_study

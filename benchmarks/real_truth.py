@@ -36,10 +36,9 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study.confirm import prove
+from autotune.study.driver import Driver, aa_run, new_run, probe, run_study
 from autotune.study.live import LineView
 from autotune.study.run import StudyRun
-from autotune.study.stages import aa_run, new_run, probe, run_study
 from harness.simulated import runner_of
 
 HERE = Path(__file__).parent
@@ -101,7 +100,7 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
             with contextlib.closing(begin(spec, folder)) as again:
                 probe(again)
                 aa_run(again)
-                proven = prove(again, [(1, slow)], stage="slowdown")[0]
+                proven = Driver(again).prove(slow, trial=1, stage="slowdown")
             found["proof"] = {"verdict": str(proven.verdict), "estimate": _interval(proven.estimate)}
         return found
 
@@ -163,7 +162,7 @@ def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[st
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(begin(spec, folder)) as session:
         probe(session)
-        found = prove(session, [(1, FlagSet({VARIABLE: str(iterations)}))], stage="slowdown")[0]
+        found = Driver(session).prove(FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown")
         runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {
         "iterations": iterations,

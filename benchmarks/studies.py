@@ -29,8 +29,8 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
+from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
-from autotune.study.stages import run_study
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from harness.simulated import GivenSetup, given_run, silent

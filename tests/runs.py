@@ -25,8 +25,8 @@ from autotune.settings.probe import ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
 from autotune.study.builds import Build, Builds, study_of
+from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
-from autotune.study.stages import run_study
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated

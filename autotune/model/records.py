@@ -93,6 +93,18 @@ class ValueEffect(Believed):
     trials: Count
 
 
+class SearchEnd(Stamped):
+    """The search of a session ended; it goes on if other trials or another time are asked for."""
+
+    kind: Literal["search_end"] = "search_end"
+    trials: Count
+    """Those that have a result."""
+    asked: Count
+    budget_s: Elapsed | None = None
+    is_exhausted: bool = False
+    """Whether every point of the space is tried."""
+
+
 class SettingEffect(Record):
     """Effect of one setting."""
 
@@ -386,6 +398,8 @@ class ProofRecord(Stamped):
     """Pairs of processes before the set is called faster."""
     first: Count = 0
     """Number of the first pair that counts: earlier ones were seen before the plan was made."""
+    trial: Count = 0
+    """Number of the trial that had the set first; 0 where there is none."""
 
 
 class FinalistResult(Stamped):
@@ -485,6 +499,7 @@ class IncidentRecord(Stamped):
 
 AnyRecord = Annotated[
     TrialResult
+    | SearchEnd
     | EffectsRecord
     | ScreenRecord
     | SessionRecord

@@ -319,13 +319,17 @@ class Store(Folders):
         return len(line.encode())
 
     def append_news(self, record: R) -> None:
-        """Appends a record unless an earlier one, or the newest conclusion, equals it but for stamps; see `append`."""
+        """Appends a record unless it is no news; see `append`."""
+        if self.is_news(record):
+            self.append(record)
+
+    def is_news(self, record: Stamped) -> bool:
+        """Whether no earlier record, or not the newest conclusion, equals a record but for stamps."""
         bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
             alike = alike[-1:]
-        if record.model_copy(update=bare) not in alike:
-            self.append(record)
+        return record.model_copy(update=bare) not in alike
 
     def records(self) -> list[AnyRecord]:
         """Returns all records in order but a torn last one; RunDirectoryError if they are damaged or unreadable."""

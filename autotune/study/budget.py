@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
-from autotune.model.flags import FlagSet
 from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, LEAST_PAIRS
-from autotune.study.lanes import Lanes
 
 BUDGET_SHARE_FOR_PROOF = 0.5
 """Largest share of the time after the A/A run that is reserved for more than the least proof."""
@@ -60,32 +58,46 @@ class Timetable:
         return self.used_s + self.trial_s + self.least_s <= self.budget_s
 
 
+@dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """The time budget in one session."""
+    """The time budget of a study at one moment.
 
-    def __init__(self, store: Store, lanes: Lanes) -> None:
-        self._store = store
-        self._lanes = lanes
-        self.budget_s = store.spec.search.time_budget
-        self.unproven: list[FlagSet] = []
-        """Sets that may gain whose proof did not begin or end for lack of time."""
+    Attributes:
+        records: Of all sessions; only read.
+        elapsed_s: Seconds that the study has run, all sessions together.
+        lane_count: Lanes that are there now.
+    """
+
+    records: Store
+    elapsed_s: float
+    lane_count: int
+
+    @property
+    def budget_s(self) -> float | None:
+        """The study's time budget, seconds; None without one."""
+        return self.records.spec.search.time_budget
 
     # ------------------------------------------------------------------ time left
 
     @property
+    def has_budget(self) -> bool:
+        """Whether there is a budget, and the durations of the study's pieces of work are known."""
+        return self.takes is not None
+
+    @property
     def takes(self) -> Durations | None:
         """Durations of this study's pieces of work; None if they are not known, or there is no budget."""
-        aa_runs = self._store.of(AaRecord) if self.budget_s is not None else []
-        return durations_of(self._store.spec, aa_runs[0], self._store.of(ConfirmRun)) if aa_runs else None
+        aa_runs = self.records.of(AaRecord) if self.budget_s is not None else []
+        return durations_of(self.records.spec, aa_runs[0], self.records.of(ConfirmRun)) if aa_runs else None
 
     def is_used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
         """Whether `unit_s` does not fit in the budget beside `kept_s`; the last proof may exceed it by `GRACE`."""
         more = 1.0 + GRACE if is_last else 1.0
-        return self.budget_s is not None and self._store.watch.total_s + unit_s + kept_s >= more * self.budget_s
+        return self.budget_s is not None and self.elapsed_s + unit_s + kept_s >= more * self.budget_s
 
     def _side_by_side(self, seconds: float) -> float:
         """Returns the wall time of work that all lanes share."""
-        return seconds / max(1, len(self._lanes.names))
+        return seconds / max(1, self.lane_count)
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
         """Returns the most pairs of blocks of a task that starts `starts` processes; None for no limit.
@@ -95,7 +107,7 @@ class TimeLeft:
         takes = self.takes
         if takes is None or self.budget_s is None or not takes.block_pair_s:
             return None
-        rest_s = self.budget_s - self._store.watch.total_s - kept_s
+        rest_s = self.budget_s - self.elapsed_s - kept_s
         return max(1, int((share * rest_s - starts * takes.start_s) / takes.block_pair_s))
 
     # ------------------------------------------------------------------ time for what must follow
@@ -103,7 +115,7 @@ class TimeLeft:
     @property
     def _least_pairs(self) -> int:
         """Fewest pairs of processes with which a set can be proven."""
-        return min(LEAST_PAIRS, max(FIRST_LOOK, self._store.spec.confirm.processes))
+        return min(LEAST_PAIRS, max(FIRST_LOOK, self.records.spec.confirm.processes))
 
     def kept_after(self, stage: str) -> float:
         """Returns the least seconds of what follows a piece of work of a stage."""
@@ -129,42 +141,35 @@ class TimeLeft:
             return True
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
-    def allows_proofs(self, begun: Sequence[tuple[FlagSet, int]]) -> list[FlagSet]:
-        """Returns the first of some sets, best first with their pairs of processes so far, that have time for a proof.
+    def allows_proofs(self, needs: Sequence[tuple[int, bool]]) -> int:
+        """Returns for how many sets, best first, there is time for a proof.
 
-        The others are added to `unproven`.
+        Args:
+            needs: The pairs of processes of each so far, and whether it is yet to be minimised.
         """
-        takes, needed_s, allowed = self.takes, 0.0, list[FlagSet]()
-        for settings, done in begun:
-            if takes is not None and done < self._least_pairs:
-                pairs_s = (self._least_pairs - done) * takes.pair_s
-                minimising = minimising_s(self._store.spec, takes, sets=1) if allowed and not done else 0.0
-                needed_s += self._side_by_side(pairs_s) + minimising
-                if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
-                    break
-            allowed.append(settings)
-        for settings, _ in begun[len(allowed) :]:
-            self.leave(settings)
-        self.unproven = [s for s in self.unproven if s not in allowed]
-        return allowed
+        takes, needed_s = self.takes, 0.0
+        for count, (done, is_whole) in enumerate(needs):
+            if takes is None or done >= self._least_pairs:
+                continue
+            if count and is_whole:
+                needed_s += minimising_s(self.records.spec, takes, sets=1)
+            needed_s += self._side_by_side((self._least_pairs - done) * takes.pair_s)
+            if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
+                return count
+        return len(needs)
 
     def allows(self, unit: Callable[[Durations], float]) -> bool:
         """Whether a piece of work fits before the proof of its result."""
         takes = self.takes
         return takes is None or not self.is_used_up(unit(takes), self.kept_after("minimise"))
 
-    def leave(self, settings: FlagSet) -> None:
-        """Adds a set to `unproven`."""
-        if settings not in self.unproven:
-            self.unproven.append(settings)
-
     def still_kept(self, table: Timetable) -> float:
         """Returns the seconds that a timetable reserves for proofs, less what they took if a winner is proven."""
-        concluded = self._store.last(ConclusionRecord)
+        concluded = self.records.last(ConclusionRecord)
         if concluded is None or concluded.outcome is not Outcome.WINNER:
             return table.reserved_s
         took_s = searched_s = 0.0
-        for record in self._store.records():
+        for record in self.records.records():
             if isinstance(record, ConclusionRecord):
                 took_s += record.at_s - searched_s
             if isinstance(record, ConclusionRecord | TrialResult):
@@ -175,10 +180,10 @@ class TimeLeft:
 
     def timetable(self) -> Timetable | None:
         """Splits the budget, the same in every session; None without one, or before the A/A run."""
-        takes, spec = self.takes, self._store.spec
+        takes, spec = self.takes, self.records.spec
         if takes is None or self.budget_s is None:
             return None
-        aa_at_s = self._store.of(AaRecord)[0].at_s
+        aa_at_s = self.records.of(AaRecord)[0].at_s
         rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
         wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
@@ -186,7 +191,7 @@ class TimeLeft:
         wanted_s += minimising_s(spec, takes, sets=finalists)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
-        lanes = max(1, len(self._lanes.names))
+        lanes = max(1, self.lane_count)
         return Timetable(
             budget_s=self.budget_s,
             used_s=aa_at_s,

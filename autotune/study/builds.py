@@ -36,11 +36,9 @@ from autotune.settings.probe import ProbeReport, probe_build
 from autotune.settings.space import SpaceBuilder, format_names
 from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
-from autotune.study.confirm import most_pairs, prove, report
-from autotune.study.prefilter import measure_reference
+from autotune.study.driver import Driver, aa_run, probe
 from autotune.study.preflight import Preflight
 from autotune.study.run import StudyRun
-from autotune.study.stages import probe
 
 TRIAL = 1
 """Number of the trial of the old build, whose record has the facts of its process."""
@@ -135,11 +133,10 @@ def measure_builds(run: StudyRun, builds: Builds) -> None:
     """
     with contextlib.closing(run):
         probe(run)
-        builds.new.refuse_other(measure_reference(run).versions.get("jaxlib"))
+        builds.new.refuse_other(aa_run(run).versions.get("jaxlib"))
         trial, result = _trial(run, builds), None
         if trial.failure is None:
-            run.begin_stage(BUILDS, f"the old build against the new one, {most_pairs(run, BUILDS)} pairs at most")
-            result = prove(run, [(TRIAL, trial.settings)], stage=BUILDS)[0]
+            result = Driver(run).prove(trial.settings, trial=TRIAL, stage=BUILDS)
         run.conclusion = _conclusion(run, trial, result, builds)
         run.store.append_news(run.conclusion)
 
@@ -164,7 +161,7 @@ def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None
         old, new = builds.names
         who = new if "/reference/" in (failure.log or "") else old
         sentence = f"{new} and {old} are not compared: {format_failure(failure, f'under {who}')}"
-    elif result is not None and (back := report(run, result).estimate) is not None:
+    elif result is not None and (back := Driver(run).report(result).estimate) is not None:
         outcome, sentence = _answer(result, back, builds.names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
         sentence += format_program_change(trial.worker, run.reference)

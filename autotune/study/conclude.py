@@ -23,26 +23,27 @@ from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
 from autotune.stats.estimates import Verdict
 from autotune.stats.proof import unseen_share
+from autotune.study.plan import Conclude
 from autotune.study.run import StudyRun
 
 RULED_OUT = 0.02
 """A study without a winner is inconclusive if it does not rule out larger gains than this share."""
 
 
-def record_conclusion(run: StudyRun) -> ConclusionRecord:
+def record_conclusion(run: StudyRun, end: Conclude) -> ConclusionRecord:
     """Records the study's conclusion, unless the newest one says the same."""
     results = run.store.of(TrialResult)
-    found = _found(run, results)
+    found = _found(run, end, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
     return conclusion
 
 
-def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
-    spec, winner = run.spec, run.winner
+def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict[str, object]:
+    spec, winner = run.spec, end.winner
     soaks = run.store.of(SoakRecord)
-    if winner is not None and (proven := winner.proof) is not None and proven.estimate is not None:
-        ratio = winner.report.estimate or proven.estimate
+    if winner is not None and winner.report is not None and winner.proof.estimate is not None:
+        proven, ratio = winner.proof, winner.report.estimate or winner.proof.estimate
         mine = [s for s in soaks if s.settings == proven.settings]
         soaked = [s.steps_s for s in mine]
         after = f" and {winner.report.isolated} of isolated runs" if winner.report.isolated else ""
@@ -60,7 +61,7 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
             f"machine: {time_of(proven.work)} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
             f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow"
-            f"{_objections(run, {})}",
+            f"{_objections(end, {})}",
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -73,9 +74,9 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
-        outcome, sentence = _no_winner(run, results)
+        outcome, sentence = _no_winner(run, end, results)
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
-    sentence += _objections(run, objections)
+    sentence += _objections(end, objections)
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
@@ -88,9 +89,9 @@ def _found(run: StudyRun, results: Sequence[TrialResult]) -> dict[str, object]:
     return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
 
 
-def _objections(run: StudyRun, known: dict[FlagSet, str]) -> str:
+def _objections(end: Conclude, known: dict[FlagSet, str]) -> str:
     """Formats what speaks against sets that looked faster, `known` vetoes included."""
-    told = known | {c.settings: c.report.objection for c in run.candidates if c.report.objection is not None}
+    told = {**known, **end.objections}
     return "".join(f"; {settings} looked faster but {why}" for settings, why in told.items())
 
 
@@ -114,11 +115,11 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
     return table.needed_s if table is not None else None, why
 
 
-def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
+def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
-    open_gain, settings = max(_open_gains(run, results), default=(0.0, ""))
-    if run.time.unproven:
+    open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
+    if end.is_out_of_time:
         return Outcome.INCONCLUSIVE, (
             "inconclusive: nothing is proven on this machine: the budget left no time for that; gains of step time up "
             f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command "
@@ -135,12 +136,12 @@ def _no_winner(run: StudyRun, results: Sequence[TrialResult]) -> tuple[Outcome, 
     return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"
 
 
-def _open_gains(run: StudyRun, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
+def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
     """Returns, for each set without a verdict, the largest gain in its 95 % interval and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
     judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
-    judged |= {c.settings for c in run.candidates if c.report.objection is not None}
+    judged |= end.objections.keys()
     found = []
     for result in results:
         if result.settings in judged or result.failure is not None or result.comparison is None:

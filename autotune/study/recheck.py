@@ -25,11 +25,9 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.study import preflight
-from autotune.study.confirm import most_pairs, prove, report
-from autotune.study.prefilter import measure_reference
+from autotune.study.driver import Driver, aa_run, probe
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
-from autotune.study.stages import probe
 from autotune.workers.base import Launcher
 
 STAGE = "recheck"
@@ -65,10 +63,10 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """
     with contextlib.closing(run):
         probe(run)
-        measure_reference(run)
-        run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run, STAGE)} fresh pairs of processes")
-        result = prove(run, [(0, winner.settings)], stage=STAGE)[0]
-        found = report(run, result) if result.is_passed else Report(result.estimate, objection=result.veto)
+        aa_run(run)
+        driver = Driver(run)
+        result = driver.prove(winner.settings, trial=0, stage=STAGE)
+        found = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.veto)
         is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
         if is_no_gain and result.verdict is not Verdict.SLOWER:
             result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})

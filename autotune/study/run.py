@@ -1,4 +1,4 @@
-"""One session of a study: the context that its stages share, the state of its sets, and a clean stop."""
+"""One session of a study: what it was started with, its records and lanes, and a clean stop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from autotune.cluster.engine import Engine
@@ -17,16 +16,13 @@ from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
-from autotune.model.proofs import Report
-from autotune.model.records import AaRecord, Callbacks, ConclusionRecord, FinalistResult
+from autotune.model.records import AaRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.store import Store, driver_session, unnamed_folders
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
-from autotune.study.proposer import Proposer
-from autotune.study.screen import NoOpRecheck, StudyScreener, open_study_screener
 from autotune.workers.base import Launcher
 
 
@@ -51,42 +47,11 @@ class Setup(Protocol):
         """Creates the launcher of workers."""
 
 
-class SetState(StrEnum):
-    """State of a candidate, set by `autotune.study.confirm`."""
-
-    MINIMAL = "minimal"
-    """It is a finalist without the settings that do not pay."""
-
-    CONFIRMED = "confirmed"
-    """It held in fresh pairs of processes."""
-
-    PROVEN = "proven"
-    """Isolated runs agree."""
-
-    SOAKED = "soaked"
-    """It is proven, and ran for long without a fault."""
-
-    REFUTED = "refuted"
-    """It did not hold, has an objection, or failed later."""
-
-
-@dataclass
-class Candidate:
-    """A set that a trial nominated; `report` has the figure to report, and any objection."""
-
-    trial: int
-    settings: FlagSet
-    state: SetState
-    proof: FinalistResult | None = None
-    report: Report = field(default_factory=Report)
-
-
 @dataclass(kw_only=True)
 class StudyRun:
     """One session of a study, from its first stage to its last.
 
-    The records in `store` are the truth: a stage finds earlier sessions' results there. The rest of the context passes
-    from stage to stage within the session.
+    The records in `store` are the truth: what earlier sessions did is found there.
 
     Attributes:
         open_store: Called after the study was checked.
@@ -96,10 +61,6 @@ class StudyRun:
         make_engine: None if this process is the only lane.
         command, asked_trials: For the record of the session.
         trackers: Names of `autotune.results.trackers.TRACKERS`.
-        recheck: Sets to try because the screen may be wrong on the actual GPU.
-        first: Sets to try before the sampler proposes, with origins.
-        search_more: Tries more sets with the time that proofs left, and returns whether it did.
-        candidates: Best first.
     """
 
     spec: StudySpec
@@ -116,14 +77,6 @@ class StudyRun:
     setup: Setup = field(init=False)
     store: Store = field(init=False)
     lanes: Lanes = field(init=False)
-    time: TimeLeft = field(init=False)
-    screener: StudyScreener | None = field(init=False)
-    recheck: NoOpRecheck | None = field(default=None, init=False)
-    facts: WorkloadFacts = field(init=False)
-    first: tuple[tuple[str, FlagSet], ...] = field(default=(), init=False)
-    proposer: Proposer = field(init=False)
-    search_more: Callable[[], bool] = field(init=False)
-    candidates: list[Candidate] = field(default_factory=list, init=False)
     conclusion: ConclusionRecord = field(init=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
     _trackers: list[TrackerProcess] = field(default_factory=list, init=False)
@@ -132,14 +85,9 @@ class StudyRun:
         refuse_trackers(self.trackers)
 
     @property
-    def waiting(self) -> list[Candidate]:
-        """Candidates without a proof, best first."""
-        return [c for c in self.candidates if c.state is SetState.MINIMAL]
-
-    @property
-    def winner(self) -> Candidate | None:
-        """The proven or soaked candidate."""
-        return next((c for c in self.candidates if c.state in (SetState.PROVEN, SetState.SOAKED)), None)
+    def time(self) -> TimeLeft:
+        """The time left now."""
+        return TimeLeft(self.store, self.store.watch.total_s, len(self.lanes.names))
 
     @property
     def reference(self) -> WorkerReport | None:
@@ -158,10 +106,8 @@ class StudyRun:
         trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
         hold(driver_session(self.store, trials=trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
-        self.time = TimeLeft(self.store, self.lanes)
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
-        self.screener = hold(open_study_screener(self.store, self.view))
         if unnamed := unnamed_folders(self.store.path, self.store.records()):
             self.view.note(
                 f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "

@@ -13,10 +13,10 @@ from autotune.model.clock import Stopwatch
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.results.winner import RUNS
+from autotune.study.driver import new_run, run_study
 from autotune.study.engines import choose_engine
 from autotune.study.live import LineView
 from autotune.study.run import StudyRun, stoppable
-from autotune.study.stages import new_run, run_study
 
 if TYPE_CHECKING:
     from autotune.results.api import Study

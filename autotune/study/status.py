@@ -16,7 +16,7 @@ from autotune.results.screen_words import describe_screen_record
 from autotune.rundir.lock import read_stage
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Estimate
-from autotune.study.prefilter import incumbent
+from autotune.study.trials import incumbent
 
 SLOW = 0.03
 """Excess of a lane's reference step time over the median lane's from which its machine is called slow."""

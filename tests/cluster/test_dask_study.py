@@ -12,9 +12,9 @@ import pytest
 from autotune.cluster.dask_engine import DaskEngine
 from autotune.cluster.engine import JOINED, LEFT, Message, Told
 from autotune.model.records import AaRecord, IncidentRecord, Outcome, TrialResult
+from autotune.study.driver import run_study
 from autotune.study.engines import study_message
 from autotune.study.run import StudyRun
-from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import FILE
 from tests.cluster.dask_cluster import Cluster

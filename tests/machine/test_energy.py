@@ -16,7 +16,7 @@ from autotune.model.measurement import Arm, Pair
 from autotune.model.records import AaRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from harness.fake_nvml import ENERGY, NOT_SUPPORTED, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedWorker

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import CompileLimits, TimeLimits, compile_limits, limits_after
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from harness.simulated import GivenSetup
 from harness.timed import TimedLauncher, TimedStudy
 from tests.runs import SPACE, Diary, replay_study

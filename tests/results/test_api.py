@@ -23,7 +23,7 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     steps = {
         "import autotune": [],
         "import autotune.results.format, autotune.results.winner": ["pydantic", "optuna"],
-        "import autotune.study.stages": ["pydantic", "optuna", "rich", "jinja2"],
+        "import autotune.study.driver": ["pydantic", "optuna", "rich", "jinja2"],
         "import autotune.study.start": ["pydantic", "optuna", "rich", "jinja2"],
         "autotune.load, autotune.compare, autotune.run": [n for n in HEAVY if n != "jax"],
     }

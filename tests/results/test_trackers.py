@@ -20,7 +20,7 @@ from autotune.results.trackers import LONGEST, TRACKERS, TrackedRun, follow, tra
 from autotune.rundir.fsck import check_run
 from autotune.rundir.store import Store
 from autotune.study import run as study_run
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import write_study
 from tests.console import autotune as command_line

@@ -20,7 +20,7 @@ from autotune.model.errors import AutotuneError, RunDirectoryError
 from autotune.model.records import CONFIRM, ConclusionRecord, ConfirmRun, FinalistResult, TrialResult
 from autotune.rundir.fsck import RunCheck, check_run
 from autotune.rundir.store import Store
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from harness.simulated import GivenSetup, given_run
 from harness.tally import tally_of
 from tests.runs import SPACE, Diary, asking, record, replay_study, there

@@ -28,9 +28,9 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.stats.estimates import TrialFinding
 from autotune.study.budget import TimeLeft, Timetable, format_timetable
+from autotune.study.driver import run_study
+from autotune.study.plan import longer_trial_s
 from autotune.study.run import Stopped
-from autotune.study.search import Search
-from autotune.study.stages import run_study
 from harness.simulated import GivenSetup
 from harness.simulated_machine import simulation_of
 from harness.timed import SimulatedClock, TimedStudy
@@ -214,11 +214,10 @@ def test_a_trial_is_expected_to_take_what_the_last_ones_took() -> None:
     def took(duration_s: float, status: str = "measured") -> Any:
         return SimpleNamespace(duration_s=duration_s, status=TrialStatus(status))
 
-    search: Any = SimpleNamespace(_table=SimpleNamespace(trial_s=20.0))
-    assert Search._trial_s(search, []) == 20.0
-    assert Search._trial_s(search, [took(50.0), took(40.0), took(3.0, "same_program")]) == 40.0
-    assert Search._trial_s(search, [took(5.0)]) == 20.0
-    assert Search._trial_s(search, [took(5.0)] + [took(60.0)] * RECENT) == 60.0, "as the machine is now"
+    assert longer_trial_s(20.0, []) == 20.0
+    assert longer_trial_s(20.0, [took(50.0), took(40.0), took(3.0, "same_program")]) == 40.0
+    assert longer_trial_s(20.0, [took(5.0)]) == 20.0
+    assert longer_trial_s(20.0, [took(5.0)] + [took(60.0)] * RECENT) == 60.0, "as the machine is now"
 
 
 def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:

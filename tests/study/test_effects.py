@@ -26,8 +26,8 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.confirm import worth_proving
 from autotune.study.effects import StudyEffects
+from autotune.study.plan import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
 from autotune.study.samplers import distribution_of, flag_of, from_text
 from autotune.study.screen import LARGEST_PRIOR

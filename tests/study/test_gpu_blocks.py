@@ -29,7 +29,7 @@ from autotune.model.spec import StudySpec
 from autotune.results.format import warning_lines
 from autotune.results.winner import disagreements, doubts, winner_of
 from autotune.rundir.store import Folders, Store
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from autotune.workers.base import Progress, WorkerFailed
 from harness.fake_nvml import HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, FakeNvml, missing
 from harness.simulated import GivenSetup, given_run

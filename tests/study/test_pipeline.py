@@ -33,9 +33,9 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
+from autotune.study.plan import STAGES
 from autotune.study.proposer import STARTUP_TRIALS
 from autotune.study.samplers import make_sampler
-from autotune.study.stages import STAGES
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import SimulatedWorker
 from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there, worker_report

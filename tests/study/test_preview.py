@@ -15,12 +15,11 @@ from autotune.cli.app import app
 from autotune.cli.printing import plain
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import AutotuneError
-from autotune.model.spec import load_study, parse_study
+from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.settings.space import SearchSpace
-from autotune.study import prefilter, stages
+from autotune.study import trials
+from autotune.study.driver import new_run, run_study
 from autotune.study.preflight import SpacePreview, known_settings, preview_space, space_here
-from autotune.study.run import StudyRun
-from autotune.study.stages import run_study
 from harness.simulated_machine import write_study
 from tests.runs import Diary, record, replay_study, worker_report
 from tests.tables import toml_beside
@@ -41,14 +40,13 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Searched:
 
     def run(study: Path) -> SearchSpace:
         spaces: list[SearchSpace] = []
-        narrow = prefilter.narrow_space
 
-        def noting(run: StudyRun, space: SearchSpace) -> SearchSpace:
-            spaces.append(narrow(run, space))
+        def noting(spec: StudySpec, space: SearchSpace, **_: Any) -> None:
+            spaces.append(space)
             raise Enough
 
-        monkeypatch.setattr(stages, "narrow_space", noting)
-        run = stages.new_run(
+        monkeypatch.setattr(trials, "Proposer", noting)
+        run = new_run(
             load_study(study), tmp_path / "runs/quick", study_dir=study.parent, view=Diary(), watch=Stopwatch()
         )
         with pytest.raises(Enough):

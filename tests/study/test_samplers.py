@@ -24,9 +24,9 @@ from autotune.model.sections import SAMPLERS, SearchSpec
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
+from autotune.study.driver import run_study
 from autotune.study.proposer import ENQUEUED, STARTUP_TRIALS
 from autotune.study.samplers import Replay, check_sampler, distribution_of, suggest
-from autotune.study.stages import run_study
 from tests.rundir.test_optuna_study import trials_in
 from tests.runs import SPACE, Run, replay_study
 from tests.study.test_lanes import fair, study

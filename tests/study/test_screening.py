@@ -6,6 +6,7 @@ On a GPU that runs, what the screen calls no-ops is measured once, and returns t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,8 @@ from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study import screen as stage
-from autotune.study import stages
-from autotune.study.confirm import minimise_set
+from autotune.study.driver import run_study
 from autotune.study.screen import LARGEST_PRIOR, NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted, priors_of
-from autotune.study.stages import run_study
 from harness.simulated import GivenSetup, given_run
 from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
 from tests.runs import Diary, Noting, asking, replay_study, there
@@ -209,17 +208,12 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path:
     screened(spec, Rules())
     launcher = Noting(spec)
     setup = GivenSetup(given_space=space(), given_launcher=launcher, read_at_run_time=lambda s: s)
-    made = given_run(spec, tmp_path / "run", setup, Diary())
-    with contextlib.closing(made):
-        stages.probe(made)
-        stages.aa_run(made)
-        stages.screen(made)
-        launcher.started.clear()
-        minimal = minimise_set(made, FlagSet({COMBINE: "11", SLOP: "17"}))
-        found = made.store.of(AblationResult)
-    assert minimal == FlagSet({COMBINE: "11"})
-    assert [a.left_out for a in found if a.comparison is None] == [SLOP]
-    assert launcher.sets.count(FlagSet({COMBINE: "11"})) == 0  # the other was: whole against without
+    setup = dataclasses.replace(setup, first=(("both", FlagSet({COMBINE: "11", SLOP: "17"})),))
+    made = given_run(asking(spec, 1), tmp_path / "run", setup, Diary())
+    conclusion = run_study(made)
+    ablations = made.store.of(AblationResult)
+    assert conclusion.settings == FlagSet({COMBINE: "11"})
+    assert [a.left_out for a in ablations if a.comparison is None] == [SLOP]
 
 
 @pytest.mark.parametrize(("more", "versions", "on", "said"), CASES["screened"])

@@ -11,7 +11,7 @@ import pytest
 from autotune.results.format import RUNNING
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from autotune.study.status import StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import ConclusionRecord
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study.stages import new_run, run_study
+from autotune.study.driver import new_run, run_study
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher, LocalWorker
 from tests.runs import Diary

@@ -12,7 +12,7 @@ from autotune.machine.environment import caller_environment
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import FailureKind
 from autotune.settings.space import SearchSpace
-from autotune.study.stages import run_study
+from autotune.study.driver import run_study
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher

@@ -1,0 +1,617 @@
+"""Decides what a study does next, from its records, the time left and the tasks in hand: no I/O and no state.
+
+A study that was killed, or has more trials or time than before, goes on by the same call. The best of many noisy
+estimates is biased, so the search's own figures decide only which sets are proven. A set is proven in fresh pairs of
+processes by a sequential test whose plan, with the error that all looks share, is recorded before the first pair. The
+rule of one proof is `autotune.model.proofs.standing`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from autotune.measure.context import time_limits_after
+from autotune.measure.durations import RECENT
+from autotune.measure.failing import LONG, failing_task, most_starts, needs_search
+from autotune.measure.tasks import AblationTask, AnyTask, FailingSetTask, PairTask, SoakTask, TrialTask
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import LossBasis
+from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
+from autotune.model.records import (
+    CONFIRM,
+    ISOLATED,
+    AaRecord,
+    AblationResult,
+    AnyRecord,
+    ConfirmRun,
+    EffectsRecord,
+    FailingSetRecord,
+    FinalistResult,
+    LeftOut,
+    ProofRecord,
+    SearchEnd,
+    SoakRecord,
+    TrialResult,
+    TrialStatus,
+    names_left_out,
+)
+from autotune.model.spec import StudySpec
+from autotune.model.units import format_seconds
+from autotune.rundir.store import Store
+from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
+from autotune.study.budget import TRIAL_SHARE, TimeLeft
+
+STAGES = ("probe", "A/A run", "screen", "search", "minimise", "confirm", "soak", "conclude")
+"""In order, by their names in docs/study.md."""
+
+LEAST_GROUP = 2
+"""Fewest settings that are left out together rather than in turn."""
+
+ENOUGH_TO_TELL = 12
+"""Trials that are needed for the search to end with the best expected set."""
+
+
+# ---------------------------------------------------------------------- steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryNext:
+    """Try the sampler's next set as trial `number`, in at most `most` pairs of blocks (None: no limit).
+
+    Attributes:
+        is_last: Whether the best expected set is tried.
+    """
+
+    number: int
+    is_last: bool
+    most: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndSearch:
+    """Record the estimated effects and that the search ended; `reason` is empty if all trials were made."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Give:
+    """Give a task to a lane; `detail` is shown when its stage begins."""
+
+    task: AnyTask
+    folder: tuple[str, ...]
+    name: str
+    stage: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Append records: the plans of proofs, or their verdicts; `note` is shown."""
+
+    records: tuple[AnyRecord, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing can begin until a task in hand has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A set whose proof is planned, with its proof so far; `report` is of one that passed it."""
+
+    trial: int
+    proof: FinalistResult
+    report: Report | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude:
+    """The study ends.
+
+    Attributes:
+        winner: The proven set; None if there is none.
+        objections: What speaks against sets that looked faster.
+        is_out_of_time: Whether a set that may gain is not proven because the budget left no time for it.
+    """
+
+    winner: Candidate | None = None
+    objections: Mapping[FlagSet, str] = field(default_factory=dict)
+    is_out_of_time: bool = False
+
+
+Step = TryNext | EndSearch | Give | Write | Wait | Conclude
+
+
+def next_step(
+    study: StudySpec,
+    records: Store,
+    clock: TimeLeft,
+    in_hand: Sequence[AnyTask] = (),
+    *,
+    rule_defaults: Mapping[str, str] | None = None,
+) -> Step:
+    """Returns the next step of a study whose A/A run is recorded.
+
+    Args:
+        records: Those of all sessions; only read.
+        clock: The time left now.
+        in_hand: Tasks that lanes are doing.
+        rule_defaults: The build's defaults of the settings that `limits.rules` name.
+    """
+    return _Plan(study, records, clock, in_hand, rule_defaults or {}).next_step()
+
+
+class _Plan:
+    """One look at a study."""
+
+    def __init__(
+        self,
+        study: StudySpec,
+        records: Store,
+        clock: TimeLeft,
+        in_hand: Sequence[AnyTask],
+        rule_defaults: Mapping[str, str],
+    ) -> None:
+        self._study = study
+        self._records = records
+        self._clock = clock
+        self._in_hand = in_hand
+        self._rule_defaults = rule_defaults
+        self._min_effect = study.measure.min_effect
+        self._results = records.of(TrialResult)
+        self._proofs = Proofs(study, records, clock, in_hand)
+        self._objections: dict[FlagSet, str] = {}
+
+    def next_step(self) -> Step:
+        """See the function."""
+        if not self._is_search_closed:
+            return self._search(self._kept_for_proofs)
+        step = self._finalists() if self._is_round_due else None
+        step = step or self._proofs.next_step(CONFIRM, self._planned)
+        if step is not None:
+            return step
+        for candidate in self._confirmed():
+            step = self._alone(candidate) or self._soak(candidate)
+            if step is not None:
+                return step
+        if not self._clock.has_budget:
+            return Conclude(objections=self._objections)
+        step = self._more_search() or self._finalists()
+        return step or Conclude(objections=self._objections, is_out_of_time=self._is_out_of_time)
+
+    # ------------------------------------------------------------------ the search
+
+    @property
+    def _asked(self) -> int:
+        return self._study.search.trials
+
+    @property
+    def _last_end(self) -> SearchEnd | None:
+        """The end of a search of as many trials and as much time as are asked for now."""
+        end = self._records.last(SearchEnd)
+        if end is None or (end.asked, end.budget_s) != (self._asked, self._study.search.time_budget):
+            return None
+        return end
+
+    @property
+    def _is_search_closed(self) -> bool:
+        return self._last_end is not None and self._last_end.trials == len(self._results)
+
+    @property
+    def _kept_for_proofs(self) -> float:
+        """Seconds that the search leaves to proofs: to one of them, where those before it named no winner."""
+        table = self._clock.timetable()
+        if table is None:
+            return 0.0
+        return self._clock.still_kept(table) if self._last_end is None else table.least_s
+
+    def _more_search(self) -> Step | None:
+        """Returns a step of a search that goes on with the time that proofs left; None if it cannot."""
+        table, end = self._clock.timetable(), self._last_end
+        if table is None or not table.is_enough or (end is not None and end.is_exhausted):
+            return None
+        step = self._search(table.least_s)
+        return None if isinstance(step, EndSearch) else step
+
+    def _search(self, kept_s: float) -> Step:
+        table, trying = self._clock.timetable(), [t for t in self._in_hand if isinstance(t, TrialTask)]
+        count, reason = len(self._results), ""
+        trial_s = self._trial_s(table.trial_s) if table is not None else 0.0
+        if table is not None and not table.is_enough:
+            return self._end_search("")
+        if count + len(trying) >= self._asked:
+            return self._end_search("")
+        if self._clock.is_used_up(trial_s, kept_s):
+            kept = ", what is left is kept for proofs" if kept_s else ""
+            reason = f"time budget used: the search ends after {count} of {self._asked} trials{kept}"
+            return self._end_search(reason)
+        if (cause := self._failing_set(kept_s)) is not None:
+            return cause
+        is_last = count + len(trying) + 1 >= self._asked
+        is_last = is_last or (trial_s > 0 and self._clock.is_used_up(2 * trial_s, kept_s))
+        taken = {r.number for r in self._results} | {t.config.number for t in trying}
+        return TryNext(
+            number=next(n for n in itertools.count(1) if n not in taken),
+            is_last=is_last and count >= ENOUGH_TO_TELL,
+            most=self._clock.pairs_for(kept_s, starts=1, share=TRIAL_SHARE),
+        )
+
+    def _end_search(self, reason: str) -> Step:
+        return Wait() if self._in_hand else EndSearch(reason)
+
+    def _trial_s(self, planned_s: float) -> float:
+        """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
+        return longer_trial_s(planned_s, self._results)
+
+    def _failing_set(self, kept_s: float) -> Give | None:
+        """Returns the task of finding a minimal failing set, if a trial crashed or hung and there is time for it."""
+        known = self._records.of(FailingSetRecord)
+        busy = {t.trial for t in self._in_hand if isinstance(t, FailingSetTask)}
+        for trial in self._results:
+            if trial.failure is None or trial.number in busy or not needs_search(trial, known):
+                continue
+            kind = trial.failure.kind
+            aa_run, takes = self._records.of(AaRecord)[0], self._clock.takes
+            if takes is not None:
+                each_s = time_limits_after(self._study, aa_run).start_s if kind in LONG else takes.start_s
+                if self._clock.is_used_up(most_starts(kind) * each_s, kept_s):
+                    return None
+            task = failing_task(trial, kind, self._results)
+            number = f"{trial.number:04d}"
+            return Give(task=task, folder=("failing", number), name=f"failing-{number}", stage="search", detail="")
+        return None
+
+    # ------------------------------------------------------------------ finalists
+
+    @functools.cached_property
+    def _planned(self) -> list[ProofRecord]:
+        """The plans of the finalists' proofs."""
+        return [p for p in self._records.of(ProofRecord) if p.stage == CONFIRM]
+
+    @property
+    def _is_round_due(self) -> bool:
+        """Whether a search has ended after the last pair of a finalist's proof."""
+        for record in reversed(self._records.records()):
+            if isinstance(record, SearchEnd):
+                return True
+            if isinstance(record, ConfirmRun) and record.stage == CONFIRM:
+                return False
+        return False
+
+    def _chosen(self, without: Container[int] = ()) -> list[TrialResult]:
+        results = [r for r in self._results if r.number not in without]
+        count, effects = self._study.confirm.finalists, self._records.last(EffectsRecord)
+        return worth_proving(results, count=count, min_effect=self._min_effect, effects=effects)
+
+    def _finalists(self) -> Step | None:
+        """Returns a step that makes the best trials minimal, or plans their proofs; None if nothing is left to plan."""
+        proven = {self._proofs.trial_of(p): p for p in self._planned}
+        is_alive = any(self._proofs.standing(p).result.is_passed or not self._is_over(p) for p in self._planned)
+        chosen = self._chosen(() if is_alive or not proven else proven)
+        allowed = self._clock.allows_proofs([self._needs(t, proven.get(t.number)) for t in chosen])
+        minimal: dict[FlagSet, int] = {}
+        for trial in chosen[:allowed]:
+            if trial.number in proven:
+                continue
+            settings = self._minimal(trial.settings)
+            if not isinstance(settings, FlagSet):
+                return settings
+            if settings not in {p.settings for p in self._planned}:
+                minimal.setdefault(settings, trial.number)
+        if not minimal:
+            return None
+        left = f"of {len(chosen)} sets that may gain there is time for the proofs of {allowed}"
+        return Write(self._proofs.plan(CONFIRM, minimal), left if allowed < len(chosen) else "")
+
+    def _is_over(self, plan: ProofRecord) -> bool:
+        return self._proofs.standing(plan).is_over
+
+    def _needs(self, trial: TrialResult, plan: ProofRecord | None) -> tuple[int, bool]:
+        """Returns the pairs of processes of a trial's proof so far, and whether it is yet to be minimised."""
+        if plan is None:
+            return 0, not isinstance(self._minimal(trial.settings), FlagSet)
+        return (LEAST_PAIRS if self._is_over(plan) else len(self._proofs.runs(plan))), False
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        proven = {self._proofs.trial_of(p) for p in self._planned}
+        is_left = any(t.number not in proven for t in self._chosen()) and not self._are_all_minimal_planned(proven)
+        return is_left or any(self._proofs.next_pair(p) is not None for p in self._planned)
+
+    def _are_all_minimal_planned(self, proven: Container[int]) -> bool:
+        """Whether the chosen trials without a plan of their own are minimal sets whose proofs are planned."""
+        planned = {p.settings for p in self._planned}
+        return all(self._minimal(t.settings) in planned for t in self._chosen() if t.number not in proven)
+
+    # ------------------------------------------------------------------ minimal sets
+
+    def _minimal(self, settings: FlagSet) -> FlagSet | Step:
+        """Returns a set without the settings that do not pay, or the step that measures one of them.
+
+        Settings of no expected use are left out first, together, by one measurement. If they pay after all, or nothing
+        is expected, each setting in turn is measured against the set without it. A setting stays if leaving it out is
+        measurably slower or, where that is not resolved, slower by the estimate: what is dropped by mistake is lost.
+        """
+        if not self._study.confirm.minimise or len(settings) < 2:
+            return settings
+        current, detail = settings, f"{len(settings)} settings, each left out once; no gain: dropped"
+        group = self._of_no_use(settings)
+        if len(group) >= LEAST_GROUP:
+            share = 1.0 / (1 + len(settings) - len(group))
+            match self._ablation(current, group, share, detail):
+                case AblationResult() as result:
+                    current = current if result.kept else current.without(*group)
+                case step:
+                    return step or current
+        names = tuple(current)
+        for at, name in enumerate(names):
+            if len(current) == 1:
+                break
+            if self._study.broken_rule(current.without(name), self._rule_defaults) is not None:
+                continue
+            match self._ablation(current, name, 1.0 / (len(names) - at), detail):
+                case AblationResult() as result:
+                    current = current if result.kept else current.without(name)
+                case step:
+                    return step or current
+        return current
+
+    def _of_no_use(self, settings: FlagSet) -> tuple[str, ...]:
+        """Returns the settings of no expected use; if all are such, without the one that is likeliest to act."""
+        effects = self._records.last(EffectsRecord)
+        if effects is None:
+            return ()
+        useful = effects.useful(settings, least=self._min_effect)
+        likeliest = next((s.name for s in effects.settings if s.name in settings), None)
+        group = tuple(n for n in settings if n not in useful and (useful or n != likeliest))
+        is_allowed = self._study.broken_rule(settings.without(*group), self._rule_defaults) is None
+        return group if is_allowed and len(group) < len(settings) else ()
+
+    def _ablation(
+        self, settings: FlagSet, left_out: LeftOut, share: float, detail: str
+    ) -> AblationResult | Step | None:
+        """Returns what leaving settings out did, or the step that measures it; None without time for that."""
+        for result in self._records.of(AblationResult):
+            if (result.settings, result.left_out) == (settings, left_out):
+                return result
+        if self._in_hand:
+            return Wait()
+        if not self._clock.allows(lambda takes: takes.ablation_s):
+            return None
+        names = names_left_out(left_out)
+        what = names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
+        label = f"{settings.digest}-without-{what}"[:120]
+        most = self._clock.pairs_for(self._clock.kept_after("minimise"), starts=2, share=share)
+        task = AblationTask(settings=settings, left_out=left_out, most=most)
+        return Give(task=task, folder=("minimise", label), name=label, stage="minimise", detail=detail)
+
+    # ------------------------------------------------------------------ confirmed, proven and soaked
+
+    def _confirmed(self) -> Iterator[Candidate]:
+        """Yields the sets that passed their proofs, fastest first."""
+        passed = []
+        for plan in self._planned:
+            result = self._proofs.standing(plan).result
+            if result.is_passed:
+                passed.append(Candidate(trial=self._proofs.trial_of(plan), proof=result))
+        yield from sorted(passed, key=lambda c: c.proof.corrected.ratio if c.proof.corrected else 1.0)
+
+    def _alone(self, candidate: Candidate) -> Step | None:
+        """Returns a step of a set's isolated runs; None if they are done or not asked for."""
+        step, _ = self._isolated(candidate.proof)
+        return step
+
+    def _isolated(self, proven: FinalistResult) -> tuple[Step | None, FinalistResult | None]:
+        store = self._records
+        asked = self._study.confirm.isolated
+        if not is_alone_due(proven, store.last(AaRecord), store.of(ConfirmRun), asked=asked):
+            return None, None
+        return self._proofs.prove(ISOLATED, proven.settings, proven.trial)
+
+    def _soak(self, candidate: Candidate) -> Step | None:
+        """Returns the step after a set's isolated runs: its soak, or its win; None if something speaks against it."""
+        proven, settings = candidate.proof, candidate.proof.settings
+        _, isolated = self._isolated(proven)
+        report = report_of(proven, isolated, self._records.of(ConfirmRun))
+        if report.objection is not None:
+            self._objections[settings] = report.objection
+            return None
+        won = Conclude(
+            winner=Candidate(trial=candidate.trial, proof=proven, report=report), objections=self._objections
+        )
+        least_s, least_steps = self._study.confirm.soak, self._study.soak_steps(settings)
+        if not least_s:
+            return won
+        for record in self._records.of(SoakRecord):
+            is_enough = record.steps_s >= least_s and record.step_count >= least_steps
+            if record.settings == settings and (is_enough or record.failure is not None):
+                return won if record.failure is None else None
+        if self._in_hand:
+            return Wait()
+        name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
+        runs = [r for r in self._records.of(ConfirmRun) if r.settings == settings]
+        ratios = [r.log_ratio for r in runs if r.stage == proven.stage and r.log_ratio]
+        judged = [r.loss.basis for r in runs if r.loss is not None]
+        task = SoakTask(
+            settings=settings, least_s=least_s, least_steps=least_steps,
+            basis=judged[-1] if judged else LossBasis.STEPS,
+            typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
+            process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
+        )  # fmt: skip
+        detail = (
+            f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
+            "divergence, stalls, slower steps and leaks"
+        )
+        return Give(task=task, folder=("soak", name), name=name, stage="soak", detail=detail)
+
+
+def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
+    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
+    took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
+    return max(planned_s, min(took_s, default=0.0))
+
+
+def worth_proving(
+    results: Sequence[TrialResult], *, count: int, min_effect: float, effects: EffectsRecord | None = None
+) -> list[TrialResult]:
+    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a share), best first.
+
+    A trial is one pair of processes, and where processes differ by as much as a gain, one set in eight that gains 2 %
+    does not look promising after it. So an interval that only allows a gain is enough.
+
+    Args:
+        effects: Estimates from all trials. With them, the best expected set comes first; of trials that differ only in
+            settings of no expected use one is taken, and of trials of such settings alone those that were faster.
+    """
+    hopeful = [
+        (r.comparison.estimate, r)
+        for r in results
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
+    ]
+    ranked = [r for _, r in sorted(hopeful, key=lambda pair: pair[0].ratio)]
+    if effects is None:
+        return ranked[:count]
+    ranked.sort(key=lambda r: r.settings != effects.best.settings)  # the others stay in their order
+    different: dict[FlagSet, TrialResult] = {}
+    for result in ranked:
+        useful = effects.useful(result.settings, least=min_effect)
+        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - min_effect):
+            different.setdefault(useful, result)
+    return list(different.values())[:count]
+
+
+# ---------------------------------------------------------------------- proofs
+
+
+class Proofs:
+    """The proofs of a study, each in fresh pairs of processes until its sequential test is settled.
+
+    Sets alternate, so that a slow hour of the machine affects all. Once a set is proven, only sets that look better
+    than it go on.
+    """
+
+    def __init__(self, study: StudySpec, records: Store, clock: TimeLeft, in_hand: Sequence[AnyTask]) -> None:
+        self._study = study
+        self._records = records
+        self._clock = clock
+        self._in_hand = in_hand
+        self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
+
+    def runs(self, plan: ProofRecord) -> list[ConfirmRun]:
+        """Returns the pairs of processes of a plan's stage and set."""
+        return runs_of(self._records, plan.stage, plan.settings)
+
+    def trial_of(self, plan: ProofRecord) -> int:
+        """Returns the number of the trial that had the set first."""
+        runs = self.runs(plan)
+        return runs[0].trial if runs else plan.trial
+
+    def standing(self, plan: ProofRecord) -> Standing:
+        """Returns the proof's verdict so far, and whether it is over."""
+        runs, most = self.runs(plan), most_pairs(self._study, plan.stage)
+        known = _STANDINGS.setdefault(self._records, {})
+        key = (plan.stage, plan.settings, len(runs), most)
+        if key not in known:
+            min_effect = self._study.measure.min_effect
+            known[key] = standing(plan, runs, trial=self.trial_of(plan), most=most, min_effect=min_effect)
+        return known[key]
+
+    def _ratio(self, plan: ProofRecord) -> float:
+        """Returns the ratio so far, 1 of too few pairs."""
+        estimate = self.standing(plan).result.estimate
+        return estimate.ratio if estimate is not None else 1.0
+
+    def next_pair(self, plan: ProofRecord) -> int | None:
+        """Returns the index of the next pair to run, from 0; None if there is none."""
+        if self.standing(plan).is_over:
+            return None
+        done = {r.repeat for r in self.runs(plan)}
+        done |= {t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)}
+        at = next(n for n in itertools.count() if plan.first + n not in done)
+        return at if at < most_pairs(self._study, plan.stage) else None
+
+    def next_step(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
+        """Returns the next pair, or the verdicts to record; None if these are all recorded, or there are no plans."""
+        passed = [self._ratio(p) for p in plans if self.standing(p).result.is_passed]
+        best = min(passed, default=math.inf)
+        waiting = [(at, p) for p in plans if (at := self.next_pair(p)) is not None and self._ratio(p) < best]
+        if waiting and self._clock.allows_pair(stage, is_needed=not passed):
+            at, plan = min(waiting, key=lambda pair: pair[0])  # of equals the first: the sets are in order
+            return self._pair(plan, plan.first + at, count=len(plans))
+        if any(task.stage == stage for task in self._pairs):
+            return Wait()
+        results = [self.standing(p).result for p in plans]
+        news = tuple(r for r in results if self._records.is_news(r))
+        return Write(news) if news else None
+
+    def _pair(self, plan: ProofRecord, repeat: int, *, count: int) -> Give:
+        stage, settings = plan.stage, plan.settings
+        trial, is_isolated = self.trial_of(plan), stage == ISOLATED
+        task = PairTask(stage=stage, settings=settings, trial=trial, repeat=repeat, is_isolated=is_isolated)
+        most = most_pairs(self._study, stage)
+        detail = f"{count} finalists, each in up to {most} fresh pairs of processes"
+        if is_isolated:
+            detail = "isolated runs of each arm, compared with the interleaved pairs"
+        elif stage != CONFIRM:
+            detail = f"{settings} in up to {most} fresh pairs of processes"
+        name = f"{stage}-{settings.digest}-{repeat:02d}"
+        shown = CONFIRM if is_isolated else stage
+        return Give(task=task, folder=("confirm", name), name=name, stage=shown, detail=detail)
+
+    def prove(self, stage: str, settings: FlagSet, trial: int) -> tuple[Step | None, FinalistResult | None]:
+        """Returns the next step of the proof of one set, or its result."""
+        plans = [p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)]
+        if not plans:
+            return Write(self.plan(stage, {settings: trial})), None
+        step = self.next_step(stage, plans[:1])
+        return step, self.standing(plans[0]).result
+
+    def plan(self, stage: str, sets: Mapping[FlagSet, int]) -> tuple[ProofRecord, ...]:
+        """Returns plans for sets with the numbers of their trials, each with its share of the study's error."""
+        most = most_pairs(self._study, stage)
+        plan = alone_plan(most)
+        if stage != ISOLATED:
+            plan = ProofPlan(base=most, error=self._share(stage, len(sets)), least=LEAST_PAIRS)
+        return tuple(
+            ProofRecord(
+                stage=stage, settings=settings, trial=trial, base=plan.base, error=plan.error, least=plan.least,
+                first=max((r.repeat + 1 for r in runs_of(self._records, stage, settings)), default=0),
+            )
+            for settings, trial in sets.items()
+        )  # fmt: skip
+
+    def _share(self, stage: str, count: int) -> float:
+        """Returns the error of each of `count` more proofs: that of the others if a stop cut their planning short."""
+        used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
+        begun = list[ProofRecord]()
+        for record in reversed(self._records.records()):
+            if isinstance(record, SearchEnd | ConfirmRun):
+                break
+            if isinstance(record, ProofRecord) and record.stage == stage:
+                begun.append(record)
+        share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + count)
+        return share if used + count * share <= ERROR else allot(ERROR, used, count)
+
+
+_STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = WeakKeyDictionary()
+"""Standings that were computed, by stage, set, number of pairs and the most of them."""
+
+
+def runs_of(records: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
+    """Returns the pairs of processes of one stage and set, those before its plan included."""
+    return [r for r in records.of(ConfirmRun) if r.stage == stage and r.settings == settings]
+
+
+def most_pairs(study: StudySpec, stage: str) -> int:
+    """Returns the most pairs of processes of a proof of a study."""
+    confirm = study.confirm
+    return max(FIRST_LOOK, confirm.isolated if stage == ISOLATED else confirm.processes)
