@@ -200,11 +200,9 @@ def exec_(
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
-    from autotune.child.variables import TUNER_RULES
-    from autotune.machine.environment import caller_environment, default_cache_dir, merge_for_exec, with_tuner_rules
+    from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
     from autotune.model.flags import FlagSet, kind_of
-    from autotune.model.tuner_rules import NO_PLUGIN, TUNER_PLUGIN
     from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
@@ -217,10 +215,7 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    caller = caller_environment()
-    own = {n: v for n, v in caller.items() if n not in winner.unset}
     found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
-    found += [NO_PLUGIN] if TUNER_RULES in winner.settings and not own.get(TUNER_PLUGIN) else []
     if found and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -228,12 +223,9 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(own, winner.settings, winner.baseline)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
     for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
-    for name in sorted(caller.keys() - own.keys()):
-        note(f"leaves out your {name}: the winner was measured without it")
-    merged = with_tuner_rules(merged, winner.settings, default_cache_dir(own))
     given = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:

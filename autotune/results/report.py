@@ -22,7 +22,6 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.tuner_rules import shell_lines
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.conditions import conditions_of
@@ -290,4 +289,4 @@ def _commands(store: Store) -> list[str]:
         lines.append(f"autotune show {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
     lines += [f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items()]
-    return [*lines, *shell_lines(winner.settings)]
+    return lines

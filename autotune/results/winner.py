@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet, refuse_reaching_out
 from autotune.model.measurement import (
@@ -51,7 +50,6 @@ from autotune.model.records import (
 )
 from autotune.model.sections import STUDY_NAME
 from autotune.model.spec import StudySpec
-from autotune.model.tuner_rules import TUNER
 from autotune.results.conditions import Conditions, Difference, conditions_of, versions_of
 from autotune.results.format import format_estimate, format_soak
 from autotune.rundir.store import STUDY, Store
@@ -102,7 +100,6 @@ class Winner(Record):
         soaked_s: Seconds of the soak; None if there was none.
         work: Work of a step where it differs from the default's: then `estimate` is of time per token.
         unsettled: Settings of which no ablation showed that the set needs them.
-        is_without_tuner: Whether it ran without a plugin that others of its study have, NCCL's tuner.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
 
@@ -123,7 +120,6 @@ class Winner(Record):
     soak: str | None = None
     work: WorkPerStep | None = None
     unsettled: tuple[str, ...] | None = None
-    is_without_tuner: bool | None = None
     loss: LossCheck | None = None
     conditions: Conditions
     versions: dict[str, str] = Field(default_factory=dict)
@@ -139,11 +135,6 @@ class Winner(Record):
     def environment(self) -> dict[str, str]:
         """The environment variables of this winner, without options of the program."""
         return self.settings.to_environment()
-
-    @property
-    def unset(self) -> tuple[str, ...]:
-        """Variables of the caller that a program under this winner must not have."""
-        return TUNER if self.is_without_tuner else ()
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
@@ -230,7 +221,6 @@ def _winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
         unsettled=_unsettled(evidence, proofs, spec.measure.min_effect) or None,
-        is_without_tuner=(spec.has_tuner_rules and TUNER_RULES not in spec.baseline.merge(settings)) or None,
         loss=loss_of(mine),
         conditions=conditions_of(spec, aa_run, facts),
         versions=versions_of(report, facts),
