@@ -13,22 +13,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, is_dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet, refuse_reaching_out
-from autotune.model.measurement import (
-    LOSS_NOT_CHECKED,
-    LossBasis,
-    LossCheck,
-    Pair,
-    Settings,
-    WorkPerStep,
-    is_divided_as_told,
-)
+from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck, Settings, WorkPerStep, is_divided_as_told
 from autotune.model.numbers import AtLeastOne, Elapsed, Record
 from autotune.model.options import options_in
 from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
@@ -381,18 +373,12 @@ def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str | Recom
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
     for run in runs:
         name = run.directory or run.stage
-        if not (pairs := _pairs(store, run.directory)):
+        if not (pairs := list(store.pairs(run.directory or "none"))):
             yield f"{name}: it has no raw pairs"
             continue
         yield Recomputed(f"{name}: its raw pairs give", run, figures_of(pairs, run.work))
         if any(not is_divided_as_told(p, store.spec.block_sizes, is_isolated=run.is_isolated) for p in pairs):
             yield f"{name}: it leaves out other steps of its blocks than the study's platform and mode ask for"
-
-
-def _pairs(store: Store, directory: str | None) -> list[Pair]:
-    """Reads the raw pairs of one measurement, never from outside the run directory."""
-    path = PurePosixPath(directory or "/")
-    return [] if path.is_absolute() or ".." in path.parts else list(store.pairs(str(path)))
 
 
 def _of_work(spec: StudySpec, records: Sequence[AnyRecord]) -> Iterator[str]:

@@ -21,7 +21,8 @@ from autotune.model.proofs import Report
 from autotune.model.records import AaRecord, Callbacks, ConclusionRecord, FinalistResult
 from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
-from autotune.rundir.store import Store, driver_session, unnamed_folders
+from autotune.rundir.damage import damages
+from autotune.rundir.store import Store, driver_session
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
@@ -162,11 +163,8 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         self.screener = hold(open_study_screener(self.store, self.view))
-        if unnamed := unnamed_folders(self.store.path, self.store.records()):
-            self.view.note(
-                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
-                "them; they are kept"
-            )
+        for line in damages(self.store):
+            self.view.note(line)
         self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
 
     def _to_hold(self) -> Sequence[str]:
