@@ -16,7 +16,8 @@ from autotune.cli.printing import note, plain, print_json, print_lines, write_te
 from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
-    from autotune.results.winner import Verification, Winner
+    from autotune.results.verify import Verification
+    from autotune.results.winner import Winner
 
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
@@ -165,7 +166,7 @@ def verify(
     Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
     """
     from autotune.results.export import read_winner
-    from autotune.results.winner import check_records
+    from autotune.results.verify import check_records
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
@@ -258,7 +259,7 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
-    from autotune.results.winner import check_records
+    from autotune.results.verify import check_records
 
     winner = read_winner(file)
     if (found := check_records(winner, file, run=run)).differences:

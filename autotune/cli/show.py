@@ -70,8 +70,8 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial, and how to run it by hand."""
+    from autotune.results.audit import doubts
     from autotune.results.format import format_begin
-    from autotune.results.winner import doubts
     from autotune.rundir.damage import damages
     from autotune.rundir.store import Store
     from autotune.study.reproduce import find_trial

@@ -24,6 +24,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
+from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.export import format_evidence
@@ -43,7 +44,7 @@ from autotune.results.format import (
 from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, finalists, trial_rows
-from autotune.results.winner import doubts, winner_of, workload_name
+from autotune.results.winner import winner_of, workload_name
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
