@@ -30,7 +30,6 @@ from typing import Any, TypeVar
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
 from autotune.child.devices import dtype_name, jax_options, jax_report, memory_in_use
 from autotune.child.packages import own_packages
-from autotune.child.variables import read_variables
 
 T = TypeVar("T")
 
@@ -161,7 +160,7 @@ class _Loop:
             loss_dtype=self._told_in[0],
             norm_dtype=self._told_in[1],
             warmup_step_times_s=self._warmup,
-            values=read_variables(os.environ, self._job["variables"]),
+            values={name: os.environ.get(name) for name in self._job["variables"]},
             **_of_jax(self._job["jax_options"]),
         )
 

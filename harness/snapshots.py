@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, TrialResult, TrialStatus
-from autotune.rundir.fsck import check_run
+from autotune.rundir.damage import damages
 from autotune.rundir.store import Store
 from harness.disks import ROOT, PowerDisk
 from harness.kills import SIMULATED
@@ -193,14 +193,14 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
                 and len(pairs) != result.comparison.pair_count
             ):
                 yield f"trial {result.number} has {len(pairs)} of its {result.comparison.pair_count} pairs"
-        yield from (str(p) for p in check_run(run_dir).problems if not p.is_harmless)
+        yield from damages(store)
     except AutotuneError as error:
         yield str(error).replace(f"{run_dir}/", "")
 
 
 def _tracebacks(run_dir: Path) -> Iterator[str]:
     """Commands that read and die of what they read."""
-    for name in ("show", "status", "report", "fsck"):
+    for name in ("show", "status", "report"):
         error = CliRunner().invoke(app, [name, str(run_dir)]).exception
         if not isinstance(error, SystemExit | AutotuneError | None):
             yield f"{name}: {error!r}"

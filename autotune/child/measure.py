@@ -21,7 +21,6 @@ from typing import Any
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import dtype_name, find_devices, jax_options, jax_report, memory_in_use
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
-from autotune.child.variables import read_variables
 
 FEWEST_BATCHES = 4
 """Batches of the ring at least, however large one is."""
@@ -115,7 +114,7 @@ class Job:
         if (analysis := compiled.memory_analysis()) is not None:
             self.report["temp_bytes"] = int(analysis.temp_size_in_bytes)
         # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
-        self.values = read_variables(os.environ, job["variables"])
+        self.values = {name: os.environ.get(name) for name in job["variables"]}
         self.jax_options = jax_options(jax, job["jax_options"])
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:

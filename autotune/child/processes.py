@@ -11,7 +11,6 @@ from typing import Any
 
 from autotune.child.guard import descendants
 from autotune.child.packages import near_home, versions_in
-from autotune.child.variables import read_variables
 
 _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
@@ -103,4 +102,4 @@ def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, 
         return {"unreadable": "it has overwritten the environment that it was started with"}
     if isinstance(names, re.Pattern):
         return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
-    return {"values": read_variables(variables, names, root=f"{_PROC}/{pid}/root")}
+    return {"values": {name: variables.get(name) for name in names}}

@@ -16,7 +16,8 @@ from autotune.cli.printing import note, plain, print_json, print_lines, write_te
 from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
-    from autotune.results.winner import Verification, Winner
+    from autotune.results.verify import Verification
+    from autotune.results.winner import Winner
 
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
@@ -165,7 +166,7 @@ def verify(
     Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
     """
     from autotune.results.export import read_winner
-    from autotune.results.winner import check_records
+    from autotune.results.verify import check_records
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
@@ -200,11 +201,9 @@ def exec_(
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
-    from autotune.child.variables import TUNER_RULES
-    from autotune.machine.environment import caller_environment, default_cache_dir, merge_for_exec, with_tuner_rules
+    from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
     from autotune.model.flags import FlagSet, kind_of
-    from autotune.model.tuner_rules import NO_PLUGIN, TUNER_PLUGIN
     from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
@@ -217,10 +216,7 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    caller = caller_environment()
-    own = {n: v for n, v in caller.items() if n not in winner.unset}
     found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
-    found += [NO_PLUGIN] if TUNER_RULES in winner.settings and not own.get(TUNER_PLUGIN) else []
     if found and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -228,12 +224,9 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(own, winner.settings, winner.baseline)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
     for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
         note(line)
-    for name in sorted(caller.keys() - own.keys()):
-        note(f"leaves out your {name}: the winner was measured without it")
-    merged = with_tuner_rules(merged, winner.settings, default_cache_dir(own))
     given = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
     call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
     try:
@@ -266,7 +259,7 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
-    from autotune.results.winner import check_records
+    from autotune.results.verify import check_records
 
     winner = read_winner(file)
     if (found := check_records(winner, file, run=run)).differences:

@@ -1,4 +1,4 @@
-"""Commands that show a run: `status`, `show`, `fsck`; and `schema`."""
+"""Commands that show a run: `status`, `show`; and `schema`."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ def show(
     as_json: options.Json = False,
 ) -> None:
     """Shows a study's results, or all that is known of one trial, and how to run it by hand."""
+    from autotune.results.audit import doubts
     from autotune.results.format import format_begin
-    from autotune.results.winner import doubts
+    from autotune.rundir.damage import damages
     from autotune.rundir.store import Store
     from autotune.study.reproduce import find_trial
 
@@ -81,7 +82,7 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        print_lines([*format_begin(store), *doubts(store)])
+        print_lines([*format_begin(store), *damages(store), *doubts(store)])
         print_study(store)
 
 
@@ -122,28 +123,6 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
         lines += [f"  | {line}" for line in result.failure.last_lines]
     print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
-
-
-def fsck(run_path: options.Run, as_json: options.Json = False) -> None:
-    """Says what is wrong with a run directory, whether it matters, and what to do; changes nothing.
-
-    Ends with status 1 if anything is lost.
-    """
-    from autotune.rundir.fsck import check_run
-
-    found = check_run(run_path)
-    if as_json:
-        print_json(found)
-    else:
-        lines = []
-        if found.writer is not None:
-            lines.append(f"{found.writer} is writing this run now: the end of its files may be on the way still")
-        lines += map(str, found.problems)
-        if not found.problems:
-            lines.append(f"{found.run}: {found.record_count} records, nothing wrong")
-        print_lines(lines)
-    if not all(p.is_harmless for p in found.problems):
-        raise typer.Exit(1)
 
 
 def schema() -> None:

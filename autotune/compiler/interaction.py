@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.model.errors import StoppedError
-from autotune.model.flags import FlagSet, shrink
+from autotune.model.flags import FlagSet
+from autotune.settings.shrink import shrink
 
 Program = Callable[[FlagSet], str | None]
 """Fingerprint of a set's program; None if it does not compile. Raises `StoppedError` when the time is up."""

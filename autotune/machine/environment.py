@@ -12,12 +12,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from autotune.child.variables import TUNER_RULES
-from autotune.machine.files import replace_file
-from autotune.model.errors import LaunchError
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
-from autotune.model.tuner_rules import rules_file
 
 _KNOWN = packaged_table("environment.toml")
 
@@ -67,18 +63,6 @@ def with_packages(env: Mapping[str, str]) -> dict[str, str]:
     if root.name == "site-packages":
         return dict(env)
     return {**env, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])}
-
-
-def with_tuner_rules(env: Mapping[str, str], settings: FlagSet, folder: Path) -> dict[str, str]:
-    """Writes a set's rules of NCCL's tuner to a file of a folder, which a variable names; LaunchError if it cannot."""
-    if not (rules := settings.get(TUNER_RULES)):
-        return dict(env)
-    file = folder.resolve() / rules_file(rules)
-    try:
-        replace_file(file, rules.replace(";", "\n") + "\n")
-    except OSError as error:
-        raise LaunchError(f"the rules of NCCL's tuner must be written but: {error}; make room, or allow it") from error
-    return {**env, TUNER_RULES: str(file)}
 
 
 def storable(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from autotune.measure.context import MeasurementContext
 from autotune.measure.tasks import FailingSetTask
-from autotune.model.flags import FlagSet, shrink
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
+from autotune.settings.shrink import shrink
 from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR, FailureKind.SLOW_COMPILE})

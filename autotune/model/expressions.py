@@ -7,7 +7,6 @@ attributes, subscripts, powers, comprehensions ...) is refused when the study is
 from __future__ import annotations
 
 import ast
-import functools
 import itertools
 import json
 import math
@@ -23,22 +22,55 @@ LARGEST = 10**18
 CONSTANTS: dict[str, object] = {"true": True, "false": False, "none": None}
 """Names that stand for values, as TOML and JSON write them."""
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
+
+def _number(value: object) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"needs a number where {value!r:.60} stands")
+    if not (abs(value) <= LARGEST and math.isfinite(value)):
+        raise ValueError(f"comes to a number above {LARGEST:.0e} on its way")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"needs true or false where {value!r:.60} stands")
+    return value
+
+
+def _are_equal(left: object, right: object) -> bool:
+    """As people mean it: 1 is not true, and a table or list equals the JSON text of it."""
+    if isinstance(left, dict | list) and isinstance(right, str):
+        try:
+            right = json.loads(right)
+        except (ValueError, RecursionError):
+            return False
+    elif isinstance(right, dict | list) and isinstance(left, str):
+        return _are_equal(right, left)
+    return isinstance(left, bool) == isinstance(right, bool) and left == right
+
+
+def _of_numbers(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda left, right: compute(_number(left), _number(right))
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: _of_numbers(operator.add),
+    ast.Sub: _of_numbers(operator.sub),
+    ast.Mult: _of_numbers(operator.mul),
+    ast.FloorDiv: _of_numbers(operator.floordiv),
+    ast.Lt: _of_numbers(operator.lt),
+    ast.LtE: _of_numbers(operator.le),
+    ast.Gt: _of_numbers(operator.gt),
+    ast.GtE: _of_numbers(operator.ge),
+    ast.Eq: _are_equal,
+    ast.NotEq: lambda left, right: not _are_equal(left, right),
+    ast.Not: lambda value: not _truth(value),
+    ast.USub: lambda value: -_number(value),
+    ast.And: all,
+    ast.Or: any,
 }
-_ORDER: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_ALLOWED = (
-    ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, *_ARITHMETIC, ast.USub, ast.Load,
-    ast.BoolOp, ast.And, ast.Or, ast.Not, ast.Compare, *_ORDER, ast.Eq, ast.NotEq,
-)  # fmt: skip
+_ALLOWED = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load, ast.BoolOp, ast.Compare, *_OPERATORS)
+_SHOWN = {ast.Call: "a call", ast.Attribute: "a dot", ast.Subscript: "an index", ast.Pow: "a power", ast.Div: "a /"}
 _LEGAL = "an expression of names, numbers, quoted text, + - * //, comparisons, `and`, `or`, `not` and parentheses"
 
 
@@ -60,7 +92,7 @@ class Expression:
             raise ValueError(f"an expression of at most {MOST_PARTS} parts but {text[:60]!r}... has {len(parts)}")
         for part in parts:
             if not isinstance(part, _ALLOWED):
-                raise ValueError(f"{_LEGAL} but {text!r:.200} holds {_name_of(part)}")
+                raise ValueError(f"{_LEGAL} but {text!r:.200} holds {_SHOWN.get(type(part), type(part).__name__)}")
             value = part.value if isinstance(part, ast.Constant) else 0
             if type(value) not in (int, float, str, bool) or (isinstance(value, int | float) and abs(value) > LARGEST):
                 raise ValueError(f"{_LEGAL} but {text!r:.200} holds {value!r:.60}")
@@ -70,9 +102,11 @@ class Expression:
     def value(self, values: Mapping[str, object]) -> object:
         """Computes it from the values of its `names`; ValueError for text in a sum, division by zero, no bound."""
         try:
-            return _value(self._tree, values, self.text)
+            return _value(self._tree, {**values, **CONSTANTS})
         except ZeroDivisionError:
             raise ValueError(f"{self.text!r:.200} divides by zero") from None
+        except ValueError as error:
+            raise ValueError(f"{self.text!r:.200} {error}") from None
 
 
 def _parse(text: str) -> ast.expr:
@@ -85,60 +119,19 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"an expression such as 'batch * seq' but got {text!r:.200}: {said}") from None
 
 
-def _name_of(part: ast.AST) -> str:
-    shown = {ast.Call: "a call", ast.Attribute: "a dot", ast.Subscript: "an index", ast.Pow: "a power", ast.Div: "a /"}
-    return shown.get(type(part), f"`{type(part).__name__}`")
-
-
-def _value(part: ast.AST, values: Mapping[str, object], text: str) -> object:  # one case for each kind of part
-    of = functools.partial(_value, values=values, text=text)
+def _value(part: ast.AST, values: Mapping[str, object]) -> object:
+    """Computes one part of an expression; ValueError if it cannot."""
     match part:
         case ast.Constant():
             return part.value
         case ast.Name():
-            return CONSTANTS[part.id] if part.id in CONSTANTS else values[part.id]
+            return values[part.id]
         case ast.BinOp():
-            left, right = (_number(of(side), text) for side in (part.left, part.right))
-            return _number(_ARITHMETIC[type(part.op)](left, right), text)
-        case ast.UnaryOp(op=ast.Not()):
-            return not _truth(of(part.operand), text)
+            return _number(_OPERATORS[type(part.op)](_value(part.left, values), _value(part.right, values)))
         case ast.UnaryOp():
-            return -_number(of(part.operand), text)
-        case ast.BoolOp():
-            truths = (_truth(of(inner), text) for inner in part.values)  # only as far as they decide, as in Python
-            return all(truths) if isinstance(part.op, ast.And) else any(truths)
+            return _OPERATORS[type(part.op)](_value(part.operand, values))
+        case ast.BoolOp():  # only as far as it is decided, as in Python
+            return _OPERATORS[type(part.op)](_truth(_value(inner, values)) for inner in part.values)
     assert isinstance(part, ast.Compare)
-    sides = itertools.pairwise(of(side) for side in (part.left, *part.comparators))
-    return all(_compare(op, left, right, text) for op, (left, right) in zip(part.ops, sides, strict=True))
-
-
-def _number(value: object, text: str) -> int | float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{text!r:.200} needs a number where {value!r:.60} stands")
-    if not (abs(value) <= LARGEST and math.isfinite(value)):
-        raise ValueError(f"{text!r:.200} comes to a number above {LARGEST:.0e} on its way")
-    return value
-
-
-def _truth(value: object, text: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{text!r:.200} needs true or false where {value!r:.60} stands")
-    return value
-
-
-def _compare(op: ast.cmpop, left: object, right: object, text: str) -> bool:
-    if isinstance(op, ast.Eq | ast.NotEq):
-        return _are_equal(left, right) == isinstance(op, ast.Eq)
-    return _ORDER[type(op)](_number(left, text), _number(right, text))
-
-
-def _are_equal(left: object, right: object) -> bool:
-    """As people mean it: 1 is not true, and a table or list equals the JSON text of it."""
-    if isinstance(left, dict | list) and isinstance(right, str):
-        try:
-            right = json.loads(right)
-        except (ValueError, RecursionError):
-            return False
-    elif isinstance(right, dict | list) and isinstance(left, str):
-        return _are_equal(right, left)
-    return isinstance(left, bool) == isinstance(right, bool) and left == right
+    sides = itertools.pairwise(_value(side, values) for side in (part.left, *part.comparators))
+    return all(_OPERATORS[type(comparison)](*pair) for comparison, pair in zip(part.ops, sides, strict=True))

@@ -5,8 +5,7 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * ``xla_...`` (lower case) is an XLA flag, passed inside the variable ``XLA_FLAGS``;
 * ``jax_...`` (lower case) is a JAX config option, passed as its upper-case environment variable;
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
-* ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`;
-* the rules of NCCL's tuner (`TUNER_RULES`) go into a file, which that variable names; see `autotune.model.tuner_rules`.
+* ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
 Settings come from files of other people and end in the environment of a process: so names are allowed by a list.
 
@@ -21,14 +20,12 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table
 from autotune.model.redaction import is_secret_name
-from autotune.model.tuner_rules import refuse_wrong_rules
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
@@ -71,7 +68,7 @@ def kind_of(name: str) -> str:
             "write it without dashes and without a value"
         )
     _refuse_secret(name)
-    if not is_variable(name) and name != TUNER_RULES:
+    if not is_variable(name):
         raise SettingError(
             f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
@@ -210,8 +207,6 @@ class FlagSet(Mapping[str, str]):
             kind_of(name)
             text = render_value(value)
             refuse_unprintable(name, text)
-            if name == TUNER_RULES and text != DEFAULT:
-                refuse_wrong_rules(text)
             items[name] = text
         self._items = dict(sorted(items.items()))
 
@@ -278,8 +273,8 @@ class FlagSet(Mapping[str, str]):
         return " ".join(f"--{n}={quote_token(v)}" for n, v in self.of_kind("xla").items())
 
     def to_environment(self) -> dict[str, str]:
-        """Variables that set exactly this set, less options and `TUNER_RULES`; `XLA_FLAGS` only if there are any."""
-        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env").without(TUNER_RULES))
+        """Variables that set exactly this set, less options; `XLA_FLAGS` only if there are any."""
+        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env"))
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env
@@ -347,34 +342,6 @@ def parse_set(text: str) -> FlagSet:
         else:
             raise SettingError(f"a set must hold --xla_name=value or NAME=VALUE but got {token!r}")
     return found
-
-
-def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
-    """Finds a minimal failing part of a failing set by delta debugging, and tells whether it is minimal.
-
-    Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002.
-
-    Args:
-        fails: Whether a part does; None if no more may be asked.
-    """
-    current, pieces = list(settings), 2
-    while len(current) > 1:
-        size = -(-len(current) // pieces)
-        chunks = [current[i : i + size] for i in range(0, len(current), size)]
-        rests = [[n for n in current if n not in chunk] for chunk in chunks] if len(chunks) > 2 else []
-        for names in (*chunks, *rests):
-            verdict = fails(FlagSet({n: settings[n] for n in names}))
-            if verdict is None:
-                return FlagSet({n: settings[n] for n in current}), False
-            if verdict:
-                pieces = 2 if names in chunks else max(2, pieces - 1)
-                current = names
-                break
-        else:
-            if size == 1:
-                break
-            pieces = min(len(current), 2 * pieces)
-    return FlagSet({n: settings[n] for n in current}), True
 
 
 _FIELD = re.compile(r"(\w+): (.+)")

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.expressions import Expression
@@ -204,12 +203,6 @@ class StudySpec(Section):
         """Settings that `limits.rules` name."""
         names = {n for text in self.limits.rules for n in Expression(text).names}
         return tuple(sorted(names - set(self.reference_options)))
-
-    @property
-    def has_tuner_rules(self) -> bool:
-        """Whether a set may hold rules of NCCL's tuner."""
-        named = (self.baseline, self.search.settings, *(first.settings for first in self.search.first))
-        return any(TUNER_RULES in settings for settings in named)
 
     def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
         """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""

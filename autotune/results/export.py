@@ -15,12 +15,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError, first_problem
 from autotune.model.files import packaged_template, plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.model.redaction import visible_line
-from autotune.model.tuner_rules import shell_lines
 from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, further_lines, time_of
 from autotune.results.winner import WINNER_VERSION, Winner, winner_of
@@ -65,13 +63,8 @@ def render_winner(winner: Winner, form: ExportFormat) -> str:
     """Renders a winner in one format; raises AutotuneError if that cannot represent one of its values."""
     if form is ExportFormat.JSON:
         return _json(winner)
-    if form is ExportFormat.DOCKER and TUNER_RULES in winner.settings:
-        raise AutotuneError(
-            f"a Docker env-file must hold all of a winner but cannot hold the file of {TUNER_RULES}; "
-            "use --format shell as the container's entry point"
-        )
     evidence, record = format_evidence(winner), comment_line(winner)
-    text = _render(form, winner=winner, evidence=evidence, record=record, rules=shell_lines(winner.settings))
+    text = _render(form, winner=winner, evidence=evidence, record=record)
     longest = max(len(line.encode()) for line in text.split("\n"))
     if form is ExportFormat.DOCKER and longest > LONGEST_DOCKER_LINE:
         raise AutotuneError(
@@ -106,8 +99,6 @@ def _render(name: str, **given: object) -> str:
 def _json(winner: Winner) -> str:
     data = {
         "environment": winner.environment,
-        **({"unset": winner.unset} if winner.unset else {}),
-        **({"tuner_rules": rules.split(";")} if (rules := winner.settings.get(TUNER_RULES)) else {}),
         **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
         **({"options": winner.options} if winner.options else {}),
         "evidence": format_evidence(winner),

@@ -22,9 +22,9 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.tuner_rules import shell_lines
 from autotune.model.units import format_bytes, format_change, format_count, format_seconds
 from autotune.results import tables
+from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.export import format_evidence
@@ -44,7 +44,7 @@ from autotune.results.format import (
 from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, finalists, trial_rows
-from autotune.results.winner import doubts, winner_of, workload_name
+from autotune.results.winner import winner_of, workload_name
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
@@ -290,4 +290,4 @@ def _commands(store: Store) -> list[str]:
         lines.append(f"autotune show {run} {conclusion.trial}")
     lines += [f"# {line}" for line in format_evidence(winner)]
     lines += [f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items()]
-    return [*lines, *shell_lines(winner.settings)]
+    return lines

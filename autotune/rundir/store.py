@@ -12,7 +12,7 @@ Layout::
     earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
-cut, full disk), and the next writer cuts it off; `autotune fsck` finds other damage.
+cut, full disk), and the next writer cuts it off; `autotune.rundir.damage` finds what else is lost.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RECORDS = "records.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "failing")
 EARLIER = "earlier"
-_AGAIN = "the command that began the study writes it again, and `autotune fsck` looks for more"
+_AGAIN = "the command that began the study writes it again"
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
@@ -93,7 +93,10 @@ class Folders:
         write_atomically(folder / name, text)
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads a measurement's raw pairs but a torn last one; RunDirectoryError if they are damaged or unreadable."""
+        """Reads a measurement's raw pairs but a torn last one, none from elsewhere; RunDirectoryError if damaged."""
+        path = PurePosixPath(directory)
+        if path.is_absolute() or ".." in path.parts:
+            return
         file = self.path / directory / PAIRS
         try:
             lines = plain_content(file).split(b"\n")[:-1]
@@ -124,7 +127,8 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
         return kind.validate_json(line)
     except ValidationError as error:
         raise RunDirectoryError(
-            f"{file} line {number} must be {what} but: {first_problem(error)}; `autotune fsck RUN` says what to do"
+            f"{file} line {number} must be {what} but: {first_problem(error)}; "
+            "delete this line in a copy of the run; what it recorded is measured again"
         ) from error
 
 
@@ -187,7 +191,9 @@ class Store(Folders):
             raise cannot_read(file, error) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
-            raise RunDirectoryError(f"{file} must hold the study of this run but: {what}; {_AGAIN}") from error
+            raise RunDirectoryError(
+                f"{file} must hold the study of this run but: {what}; delete it, and {_AGAIN}"
+            ) from error
 
     @classmethod
     def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None) -> Store:

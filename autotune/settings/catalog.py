@@ -126,6 +126,8 @@ class Setting:
     """Whether it holds a list or a map."""
     values: tuple[str, ...] = ()
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
+    words: tuple[str, ...] = ()
+    """Words of which NCCL reads lists, for all of its functions or for each: ``Ring;allreduce:Tree,Ring``."""
     low: int | None = None
     high: int | None = None
     step: int = 1

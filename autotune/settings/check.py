@@ -85,7 +85,7 @@ def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool 
         judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
     else:
         judged = (None if exists else _judge_variable(setting, known)) or _judge(setting, value, known)
-    starts = is_variable if is_missing else not (refused and exists)
+    starts = is_variable if is_missing else not (refused and (exists or setting.entry.words))
     instead = replacement if judged[0] is SettingVerdict.RENAMED else None
     return SettingCheck(name, value, *judged, starts=starts, replacement=instead)
 

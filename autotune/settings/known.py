@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
@@ -21,6 +21,9 @@ _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 _SHOWN_APART = frozenset({"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"})
 """Fields that `flags show` formats in another way."""
+
+NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
+"""Functions for each of which NCCL_ALGO and NCCL_PROTO may have a list of their own."""
 
 UNSET = "(unset)"
 """Default in the catalogue of a setting that is unset by default."""
@@ -81,6 +84,8 @@ class KnownSetting:
         """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
         if self.flag is not None:
             return _flag_problem(value, self.flag)
+        if self.entry.words:
+            return _words_problem(value, self.entry.words)
         if self.option is not None and self.legal_values and value not in self.legal_values:
             return f"has no value {value!r}{close_matches(value, self.legal_values)}"
         if self.option is not None and self.type == "bool":
@@ -210,6 +215,20 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return "_" not in text and text == text.strip()
+
+
+def _words_problem(value: str, words: Sequence[str]) -> str:
+    """Why NCCL refuses a list of words (`parseList` of its src/graph/tuning.cc), as a clause; empty if it takes it."""
+    for number, part in enumerate(value.split(";")):
+        function, colon, listed = part.rpartition(":")
+        if number and not colon:
+            return f"must begin with a function, such as allreduce:, in each part behind the first, not {part!r}"
+        if colon and function.lower() not in NCCL_FUNCTIONS:
+            return f"must name {', '.join(NCCL_FUNCTIONS)} before a colon, not {function!r}"
+        for word in listed.removeprefix("^").split(","):
+            if word.lower() not in map(str.lower, words):
+                return f"must list {', '.join(words)}, not {word!r}"
+    return ""
 
 
 def _flag_problem(value: str, flag: FlagInfo) -> str:

@@ -15,7 +15,6 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
-from autotune.model.tuner_rules import TUNER_PLUGIN
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
@@ -91,8 +90,6 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
     _refuse(spec, known)
-    if spec.has_tuner_rules and (plugin := caller_environment().get(TUNER_PLUGIN)):
-        note(f"sets with rules of NCCL's tuner get your {TUNER_PLUGIN}={plugin}, all others run without it")
     for finding in nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ():
         note(finding.problem)
     defaults = rule_defaults(spec, known)
@@ -143,7 +140,7 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     problems: list[str] = []
     for place, settings in places:
-        for check in check_settings(settings, known):
+        for check in check_settings(FlagSet().merge(settings), known):  # DEFAULT is no value
             if not check.starts or check.verdict in REFUSED:
                 line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
                 if line not in problems:

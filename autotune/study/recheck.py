@@ -20,7 +20,8 @@ from autotune.model.spec import StudySpec, load_study
 from autotune.results.conditions import Difference, differences, this_machine
 from autotune.results.export import is_unchanged
 from autotune.results.format import format_estimate, format_finalist, time_of
-from autotune.results.winner import Verification, Winner
+from autotune.results.verify import Verification
+from autotune.results.winner import Winner
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict

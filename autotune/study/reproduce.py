@@ -8,7 +8,6 @@ import shlex
 from autotune.machine.environment import child_environment
 from autotune.model.errors import AutotuneError
 from autotune.model.records import TrialResult
-from autotune.model.tuner_rules import shell_lines
 from autotune.rundir.store import Store
 
 
@@ -39,5 +38,4 @@ def by_hand(store: Store, result: TrialResult) -> list[str]:
         options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
         command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
     exports = [f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"]
-    exports += shell_lines(settings)
     return [f"cd {shlex.quote(store.study_dir)}", *exports, shlex.join(command)]

@@ -19,7 +19,8 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.records import AaRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
-from autotune.rundir.store import Store, driver_session, unnamed_folders
+from autotune.rundir.damage import damages
+from autotune.rundir.store import Store, driver_session
 from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
@@ -108,11 +109,8 @@ class StudyRun:
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
-        if unnamed := unnamed_folders(self.store.path, self.store.records()):
-            self.view.note(
-                f"{len(unnamed)} folders hold measurements that no record names, as a driver that is killed leaves "
-                "them; they are kept"
-            )
+        for line in damages(self.store):
+            self.view.note(line)
         self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
 
     def _to_hold(self) -> Sequence[str]:

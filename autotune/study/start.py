@@ -12,7 +12,7 @@ from rich.console import Console
 from autotune.model.clock import Stopwatch
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
-from autotune.results.winner import RUNS
+from autotune.results.verify import RUNS
 from autotune.study.driver import new_run, run_study
 from autotune.study.engines import choose_engine
 from autotune.study.live import LineView

@@ -56,7 +56,7 @@ class CommandLauncher(LocalLauncher):
             remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
             (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
-            own, watch = self._folders(stack, self._environment(settings, folder))
+            own, watch = self._folders(stack, self._environment(settings))
             job = self._job(
                 settings,
                 command=command,

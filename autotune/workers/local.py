@@ -12,17 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.child.variables import TUNER_RULES
-from autotune.machine.environment import child_environment, driver_python, variables_of, with_packages, with_tuner_rules
+from autotune.machine.environment import child_environment, driver_python, variables_of, with_packages
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
-from autotune.model.errors import LaunchError
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.model.tuner_rules import NO_PLUGIN, TUNER, TUNER_PLUGIN
 from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
@@ -33,14 +30,12 @@ LAST_WORDS_S = 0.5
 
 
 class LocalLauncher:
-    """Starts workers here in the caller's environment `base`, less its settings; LaunchError if it lacks a tuner."""
+    """Starts workers here in the caller's environment `base`, less its settings."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
-        if spec.has_tuner_rules and not base.get(TUNER_PLUGIN):
-            raise LaunchError(NO_PLUGIN)
         self.limits = limits_after(spec.measure)
         self._alive: list[LocalWorker] = []
 
@@ -65,18 +60,15 @@ class LocalLauncher:
         for worker in self._alive:
             worker.close()
 
-    def _environment(self, settings: FlagSet, folder: Path) -> dict[str, str]:
-        """Returns the environment of a worker; the tuner, which slows what no rule names, is only there with rules."""
+    def _environment(self, settings: FlagSet) -> dict[str, str]:
+        """Returns the environment of a worker."""
         device = self._spec.under(settings).device
         each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
-        env = child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
-        if self._spec.has_tuner_rules and TUNER_RULES not in settings:
-            return {n: v for n, v in env.items() if n not in TUNER}
-        return with_tuner_rules(env, settings, folder)
+        return child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         """Starts all ranks; if one cannot be started, ends the others."""
-        env, started = with_packages(self._environment(settings, folder)), list[GuardedProcess]()
+        env, started = with_packages(self._environment(settings)), list[GuardedProcess]()
         try:
             for rank in range(self._spec.under(settings).device.rank_count):
                 started.append(self._started(rank, settings, env, folder / log_name(rank)))

@@ -118,7 +118,7 @@ def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
         refused += shown.exit_code != 0
         for command in (
             ("verify", run), ("exec", run, "--force", "--", "true"), ("library", "add", run, "--library", library),
-            ("best", "--library", library), ("report", run, "--md"), ("show", run), ("status", run), ("fsck", run),
+            ("best", "--library", library), ("report", run, "--md"), ("show", run), ("status", run),
         ):  # fmt: skip
             cli(*command)
         shutil.rmtree(tmp_path / f"{number}")

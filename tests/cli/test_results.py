@@ -18,7 +18,7 @@ from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, read_winner, render_winner
+from autotune.results.export import ExportFormat, render_winner
 from autotune.results.library import add_to_library
 from autotune.results.winner import winner_of
 from autotune.rundir.lock import Lock
@@ -192,14 +192,12 @@ def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
 
 def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> None:
     hostile = "$(touch canary) 'x'"
-    rules = {"NCCL_TUNER_CONFIG_FILE": "allreduce,0,9,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"}
-    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile, **rules})
-    script = 'printf "%s|%s|" "$XLA_FLAGS" "$OMP_PLACES"; paste -sd";" "$NCCL_TUNER_CONFIG_FILE"; exit 7'
+    file = cpu_winner(tmp_path, {"xla_cpu_a": "1", "OMP_PLACES": hostile})
+    script = 'printf "%s|%s" "$XLA_FLAGS" "$OMP_PLACES"; exit 7'
     asked = ("exec", "--force", file, "--", "sh", "-c", script)
     done = autotune_process(*asked, XLA_FLAGS="--xla_cpu_z=3", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 7, done.stderr
-    assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}|{rules['NCCL_TUNER_CONFIG_FILE']}\n"
-    assert "forced: NCCL_TUNER_PLUGIN must name" in done.stderr
+    assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
     assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
     assert "not applied, as far as can be seen" in done.stderr
@@ -238,18 +236,6 @@ def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, started: list
     assert [command for command, _ in started] == [["bash", "-c", "echo '8; touch X'", "--batch=8; touch X"]]
     assert autotune("exec", "--force", file, "--", "bash", "-c", "echo '{batch}'").returncode == 2
     assert len(started) == 1
-
-
-def test_exec_leaves_out_the_caller_s_tuner_where_the_winner_had_none(
-    tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NCCL_TUNER_PLUGIN", "libmine.so")
-    winner = read_winner(cpu_winner(tmp_path, {"NCCL_X": "1"})).model_copy(update={"is_without_tuner": True})
-    (tmp_path / "here.env").write_text(render_winner(winner, ExportFormat.ENV))
-    done = autotune("exec", "--force", tmp_path / "here.env", "--", "echo", "ran")
-    ((_, environment),) = started
-    assert "NCCL_TUNER_PLUGIN" not in environment
-    assert "leaves out your NCCL_TUNER_PLUGIN" in done.stderr
 
 
 def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path, started: list[Any]) -> None:

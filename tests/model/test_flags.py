@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import SettingError
 from autotune.model.flags import (
     FlagSet,
@@ -33,7 +32,6 @@ TEXTS = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=
 TRICKY = st.text("""ab"'\\ ,=-+ü""", max_size=12)
 SETS = st.dictionaries(NAMES, TEXTS | TRICKY, max_size=6).map(FlagSet)
 NAMED = toml_beside(__file__, "flags.toml")
-RULES = toml_beside(__file__, "tuner_rules.toml")
 ENVIRONMENT_NAMES = st.sampled_from(["NCCL_PROTO", "PJRT_NPROC", "jax_enable_pgle", "MALLOC_TRIM_THRESHOLD_"])
 
 
@@ -136,14 +134,6 @@ def test_what_changes_the_program_or_reaches_out_is_never_a_setting() -> None:
     for more in ({"baseline": {"LD_PRELOAD": "x"}}, {"search": {"settings": {"NCCL_NET_PLUGIN": ["x"]}}}):
         with pytest.raises(ValueError, match="take it out of the settings"):
             parse_study({"name": "s", "workload": {"entry": "llama"}, **more})
-
-
-@pytest.mark.parametrize(("text", "words"), [*RULES["wrong"], (";".join(RULES["legal"][:1] * 10_000), "at most 100")])
-def test_a_wrong_rule_of_nccls_tuner_is_refused(text: str, words: str) -> None:
-    assert all(FlagSet({TUNER_RULES: legal}).to_environment() == {} for legal in RULES["legal"])
-    with pytest.raises(SettingError, match=rf"{TUNER_RULES} must .*{words}.*; (write|leave)") as caught:
-        FlagSet({TUNER_RULES: text})
-    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("name", [*NAMED["odd"], "x" * 9999])

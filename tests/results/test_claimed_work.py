@@ -14,8 +14,8 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.model.proofs import report_of, standing
 from autotune.model.records import CONFIRM, ISOLATED, RECORD, ConclusionRecord, ConfirmRun, FinalistResult, ProofRecord
+from autotune.results.audit import disagreements
 from autotune.results.format import format_estimate
-from autotune.results.winner import disagreements
 from autotune.rundir.store import RECORDS, Store
 from tests.runs import Run, there
 from tests.study.test_per_token import BIG, SPACE, sets, study

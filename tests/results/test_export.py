@@ -14,11 +14,9 @@ from absl import flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.child.variables import TUNER_RULES
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
-from autotune.model.tuner_rules import TUNER, rules_file
 from autotune.results.export import ExportFormat, how_to_use, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
@@ -27,7 +25,6 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 ALL = CASES["hostile_settings"]
-RULES = "allreduce,0,65536,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"
 
 Read = Callable[[str, Path], dict[str, str]]
 
@@ -99,8 +96,6 @@ def test_any_text_comes_back_from_json(value: str) -> None:
 def test_docker_refuses_long_lines_and_sbatch_asks_for_what_was_proven() -> None:
     with pytest.raises(AutotuneError, match="at most 65535 bytes"):
         render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
-    with pytest.raises(AutotuneError, match=f"{TUNER_RULES}; use --format shell"):
-        render_winner(make_winner({TUNER_RULES: RULES}), ExportFormat.DOCKER)
     text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.SBATCH)
     assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
@@ -204,43 +199,12 @@ def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Pa
     assert not list(tmp_path.rglob("canary"))
 
 
-@pytest.mark.parametrize("form", [form for form in ExportFormat if form is not ExportFormat.DOCKER])
-def test_rules_of_nccls_tuner_are_in_the_file_whatever_lies_beside_it(form: ExportFormat, tmp_path: Path) -> None:
-    winner = make_winner({TUNER_RULES: RULES, "NCCL_X": "1"})
-    text = render_winner(winner, form)
-    assert is_unchanged(text, winner)
-    assert not is_unchanged(text.replace("tree", "ring"), winner)
-    assert parse_winner(text, source="file") == winner
-    if form is ExportFormat.JSON:
-        assert json.loads(text)["tuner_rules"] == RULES.split(";")
-    elif form in READERS:
-        (tmp_path / rules_file(RULES)).write_text("edited\n")
-        assert Path(READERS[form](text, tmp_path)[TUNER_RULES]).read_text().splitlines() == RULES.split(";")
-    with pytest.raises(AutotuneError, match="rule 1 of"):
-        parse_winner(text.replace("tree", "../tree"), source="file")
-
-
-@pytest.mark.parametrize("form", [ExportFormat.ENV, ExportFormat.SHELL])
-def test_a_winner_that_was_measured_without_a_tuner_leaves_out_the_caller_s(form: ExportFormat, tmp_path: Path) -> None:
-    command = {ExportFormat.ENV: "set -u; . ./winner.sh; env -0", ExportFormat.SHELL: "sh winner.sh env -0"}[form]
-    read = script(["sh", "-c", command], extra=dict.fromkeys(TUNER, "mine"))
-    with_it = make_winner({"NCCL_X": "1"})
-    without = with_it.model_copy(update={"is_without_tuner": True})
-    assert not set(TUNER) & set(read(render_winner(without, form), tmp_path))
-    assert json.loads(render_winner(without, ExportFormat.JSON))["unset"] == list(TUNER)
-    (tmp_path / "again").mkdir()
-    assert set(TUNER) <= set(read(render_winner(with_it, form), tmp_path / "again"))
-
-
-def test_a_run_tells_what_ran_without_a_tuner_and_which_settings_have_not_shown_a_gain(
-    run_replay: Run, tmp_path: Path
-) -> None:
-    search = {"settings": {TUNER_RULES: ["(default)", RULES]}}
-    spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6}, study={"search": search})
+def test_a_run_tells_which_settings_have_not_shown_a_gain(run_replay: Run, tmp_path: Path) -> None:
+    spec = replay_study(effects=EFFECTS, noise={"white_sd": 1e-6})
     first = (("both", FlagSet({"xla_a": "1", "xla_d": "2"})),)
     store = run_replay(spec, trials=2, first=first)[1]
     winner = winner_of(store)
-    assert (winner.is_without_tuner, winner.unsettled, len(winner.settings)) == (True, None, 2)
+    assert (winner.unsettled, len(winner.settings)) == (None, 2)
 
     def widen(records: list[dict[str, Any]]) -> None:
         for record in records:

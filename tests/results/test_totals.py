@@ -13,9 +13,9 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Pair, WorkPerStep
 from autotune.model.proofs import figures_of
 from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
+from autotune.results.audit import disagreements
 from autotune.results.format import format_finalist
 from autotune.results.report import render_markdown
-from autotune.results.winner import disagreements
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict

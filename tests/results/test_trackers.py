@@ -17,7 +17,7 @@ from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
 from autotune.results import trackers
 from autotune.results.tables import trial_rows
 from autotune.results.trackers import LONGEST, TRACKERS, TrackedRun, follow, tracked
-from autotune.rundir.fsck import check_run
+from autotune.rundir.damage import damages
 from autotune.rundir.store import Store
 from autotune.study import run as study_run
 from autotune.study.driver import run_study
@@ -174,7 +174,7 @@ def test_the_library_itself_gets_each_record_once_over_two_sessions(
     kept = b"".join(str(p).replace("-", " ").encode() + p.read_bytes() for p in files)
     assert proof.name.encode() in kept
     assert proof.facts["verdict"].encode() in kept
-    assert check_run(store.path).problems == ()
+    assert damages(store) == []
 
 
 FAULTS = TRACKED["faults"]

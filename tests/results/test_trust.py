@@ -12,9 +12,11 @@ import pytest
 
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.records import ConclusionRecord
+from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
 from autotune.results.report import render_markdown
-from autotune.results.winner import Verification, check_records, disagreements, winner_of
+from autotune.results.verify import Verification, check_records
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from tests.runs import make_winner, rewrite
 from tests.tables import toml_beside

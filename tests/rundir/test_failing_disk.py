@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.rundir.fsck import check_run
+from autotune.rundir.damage import damages
 from autotune.rundir.store import Store
 from harness.disks import ROOT, FailingFolder, missing
 from harness.kills import SIMULATED
@@ -60,9 +60,9 @@ def test_a_disk_that_fails_ends_the_study_with_advice_and_harms_nothing(disk: Fa
     disk.fail()
     assert records.read_bytes().startswith(before)
     assert len(Store.open(run_dir).records()) >= before.count(b"\n") + 1
-    assert all(p.is_harmless for p in check_run(run_dir).problems)
+    assert damages(Store.open(run_dir)) == []
     with start(disk) as process:
         _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     is_whole(run_dir, TRIALS)
-    assert check_run(run_dir).problems == ()
+    assert damages(Store.open(run_dir)) == []

@@ -29,6 +29,22 @@ NCCL: dict[str, list[str]] = json.loads((HERE / "nccl_parameters.json").read_tex
 OTHERS: dict[str, list[str]] = json.loads((HERE / "library_names.json").read_text("utf-8"))
 OLDEST, NEWEST = "2.3.5", "2.30.7"
 
+# Variable, list, and what the refusal names: nothing where NCCL takes it.
+LISTS_OF_WORDS = [
+    ("NCCL_ALGO", "allreduce:tree;allgather:ring", ""),
+    ("NCCL_ALGO", "ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring", ""),
+    ("NCCL_ALGO", "^PAT", ""),
+    ("NCCL_PROTO", "^LL128;ALLREDUCE:LL128", ""),
+    ("NCCL_PROTO", "broadcast:^Simple;reduce:Simple,LL", ""),
+    ("NCCL_ALGO", "Ring;alltoall:Tree", "'alltoall'"),
+    ("NCCL_ALGO", "allreduce:Trea", "'Trea'"),
+    ("NCCL_ALGO", "Ring,", "''"),
+    ("NCCL_ALGO", "LL", "'LL'"),
+    ("NCCL_PROTO", "allreduce:LL128;LL,Simple", "'LL,Simple'"),
+    ("NCCL_PROTO", "allreduce:LL:LL", "'allreduce:LL'"),
+    ("NCCL_PROTO", "LL;", "''"),
+]
+
 
 def wrong_claims(catalog: Catalog) -> list[str]:
     """What the catalogue says of variables that the sources deny."""
@@ -149,6 +165,15 @@ def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -
     assert (shown["since"], shown["minimum"], shown["maximum"]) == ("NCCL 2.27.3", "0", "1")
     commit = known.catalog.sources["nccl-source"].commit
     assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/src/init.cc#L62"
+
+
+@pytest.mark.parametrize(("name", "value", "problem"), LISTS_OF_WORDS)
+def test_a_list_of_algorithms_or_protocols_is_read_as_nccl_does(
+    name: str, value: str, problem: str, known: KnownSettings
+) -> None:
+    assert problem in known[name].refused(value)
+    check = check_setting(name, value, known)
+    assert bool(problem) == (check.verdict is SettingVerdict.BAD_VALUE) == (not check.starts)
 
 
 def test_a_script_with_plugins_and_a_misspelled_variable_is_migrated_without_them(known: KnownSettings) -> None:

@@ -22,7 +22,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.programs import draft, look
-from autotune.results.winner import doubts, winner_of
+from autotune.results.audit import doubts
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.probe import FlagInfo, probe_build
 from autotune.settings.space import SearchSpace

@@ -26,8 +26,9 @@ from autotune.model.measurement import Arm, ArmOfGpus, FailureKind, GpusDuring, 
 from autotune.model.proofs import veto_of
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.results.audit import disagreements, doubts
 from autotune.results.format import warning_lines
-from autotune.results.winner import disagreements, doubts, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Folders, Store
 from autotune.study.driver import run_study
 from autotune.workers.base import Progress, WorkerFailed

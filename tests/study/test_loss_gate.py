@@ -29,9 +29,11 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis, Pair, WorkerReport
 from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome, SoakRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
+from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.report import render_markdown
-from autotune.results.winner import Verification, disagreements, winner_of
+from autotune.results.verify import Verification
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.recheck import verify_winner

@@ -21,7 +21,7 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
 )
-from autotune.results.winner import disagreements
+from autotune.results.audit import disagreements
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import TrialFinding, Verdict

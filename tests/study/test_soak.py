@@ -13,10 +13,11 @@ from autotune.measure.durations import durations_of
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, IncidentRecord, MemoryUse, Outcome, SoakRecord
+from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, render_winner
 from autotune.results.format import format_soak
 from autotune.results.report import render_markdown
-from autotune.results.winner import disagreements, winner_of
+from autotune.results.winner import winner_of
 from autotune.settings.space import Parameter, SearchSpace
 from harness.simulated_machine import SimulatedWorker
 from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study, rewrite, there

@@ -15,10 +15,11 @@ from autotune.measure.context import REFERENCE_RESTARTS
 from autotune.measure.failing import MOST_STARTS, contains_failing
 from autotune.measure.runner import MOST_LOST_IN_A_ROW
 from autotune.model.errors import LaunchError, StoppedError
-from autotune.model.flags import FlagSet, shrink
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.settings.shrink import shrink
 from harness.simulated_machine import SimulatedWorker
 from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study
 

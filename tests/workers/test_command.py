@@ -13,14 +13,10 @@ from typing import Any
 
 import pytest
 
-from autotune.child.variables import TUNER_RULES, read_variables
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
-from autotune.model.errors import LaunchError
-from autotune.model.flags import DEFAULT, PROFILE, FlagSet
+from autotune.model.flags import PROFILE
 from autotune.model.measurement import FailureKind
-from autotune.model.tuner_rules import TUNER_PLUGIN
 from autotune.workers.base import WorkerFailed
-from autotune.workers.settings_check import check_environment
 from tests.runs import there
 from tests.tables import toml_beside
 from tests.workers.conftest import PRINTED, PROGRAMS, Start, command, study
@@ -48,23 +44,6 @@ def test_steps_and_losses_of_an_unknown_program_are_read(start: Start, tmp_path:
     said = next(line for line in lines if line.startswith("step 0:"))  # XLA logs something first
     assert worker.report.warmup_step_times_s[0] == pytest.approx(float(said.split()[2]) / 1e3)
     assert worker.report.fingerprint.startswith("c"), worker.report.program_problem
-
-
-def test_only_sets_with_rules_get_the_tuner(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = FlagSet({TUNER_RULES: "allreduce,0,9,tree,ll,4,-1,8;allgather,0,9,ring,simple,0,-1,-1"})
-    workload = {"command": [sys.executable, "-c", TEXTS["tuner"]], "read": {"pattern": "(?P<step_ms>5) ms"}}
-    spec = study(workload, search={"settings": {TUNER_RULES: [DEFAULT, *rules.values()]}})
-    with pytest.raises(LaunchError, match=f"{TUNER_PLUGIN} must name"):
-        start(spec)
-    monkeypatch.setenv(TUNER_PLUGIN, "libtuner.so")
-    arrived = "libtuner.so " + rules[TUNER_RULES].replace(";", "\n") + "\n"
-    for settings, told in (({}, "None None"), (dict(rules), arrived)):
-        start(spec, settings).close()
-        assert (tmp_path / "worker.log").read_text().startswith(f"{told}\n5 ms\n")
-    file = next(tmp_path.glob("nccl_tuner-*.conf"))
-    file.write_text("allreduce,0,9,ring,ll,4,-1,8\n")
-    for path in (file, "/dev/zero", tmp_path / "none"):
-        assert len(check_environment(rules, read_variables({TUNER_RULES: str(path)}, rules)).lost) == 1
 
 
 @pytest.mark.parametrize(("fault", "kind"), CASES["faults_of_a_program"])

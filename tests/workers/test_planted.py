@@ -11,8 +11,9 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
+from autotune.results.audit import disagreements
 from autotune.results.export import ExportFormat, render_winner
-from autotune.results.winner import disagreements, winner_of
+from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from tests.runs import there
 from tests.tables import toml_beside

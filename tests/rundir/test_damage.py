@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError, RunDirectoryError
 from autotune.model.records import CONFIRM, ConclusionRecord, ConfirmRun, FinalistResult, TrialResult
-from autotune.rundir.fsck import RunCheck, check_run
+from autotune.rundir.damage import damages
 from autotune.rundir.store import Store
 from autotune.study.driver import run_study
 from harness.simulated import GivenSetup, given_run
@@ -33,7 +33,7 @@ TRIALS = 7
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
     record(folder, SPEC, trials=TRIALS)
-    assert check_run(folder).problems == ()
+    assert damages(Store.open(folder)) == []
     return folder
 
 
@@ -64,36 +64,44 @@ def change_line(run_dir: Path, index: int, change: Callable[[bytes], bytes]) -> 
     (run_dir / "records.jsonl").write_bytes(b"".join(lines))
 
 
-def mend(run_dir: Path, copy: Path = Path()) -> RunCheck:
-    """Does by hand what each remedy says, with a copy of the run at hand; gives what is found then."""
-    for _ in range(8):  # what is deleted may be named by what is left
-        found = check_run(run_dir)
-        if not any(p.remedy for p in found.problems):
-            return found
-        for problem in sorted(found.problems, key=lambda p: -(p.line or 0)):
-            path = run_dir / problem.file
-            if problem.remedy.startswith("delete this line"):
-                lines = path.read_bytes().splitlines(keepends=True)
-                path.write_bytes(b"".join([*lines[: (problem.line or 0) - 1], *lines[problem.line or 0 :]]))
-            elif problem.remedy.startswith(("delete it", "put the file")):
-                path.unlink()
-            elif problem.remedy.startswith("restore it from a copy"):
-                shutil.copyfile(copy / problem.file, path)
-        if [p.file for p in found.problems if p.remedy] == ["study.json"]:
-            return check_run(run_dir)
-    raise AssertionError(found.problems)
+def delete_line(file: Path, number: int) -> None:
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([*lines[: number - 1], *lines[number:]]))
 
 
-def wrong(check: RunCheck) -> list[str]:
-    """What is wrong beside measurements that no record names: their lines were deleted."""
-    return [str(p) for p in check.problems if "does not name" not in p.what]
+def lines_to_delete(run_dir: Path) -> list[tuple[Path, int]]:
+    """Files and lines that the user is told to delete."""
+    try:
+        said = damages(Store.open(run_dir))
+    except RunDirectoryError as error:
+        said = [str(error)]
+    named = (re.match(r"(?:records\.jsonl line \d+: )?(\S+) line (\d+)\b.*delete this line", line) for line in said)
+    return [(run_dir / name[1], int(name[2])) for name in named if name]
+
+
+def mend(run_dir: Path, copy: Path = Path()) -> list[str]:
+    """Does by hand what is said of each damage, with a copy of the run at hand; returns what is said then."""
+    for _ in range(20):  # what is deleted may be named by what is left
+        try:
+            store = Store.open(run_dir)
+        except RunDirectoryError as error:
+            if "delete it" in str(error):
+                (run_dir / "study.json").unlink()
+            return [str(error)]
+        if not (found := lines_to_delete(run_dir)):
+            said = damages(store)
+            if any("restore it from a copy" in line for line in said) and not store.records():
+                shutil.copyfile(copy / "records.jsonl", run_dir / "records.jsonl")
+            return said
+        for file, number in sorted(set(found), reverse=True):
+            delete_line(file, number)
+    raise AssertionError(found)
 
 
 def test_a_whole_run_is_clean_and_what_is_none_is_said_so(run_dir: Path, tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
-    assert (shown.exit_code, "nothing wrong" in shown.stdout) == (0, True)
+    assert damages(Store.open(run_dir)) == []
     with pytest.raises(RunDirectoryError, match="must be a run directory"):
-        check_run(tmp_path)
+        Store.open(tmp_path)
 
 
 @pytest.mark.parametrize("tail", [b'{"kind":"trial","numb', b"\0" * 700, b"{"])
@@ -101,21 +109,19 @@ def test_a_torn_end_is_harmless_and_cut_by_the_next_session(run_dir: Path, tail:
     count = len(lines_of(run_dir))
     with (run_dir / "records.jsonl").open("ab") as stream:
         stream.write(tail)
-    (problem,) = check_run(run_dir).problems
-    assert (problem.file, problem.line, problem.is_harmless) == ("records.jsonl", count + 1, True)
-    assert CliRunner().invoke(app, ["fsck", str(run_dir)]).exit_code == 0
+    assert damages(Store.open(run_dir)) == []
     assert len(Store.open(run_dir).records()) == count
     goes_on(run_dir)
-    assert check_run(run_dir).problems == ()
+    assert damages(Store.open(run_dir)) == []
 
 
 WINNERS = 0
 DAMAGES: dict[str, tuple[int, Callable[[bytes], bytes], str]] = {
-    "a line torn into the next": (3, lambda line: b'{"kind":"incident","wh' + line, "is none of this schema's"),
-    "zeros before a line": (3, lambda line: b"\0" * 300 + line, "is none of this schema's"),
-    "a trial that is lost": (5, lambda line: line[:-10] + b"\n", "is none of this schema's"),
-    "the winner's trial": (WINNERS, lambda line: b"rubbish\n", r"names trial \d, which is not there"),
-    "a trial twice": (2, lambda line: line + line, r"is a second record of trial 2; the first is line \d"),
+    "a line torn into the next": (3, lambda line: b'{"kind":"incident","wh' + line, "delete this line"),
+    "zeros before a line": (3, lambda line: b"\0" * 300 + line, "delete this line"),
+    "a trial that is lost": (5, lambda line: line[:-10] + b"\n", "delete this line"),
+    "the winner's trial": (WINNERS, lambda line: b"rubbish\n", "must be a record of schema"),
+    "a trial twice": (2, lambda line: line + line, r"is a second record of trial 2"),
 }
 
 
@@ -124,14 +130,20 @@ def test_damaged_records_are_named_and_the_study_goes_on_without_them(run_dir: P
     number, change, said = DAMAGES[damage]
     number = number or there(there(Store.open(run_dir).last(ConclusionRecord)).trial)
     change_line(run_dir, line_of_trial(run_dir, number), change)
-    assert any(re.search(rf"^records\.jsonl line \d+: .*{said}", str(p)) for p in check_run(run_dir).problems)
-    assert CliRunner().invoke(app, ["fsck", str(run_dir)]).exit_code == 1
+    shown = CliRunner().invoke(app, ["show", str(run_dir)])
+    assert re.search(rf"records\.jsonl line \d+\b.*{said}", f"{shown.stdout}{shown.exception}".replace("\n", " "))
     if is_lost := damage != "a trial twice":
-        with pytest.raises(RunDirectoryError, match=r"line \d+ .*autotune fsck"):
+        with pytest.raises(RunDirectoryError, match=r"line \d+ .*delete this line"):
             record(run_dir, SPEC, trials=TRIALS)
-    assert wrong(mend(run_dir)) == []
+    assert [line for line in mend(run_dir) if "folders of measurements" not in line] == []
     assert len(Store.open(run_dir).of(TrialResult)) == TRIALS - is_lost
     goes_on(run_dir)
+
+
+def test_a_record_that_names_a_lost_trial_is_named(run_dir: Path) -> None:
+    number = there(there(Store.open(run_dir).last(ConclusionRecord)).trial)
+    delete_line(run_dir / "records.jsonl", 1 + line_of_trial(run_dir, number))
+    assert any(f"names trial {number}, which is not there" in line for line in damages(Store.open(run_dir)))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[]", b'{"schema_version": 3}'])
@@ -141,12 +153,12 @@ def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, 
         Store.open(run_dir)
     shown = CliRunner().invoke(app, ["status", str(run_dir)])
     assert isinstance(shown.exception, AutotuneError)
-    assert [p.what for p in mend(run_dir).problems] == ["is missing"]
+    mend(run_dir)
     other = replay_study(noise={"white_sd": 1e-6}, study={"seed": 1})
     with pytest.raises(RunDirectoryError, match="are of another study"):
         record(run_dir, other, trials=TRIALS)
     goes_on(run_dir)
-    assert check_run(run_dir).problems == ()
+    assert damages(Store.open(run_dir)) == []
 
 
 def test_records_that_do_not_say_whose_they_are_are_not_taken(run_dir: Path) -> None:
@@ -177,8 +189,6 @@ def test_a_run_without_records_is_never_begun_anew_over_its_measurements(run_dir
     file.unlink()
     if left is not None:
         file.write_bytes(left)
-    shown = CliRunner().invoke(app, ["fsck", str(run_dir)])
-    assert (shown.exit_code, "nothing wrong" in shown.stdout) == (1, False)
     with pytest.raises(RunDirectoryError, match=r"must hold the records .* restore it from a copy"):
         record(run_dir, SPEC, trials=TRIALS)
     (run_dir / "study.json").unlink()
@@ -190,8 +200,7 @@ def test_a_run_without_records_is_never_begun_anew_over_its_measurements(run_dir
 def test_measurements_whose_records_are_lost_are_told_and_kept(run_dir: Path) -> None:
     before = contents(run_dir)
     (run_dir / "records.jsonl").write_bytes(b"".join(lines_of(run_dir)[: line_of_trial(run_dir, 2)]))
-    (problem,) = (p for p in check_run(run_dir).problems if p.line is None)
-    assert ("records are lost" in problem.what, problem.is_harmless) == (True, False)
+    assert any("restore it from a copy" in line for line in damages(Store.open(run_dir)))
     goes_on(run_dir)
     assert not before - contents(run_dir)
 
@@ -200,8 +209,7 @@ def test_a_killed_driver_s_measurement_is_harmless(run_dir: Path) -> None:
     folder = run_dir / "trials" / "0099"
     folder.mkdir()
     (folder / "pairs.jsonl").touch()
-    (problem,) = check_run(run_dir).problems
-    assert ("trials/0099" in problem.what, problem.is_harmless) == (True, True)
+    assert damages(Store.open(run_dir)) == []
 
 
 @pytest.mark.timeout(60)
@@ -212,7 +220,7 @@ def test_a_pipe_in_place_of_a_file_is_an_error_and_no_wait(run_dir: Path, name: 
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    for command in ("status", "show", "report", "fsck", "export"):
+    for command in ("status", "show", "report", "export"):
         error = CliRunner().invoke(app, [command, str(run_dir)]).exception
         assert isinstance(error, SystemExit | AutotuneError | None), (command, repr(error))
     with contextlib.suppress(RunDirectoryError):
@@ -226,13 +234,11 @@ def test_raw_samples_that_are_lost_are_named(run_dir: Path) -> None:
     file.write_bytes(file.read_bytes()[:-5])
     shutil.rmtree(run_dir / f"{gone.directory}")
     (run_dir / f"{empty.directory}/pairs.jsonl").write_bytes(b"")
-    found = [str(p) for p in check_run(run_dir).problems]
+    said = "\n".join(damages(Store.open(run_dir)))
     count = torn.comparison.pair_count if torn.comparison else 0
-    assert any(f"{torn.directory}/pairs.jsonl line {count}: is torn" in p for p in found)
-    assert any(f"holds {count - 1} whole pairs but trial {torn.number} was found from {count}" in p for p in found)
-    assert any(f"names {gone.directory}, which is not there: trial {gone.number}" in p for p in found)
-    assert any(f"holds 0 whole pairs but trial {empty.number}" in p for p in found)
-    assert not any(p.remedy for p in check_run(run_dir).problems)  # the raw data is lost, whatever is done
+    assert f"was found from {count} pairs, but {torn.directory} holds {count - 1};" in said
+    assert all(f"but {trial.directory} holds 0;" in said for trial in (gone, empty))
+    assert lines_to_delete(run_dir) == []  # the raw data is lost, whatever is done
     assert len(list(Store.open(run_dir).pairs(torn.directory or ""))) == count - 1
     record(run_dir, SPEC, trials=TRIALS + 1)
 
@@ -244,39 +250,35 @@ def test_a_damaged_pair_is_an_error_with_advice(run_dir: Path) -> None:
     file.write_bytes(b"\0" * 50 + b"\n" + whole)
     shown = CliRunner().invoke(app, ["show", str(run_dir), str(trial.number)])
     assert isinstance(shown.exception, RunDirectoryError)
-    assert "autotune fsck" in str(shown.exception)
-    assert wrong(mend(run_dir)) == []
+    assert lines_to_delete(run_dir) == [(file, 1)]
+    assert mend(run_dir) == []
     assert file.read_bytes() == whole
 
 
-def test_links_are_named(run_dir: Path, tmp_path: Path) -> None:
+def test_a_link_is_never_written_through(run_dir: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (run_dir / "trials/0001/worker.log").unlink()
     (run_dir / "trials/0001/worker.log").symlink_to(precious)
-    (problem,) = check_run(run_dir).problems
-    assert (problem.file, "symbolic link" in problem.what) == ("trials/0001/worker.log", True)
-    assert wrong(mend(run_dir)) == []
-    assert precious.read_text() == "mine"
     goes_on(run_dir)
+    assert precious.read_text() == "mine"
 
 
-def test_the_end_of_a_run_that_is_being_written_is_no_problem(run_dir: Path, tmp_path: Path) -> None:
+def test_the_end_of_a_run_that_is_being_written_is_no_damage(run_dir: Path, tmp_path: Path) -> None:
     store = Store.create_or_resume(run_dir, asking(SPEC, TRIALS), study_dir=tmp_path)
     with (run_dir / "records.jsonl").open("ab") as stream:
         stream.write(b'{"kind":')
-    found = check_run(run_dir)
-    assert found.writer is not None
-    assert found.problems == ()
+    assert damages(Store.open(run_dir)) == []
     store.close()
 
 
 def test_a_record_that_names_a_folder_outside_is_not_followed(run_dir: Path) -> None:
-    index = line_of_trial(run_dir, 1)
+    trial = next(t for t in Store.open(run_dir).of(TrialResult) if t.directory and t.comparison)
+    index = line_of_trial(run_dir, trial.number)
     name = json.loads(lines_of(run_dir)[index])["directory"].encode()
     change_line(run_dir, index, lambda line: line.replace(name, b"../../etc"))
-    (problem,) = wrong(check_run(run_dir))
-    assert "names a folder outside the run" in problem
+    (problem,) = damages(Store.open(run_dir))[:1]
+    assert "../../etc holds 0" in problem
 
 
 def without_their_runs(run_dir: Path) -> int:
@@ -304,7 +306,7 @@ def test_whatever_is_torn_nothing_dies_with_a_traceback_and_the_study_goes_on(
         a, b = sorted(rng.choices(range(len(data) + 1), k=2))
         harms = [b"", data[:a], data[:a] + b"\0" * (b - a), data[:a] + data[b:], data[:a] + b"\0" * 99]
         file.write_bytes(rng.choice(harms))
-        for name in ("status", "show", "report", "fsck"):
+        for name in ("status", "show", "report"):
             error = CliRunner().invoke(app, [name, str(run_dir)]).exception
             assert isinstance(error, SystemExit | AutotuneError | None), (file, repr(error))
         mend(run_dir, made)

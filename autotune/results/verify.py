@@ -1,0 +1,92 @@
+"""Compares an exported winner with the records of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from autotune.model.errors import RunDirectoryError
+from autotune.model.records import ConclusionRecord
+from autotune.results.audit import disagreements
+from autotune.results.conditions import Difference
+from autotune.results.winner import Winner, winner_at
+from autotune.rundir.store import Store
+
+RUNS = "runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """Comparison of a proof with the records of its run, or with this machine."""
+
+    differences: tuple[Difference, ...] = ()
+    """In the records, the machine, the workload or the file itself."""
+    unchecked: str | None = None
+    """Reason in one sentence if the run of an exported file was not looked at."""
+    notes: tuple[str, ...] = ()
+    """Checks that were not made, and actions to repeat."""
+
+    @property
+    def status(self) -> Literal["holds", "unchecked", "differs"]:
+        """Whether nothing differs."""
+        return "differs" if self.differences else "holds" if self.unchecked is None else "unchecked"
+
+
+def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
+    """Compares an exported winner with the records of its run, if found; that of a run directory was made from them.
+
+    Args:
+        file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
+        run: The run directory, instead of a search.
+
+    Raises:
+        RunDirectoryError: If `run` is not a run directory.
+    """
+    if file.is_dir():
+        return Verification()
+    if (path := run or _find_run(winner.run, file)) is None:
+        return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
+    try:
+        return _compared(winner, Store.open(path))
+    except RunDirectoryError as error:
+        if run is not None:
+            raise
+        return _contradicted([str(error)])
+
+
+def _compared(winner: Winner, store: Store) -> Verification:
+    """Compares a winner with the records of a run; RunDirectoryError if they are damaged."""
+    conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
+    if conclusion is None:
+        return _unchecked(f"{store.path} is of another proof; name its own with --run RUN")
+    if wrong := disagreements(store, conclusion):
+        return _contradicted(wrong)
+    recorded = dict(winner_at(store, conclusion))
+    exported = dict(winner)
+    return Verification(
+        differences=tuple(
+            Difference(field=name, proven=f"{recorded[name]} in its records", here=f"{exported[name]} in the file")
+            for name in recorded
+            if name != "run" and recorded[name] != exported[name]
+        )
+    )
+
+
+def _contradicted(lines: Sequence[str]) -> Verification:
+    differences = (Difference(field="records", proven="what was recorded", here=line) for line in lines)
+    return Verification(differences=tuple(differences))
+
+
+def _unchecked(why: str) -> Verification:
+    return Verification(unchecked=f"unchecked, so nothing here shows that it was proven: {why}")
+
+
+def _find_run(name: str, file: Path) -> Path | None:
+    """Finds the run directory of that name nearest to an exported file."""
+    if Path(name).name != name:  # it could lead anywhere
+        return None
+    beside = file.resolve().parent
+    found = [beside if beside.name == name else beside / name, beside / RUNS / name, Path(RUNS) / name]
+    return next((path for path in found if (path / "study.json").is_file()), None)

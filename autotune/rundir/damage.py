@@ -1,0 +1,59 @@
+"""What is lost in a run directory that can be read; `autotune.rundir.store` refuses one that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autotune.model.errors import RunDirectoryError
+from autotune.model.records import AaRecord, AnyRecord, ConfirmRun, SessionRecord, TrialResult
+from autotune.rundir.store import RECORDS, Store, unnamed_folders
+
+
+def damages(store: Store) -> list[str]:
+    """Lists what is lost in a run directory, or recorded twice, one line each; RunDirectoryError as `Store.records`."""
+    records = store.records()
+    lines = [f"{RECORDS} line {number}: {problem}" for number, problem in _problems(store, records)]
+    folders = unnamed_folders(store.path, records)
+    sessions = sum(isinstance(record, SessionRecord) for record in records)
+    lanes = {record.by for record in records if isinstance(record, AaRecord)}
+    if len(folders) > sessions * max(1, len(lanes)):  # a driver that is killed leaves one for each lane
+        shown = ", ".join(folders[:3])
+        lines.append(f"{RECORDS} must name {len(folders)} folders of measurements ({shown}): restore it from a copy")
+    return lines
+
+
+def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[tuple[int, str]]:
+    """Yields what is wrong with each record, and its line."""
+    trials = {record.number for record in records if isinstance(record, TrialResult)}
+    lines: dict[tuple[object, ...], int] = {}
+    for number, record in enumerate(records, 1):
+        if isinstance(record, TrialResult):
+            key: tuple[object, ...] = ("trial", record.number)
+        elif isinstance(record, ConfirmRun):
+            key = ("pair of processes", record.repeat, "of the", record.stage, "proof of", record.settings)
+        else:
+            key = (number,)
+        if lines.setdefault(key, number) < number:
+            yield number, f"is a second record of {' '.join(map(str, key))}, after line {lines[key]}; delete this line"
+        named = {n for n in (getattr(record, "same_as", None), getattr(record, "trial", None)) if n}
+        if trials and (missing := named - trials):  # a recheck has no trials at all
+            yield number, f"names trial {min(missing)}, which is not there; delete this line, and it is measured again"
+        if problem := _lost_pairs(store, record):
+            yield number, problem
+
+
+def _lost_pairs(store: Store, record: AnyRecord) -> str:
+    """How the raw pairs of a record differ from its count of them, as a clause; empty if they do not."""
+    directory = getattr(record, "directory", None)
+    if directory is None or getattr(record, "failure", None) is not None:
+        return ""
+    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
+    if measured is None:
+        return ""
+    try:
+        count = len(list(store.pairs(directory)))
+    except RunDirectoryError as error:
+        return str(error)
+    if count == measured.pair_count:
+        return ""
+    return f"was found from {measured.pair_count} pairs, but {directory} holds {count}; its figures stand"
