@@ -1,16 +1,19 @@
-"""The catalogue of published settings, kept as TOML under ``autotune/data/flags``.
+"""The catalogue of published settings: what is written of them, what releases were asked, and what their names tell.
 
-The installed build (see `autotune.settings.probe`) tells which settings exist; the catalogue tells their purpose,
-scope, stage, risks and requirements. A test compares facts that both have (existence, type, default) with real builds.
+By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous all that decides over
+it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all names of a form. ``asked/*.json`` says
+what `docs/ask_builds.py` read from releases of jaxlib and NCCL. The installed build itself (see
+`autotune.settings.probe`) tells which settings exist here.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -142,9 +145,9 @@ class Setting:
     stage: Stage = Stage.PROGRAM
     since: str = ""
     """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
-    variable the library and its release: ``NCCL 2.28.3`` (`docs/ask_nccl.py`), ``Transformer Engine 1.10``."""
+    variable the library and its release: ``NCCL 2.28.3``, ``Transformer Engine 1.10``."""
     removed: str = ""
-    """First asked jaxlib that lacks it after one that has it."""
+    """First asked jaxlib (or NCCL) that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)
     """First version to default; an empty key if it never changed."""
     numerics: str = ""
@@ -181,8 +184,6 @@ class Setting:
     """Whether it is memory for all collectives of the program, in MiB and steps of `step`."""
     together: tuple[str, ...] = ()
     """Settings whose other values it needs or profits from: one set of them is tried first."""
-    changed_programs: tuple[str, ...] | None = None
-    """Test programs whose executable one value changed; None if not tried."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
     """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""
@@ -202,7 +203,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of a fact, as read at `commit`."""
+    """Source of a fact; `docs/ask_builds.py` read it at `commit`, if it did."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -252,21 +253,87 @@ def release_of(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def load_catalog() -> Catalog:
-    """Loads the catalogue of this package."""
-    return Catalog(read_entries("flags", Setting).values(), read_entries("sources.toml", Source))
+    """Loads the catalogue: what is written of a setting counts more than what was asked, and that more than its name.
+
+    What releases no longer have, and nobody described, is left out.
+    """
+    sources = read_entries("sources.toml", Source)
+    facts: dict[str, dict[str, Any]] = {}
+    for name in ASKED:
+        asked = read_asked(name)
+        sources[name] = replace(sources[name], commit=asked["commit"])
+        facts |= asked["settings"]
+    written = _written()
+    present = {name for name, fact in facts.items() if "removed" not in fact}
+    names = dict.fromkeys([*written, *sorted(present)])
+    keys = {name: _joined(name, facts.get(name, {}), written.get(name, {})) for name in names}
+    return Catalog(_fit(keys, dict[str, Setting], "flags", named=True).values(), sources)
+
+
+ASKED = ("xla", "nccl-source")
+"""Sources of which `docs/ask_builds.py` asks the releases."""
+
+
+def read_asked(source: str) -> dict[str, Any]:
+    """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of the ``settings``."""
+    asked: dict[str, Any] = json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8"))
+    return asked
+
+
+def _written() -> dict[str, dict[str, Any]]:
+    """Reads what is written by hand of each setting."""
+    written: dict[str, dict[str, Any]] = {}
+    for path in _files(DATA / "flags"):
+        written |= tomllib.loads(path.read_text("utf-8"))
+    for group, tiers in tomllib.loads((DATA / "meanings.toml").read_text("utf-8")).items():
+        for tier, meanings in tiers.items():
+            for name, meaning in meanings.items():
+                more = meaning if isinstance(meaning, dict) else {"summary": meaning}
+                written[name] = {"group": group, "tier": tier, **more}
+    return written
+
+
+@functools.cache
+def _name_rules() -> dict[re.Pattern[str], dict[str, Any]]:
+    rules = tomllib.loads((DATA / "names.toml").read_text("utf-8"))
+    return {re.compile(pattern): keys for pattern, keys in rules.items()}
+
+
+def _joined(name: str, fact: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an entry. What nobody judged must be measured."""
+    entry = {**_by_name(name), **fact, **written}
+    if entry["tier"] == Tier.LISTED and "stage" not in written:
+        entry["stage"] = Stage.RUNTIME
+    return entry
+
+
+def _by_name(name: str) -> dict[str, Any]:
+    """What the name of a setting tells of it."""
+    keys: dict[str, Any] = {}
+    for pattern, more in _name_rules().items():
+        if pattern.fullmatch(name):
+            keys |= more
+    return keys
+
+
+def _files(place: Traversable) -> list[Traversable]:
+    """The files of a folder in the order of their names, or the one file."""
+    return sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
 
 
 def read_entries(name: str, kind: type[T], folder: Traversable = DATA) -> dict[str, T]:
     """Reads the named tables of a data file, or of all files of a folder in the order of their names."""
-    place = folder / name
-    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
-    tables = [read_data(path, dict[str, kind], named=True) for path in files]  # type: ignore[valid-type]
+    tables = [read_data(path, dict[str, kind], named=True) for path in _files(folder / name)]  # type: ignore[valid-type]
     return {key: entry for table in tables for key, entry in table.items()}
 
 
 def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
     """Reads a TOML file as some type, each table with its own name if `named`; SettingError if it does not fit."""
-    data = tomllib.loads(path.read_text("utf-8"))
+    return _fit(tomllib.loads(path.read_text("utf-8")), kind, path.name, named=named)
+
+
+def _fit(data: dict[str, Any], kind: type[T], where: str, *, named: bool) -> T:
+    """Takes data as some type, each table with its own name if `named`; SettingError if it does not fit."""
     if named:
         data = {name: {"name": name, **entry} for name, entry in data.items()}
     try:
@@ -274,7 +341,7 @@ def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])
-        raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
+        raise SettingError(f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,9 +101,24 @@ class KnownSetting:
     @property
     def is_too_new(self) -> bool:
         """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
-        library, _, release = self.entry.since.rpartition(" ")
-        here = {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library)
+        here, release = self._here_and(self.entry.since)
         return here is not None and older(here, release)
+
+    @property
+    def nccl_lacks(self) -> str:
+        """Why the installed package of NCCL does not read it, as a clause; empty if it may."""
+        here, release = self._here_and(self.entry.removed)
+        if self.entry.kind != "env":
+            return ""
+        if self.is_too_new:
+            return f"came with {self.entry.since}, installed is {self.build.nccl}"
+        is_gone = bool(release) and here is not None and not older(here, release)
+        return f"went with {self.entry.removed}, installed is {here}" if is_gone else ""
+
+    def _here_and(self, release: str) -> tuple[str | None, str]:
+        """The installed release of the library that a release such as ``NCCL 2.28.3`` names, and the number of that."""
+        library, _, number = release.rpartition(" ")
+        return {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library), number
 
 
 class KnownSettings:
