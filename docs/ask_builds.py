@@ -2,7 +2,7 @@
 
 For maintainers, one command when something new is out; nothing of what it writes is edited by hand::
 
-    python docs/ask_builds.py --jaxlib 0.13.0       # installs the release in a folder of its own and asks it
+    python docs/ask_builds.py --jaxlib 0.13.0       # installs the release in a folder of its own, for this Python
     python docs/ask_builds.py --xla CLONE COMMIT    # lines and help texts, from a clone of openxla/xla
     python docs/ask_builds.py --nccl CLONE          # all releases, from a clone of NVIDIA/nccl with its tags
 
@@ -154,20 +154,21 @@ def ask_nccl(clone: str) -> None:
 
 
 def read_variables(text: str) -> Settings:
-    """Line and default of each variable that lines of ``git grep -n`` read.
+    """Type, line and default of each variable that lines of ``git grep -n`` read: a number, or else any text.
 
     Of several places the one with the default counts, else the last: earlier ones tell of errors.
     """
-    places: dict[str, tuple[str, str]] = {}
+    places: dict[str, tuple[str, str, str]] = {}
     for row in text.splitlines():
         _, file, number, source = row.split(":", 3)
         bare = _COMMENT.sub("", source).rstrip()
         for match in filter(None, (pattern.search(bare) for pattern in _READ)):
             parts = match.groupdict()
             name = parts.get("name") or f"NCCL_{parts['bare']}"
-            if not places.get(name, ("", ""))[1]:
-                places[name] = (f"{file}:{number}", parts.get("default") or "")
-    return {name: {**plain_default(default), "source_line": line} for name, (line, default) in places.items()}
+            if not places.get(name, ("", "", ""))[2]:
+                kind = "int" if parts.get("bare") else "string"
+                places[name] = (kind, f"{file}:{number}", parts.get("default") or "")
+    return {n: {"type": kind, **plain_default(text), "source_line": line} for n, (kind, line, text) in places.items()}
 
 
 def plain_default(text: str) -> dict[str, str]:
@@ -195,7 +196,10 @@ def _write(source: str, asked: Mapping[str, Any]) -> None:
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} ... must succeed but said: {done.stderr.strip()[-500:]}")
+    return done.stdout
 
 
 if __name__ == "__main__":

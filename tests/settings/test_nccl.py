@@ -129,7 +129,8 @@ def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -
     shown = dict(format_setting(known.catalog["NCCL_WIN_ENABLE"], known))
     assert shown["since"] == "NCCL 2.27.3"
     commit = known.catalog.sources["nccl-source"].commit
-    assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/src/init.cc#L62"
+    file, _, number = ASKED["NCCL_WIN_ENABLE"]["source_line"].partition(":")
+    assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/{file}#L{number}"
 
 
 def test_a_script_with_plugins_and_a_misspelled_variable_is_migrated_without_them(known: KnownSettings) -> None:
