@@ -80,11 +80,14 @@ def ask_jaxlib(release: str) -> None:
 
 
 def add_release(settings: Settings, release: str, flags: Mapping[str, FlagInfo]) -> None:
-    """Adds what a newer release has. A flag that went and came back counts from its return."""
+    """Adds what a newer release has. A flag that went and came back counts from its return.
+
+    A new one counts as read at run time, so that it is measured, until its written entry says otherwise.
+    """
     for name, flag in flags.items():
-        if name not in settings or settings[name].pop("removed", ""):
-            settings[name] = {**settings.get(name, {}), "since": release}
-        entry = settings[name]
+        entry = settings.setdefault(name, {"since": release, "stage": "runtime"})
+        if entry.pop("removed", ""):
+            entry["since"] = release
         entry["type"] = flag.type
         if flag.repeated:
             entry["repeated"] = True

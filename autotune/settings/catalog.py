@@ -12,6 +12,7 @@ import functools
 import json
 import re
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -115,12 +116,12 @@ class Setting:
 
     name: str
     """As in a `FlagSet`; only ``process_layout`` is no setting of a process."""
-    summary: str
-    group: str
-    tier: Tier
-    platform: str
+    summary: str = ""
+    group: str = ""
+    tier: Tier = Tier.LISTED
+    platform: str = "any"
     """``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`."""
-    type: str
+    type: str = "string"
     """One of bool, int, int32, int64, float, string, enum, message."""
     also_in: tuple[str, ...] = ()
     tri_state: bool = False
@@ -253,89 +254,59 @@ def release_of(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def load_catalog() -> Catalog:
-    """Loads the catalogue: what is written of a setting counts more than what was asked, and that more than its name.
-
-    What releases no longer have, and nobody described, is left out.
-    """
-    sources = read_entries("sources.toml", Source)
+    """Loads the catalogue. What releases no longer have, and nobody described, is left out."""
+    sources, written, rules = read_entries("sources.toml", Source), _written(), _read_tables(DATA / "names.toml")
     facts: dict[str, dict[str, Any]] = {}
-    for name in ASKED:
-        asked = read_asked(name)
-        sources[name] = replace(sources[name], commit=asked["commit"])
-        facts |= asked["settings"]
-    written = _written()
-    present = {name for name, fact in facts.items() if "removed" not in fact}
-    names = dict.fromkeys([*written, *sorted(present)])
-    keys = {name: _joined(name, facts.get(name, {}), written.get(name, {})) for name in names}
-    return Catalog(_fit(keys, dict[str, Setting], "flags", named=True).values(), sources)
-
-
-ASKED = ("xla", "nccl-source")
-"""Sources of which `docs/ask_builds.py` asks the releases."""
+    for source in ("xla", "nccl-source"):
+        asked = read_asked(source)
+        sources[source] = replace(sources[source], commit=asked["commit"])
+        facts |= {n: fact for n, fact in asked["settings"].items() if n in written or "removed" not in fact}
+    entries: dict[str, Mapping[str, Any]] = {}
+    for name in {**written, **facts}:
+        by_name = (keys for pattern, keys in rules.items() if re.fullmatch(pattern, name))
+        entries[name] = ChainMap(written.get(name, {}), facts.get(name, {}), *by_name)
+    return Catalog(_named(entries, Setting, "flags").values(), sources)
 
 
 def read_asked(source: str) -> dict[str, Any]:
     """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of the ``settings``."""
-    asked: dict[str, Any] = json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8"))
-    return asked
+    return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
 
 
 def _written() -> dict[str, dict[str, Any]]:
     """Reads what is written by hand of each setting."""
-    written: dict[str, dict[str, Any]] = {}
-    for path in _files(DATA / "flags"):
-        written |= tomllib.loads(path.read_text("utf-8"))
-    for group, tiers in tomllib.loads((DATA / "meanings.toml").read_text("utf-8")).items():
+    written = _read_tables(DATA / "flags")
+    for group, tiers in _read_tables(DATA / "meanings.toml").items():
         for tier, meanings in tiers.items():
             for name, meaning in meanings.items():
-                more = meaning if isinstance(meaning, dict) else {"summary": meaning}
-                written[name] = {"group": group, "tier": tier, **more}
+                keys = meaning if isinstance(meaning, dict) else {"summary": meaning}
+                written[name] = {"group": group, "tier": tier, **keys}
     return written
 
 
-@functools.cache
-def _name_rules() -> dict[re.Pattern[str], dict[str, Any]]:
-    rules = tomllib.loads((DATA / "names.toml").read_text("utf-8"))
-    return {re.compile(pattern): keys for pattern, keys in rules.items()}
-
-
-def _joined(name: str, fact: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of an entry. What nobody judged must be measured."""
-    entry = {**_by_name(name), **fact, **written}
-    if entry["tier"] == Tier.LISTED and "stage" not in written:
-        entry["stage"] = Stage.RUNTIME
-    return entry
-
-
-def _by_name(name: str) -> dict[str, Any]:
-    """What the name of a setting tells of it."""
-    keys: dict[str, Any] = {}
-    for pattern, more in _name_rules().items():
-        if pattern.fullmatch(name):
-            keys |= more
-    return keys
-
-
-def _files(place: Traversable) -> list[Traversable]:
-    """The files of a folder in the order of their names, or the one file."""
-    return sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
+def _read_tables(place: Traversable) -> dict[str, dict[str, Any]]:
+    """Reads the tables of a TOML file, or of all files of a folder in the order of their names."""
+    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
+    return {name: table for path in files for name, table in tomllib.loads(path.read_text("utf-8")).items()}
 
 
 def read_entries(name: str, kind: type[T], folder: Traversable = DATA) -> dict[str, T]:
-    """Reads the named tables of a data file, or of all files of a folder in the order of their names."""
-    tables = [read_data(path, dict[str, kind], named=True) for path in _files(folder / name)]  # type: ignore[valid-type]
-    return {key: entry for table in tables for key, entry in table.items()}
+    """Reads the tables of a data file or folder, each with its own name."""
+    return _named(_read_tables(folder / name), kind, name)
 
 
-def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
-    """Reads a TOML file as some type, each table with its own name if `named`; SettingError if it does not fit."""
-    return _fit(tomllib.loads(path.read_text("utf-8")), kind, path.name, named=named)
+def read_data(path: Traversable, kind: type[T]) -> T:
+    """Reads a TOML file as some type; SettingError if it does not fit."""
+    return _fit(_read_tables(path), kind, path.name)
 
 
-def _fit(data: dict[str, Any], kind: type[T], where: str, *, named: bool) -> T:
-    """Takes data as some type, each table with its own name if `named`; SettingError if it does not fit."""
-    if named:
-        data = {name: {"name": name, **entry} for name, entry in data.items()}
+def _named(tables: Mapping[str, Mapping[str, Any]], kind: type[T], where: str) -> dict[str, T]:
+    named = {name: {"name": name, **table} for name, table in tables.items()}
+    return _fit(named, dict[str, kind], where)  # type: ignore[valid-type]
+
+
+def _fit(data: object, kind: type[T], where: str) -> T:
+    """Takes data as some type; SettingError with the wrong key if it does not fit."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

@@ -198,8 +198,8 @@ def _judge_variable(setting: KnownSetting, known: KnownSettings) -> Judgement | 
     if not setting.is_catalogued:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
         return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
-    if reason := setting.nccl_lacks:
-        return SettingVerdict.NO_EFFECT, reason, "upgrade NCCL" if setting.is_too_new else "remove it"
+    if setting.is_too_new:
+        return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
     if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
     if entry.renamed_to and not entry.danger:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Setting, Stage, Tier, load_catalog, older
+from autotune.settings.catalog import Setting, Stage, load_catalog, older
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
@@ -101,24 +101,9 @@ class KnownSetting:
     @property
     def is_too_new(self) -> bool:
         """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
-        here, release = self._here_and(self.entry.since)
+        library, _, release = self.entry.since.rpartition(" ")
+        here = {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library)
         return here is not None and older(here, release)
-
-    @property
-    def nccl_lacks(self) -> str:
-        """Why the installed package of NCCL does not read it, as a clause; empty if it may."""
-        here, release = self._here_and(self.entry.removed)
-        if self.entry.kind != "env":
-            return ""
-        if self.is_too_new:
-            return f"came with {self.entry.since}, installed is {self.build.nccl}"
-        is_gone = bool(release) and here is not None and not older(here, release)
-        return f"went with {self.entry.removed}, installed is {here}" if is_gone else ""
-
-    def _here_and(self, release: str) -> tuple[str | None, str]:
-        """The installed release of the library that a release such as ``NCCL 2.28.3`` names, and the number of that."""
-        library, _, number = release.rpartition(" ")
-        return {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library), number
 
 
 class KnownSettings:
@@ -130,7 +115,9 @@ class KnownSettings:
         self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
-        entry, flag = self.catalog.get(name) or _uncatalogued(name), self.build.flags.get(name)
+        # What the catalogue lacks must be measured.
+        entry = self.catalog.get(name) or Setting(name=name, stage=Stage.RUNTIME)
+        flag = self.build.flags.get(name)
         option = self.build.jax_options.get(name)
         if flag is not None:
             default = flag.default if entry.tri_state else flag.effective_default
@@ -178,13 +165,6 @@ class KnownSettings:
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
         names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
         return close_matches(setting.name, names)
-
-
-def _uncatalogued(name: str) -> Setting:
-    """An entry for a setting that the catalogue lacks: it must be measured."""
-    return Setting(
-        name=name, summary="", group="", tier=Tier.LISTED, platform="any", type="string", stage=Stage.RUNTIME
-    )
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:

@@ -324,8 +324,8 @@ class SpaceBuilder:
         if entry.kind in ("xla", "jax") and not setting.exists:
             since = f"; it came with {entry.since}" if entry.since else ""
             return f"{build} does not have it{since}"
-        if setting.nccl_lacks:
-            return setting.nccl_lacks
+        if entry.kind == "env" and setting.is_too_new:
+            return f"came with {entry.since}, installed is {self._known.build.nccl}"
         if flag is not None and not flag.sets:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self._platform):

@@ -36,9 +36,9 @@ def test_a_release_adds_what_it_has_and_marks_what_it_lacks(script: ModuleType) 
     script.add_release(settings, "2", flags(stays="y", comes=None))
     script.add_release(settings, "3", flags(stays="y", comes=None, goes="x"))
     assert settings == {
-        "stays": {"since": "1", "type": "string", "default": {"": "x", "2": "y"}},
-        "goes": {"since": "3", "type": "string", "default": "x"},
-        "comes": {"since": "2", "type": "string", "default": UNSET},
+        "stays": {"since": "1", "stage": "runtime", "type": "string", "default": {"": "x", "2": "y"}},
+        "goes": {"since": "3", "stage": "runtime", "type": "string", "default": "x"},
+        "comes": {"since": "2", "stage": "runtime", "type": "string", "default": UNSET},
     }
     script.add_release(settings, "4", {})
     assert {entry["removed"] for entry in settings.values()} == {"4"}
