@@ -1,177 +1,208 @@
-"""Asks releases of jaxlib which flags they have, and holds `since` and `removed` of the catalogue to that.
+"""Asks new releases of jaxlib and NCCL what they have, and writes `autotune/data/asked/*.json` of the catalogue.
 
-For maintainers, when a new jaxlib is out. Each release lies in an environment of its own, outside of this repository::
+For maintainers, one command when something new is out; nothing of what it writes is edited by hand::
 
-    python -m venv --without-pip /tmp/builds/0.13.0
-    python -m pip --python /tmp/builds/0.13.0/bin/python install --no-deps jaxlib==0.13.0 numpy ml_dtypes
-    python docs/ask_builds.py ask /tmp/builds/*/bin/python    # adds to tests/settings/flags_by_build.json
-    python docs/ask_builds.py write                           # since and removed of autotune/data/flags/*.toml
-    python docs/ask_builds.py lines CLONE COMMIT              # source_line, from a clone of openxla/xla
+    python docs/ask_builds.py --jaxlib 0.13.0       # installs the release in a folder of its own, for this Python
+    python docs/ask_builds.py --xla CLONE COMMIT    # lines and help texts, from a clone of openxla/xla
+    python docs/ask_builds.py --nccl CLONE          # all releases, from a clone of NVIDIA/nccl with its tags
 
-A flag is there if the library's XLA_FLAGS parser takes it or its DebugOptions hold it.
+A flag has a type, its default by release, the release that it came or went with, and the line that defines it. A
+variable of NCCL has the first release that reads it, the first that no longer does, where the newest of them does so,
+and the default there if it is a number. A help text is written of flags that nobody described.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import operator
 import re
 import subprocess
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from autotune.machine.host import packages_of
-from autotune.settings.probe import ParserProcess, library_strings, read_debug_options
+from autotune.settings.catalog import DATA, load_catalog, older, read_asked, release_of
+from autotune.settings.known import UNSET
+from autotune.settings.probe import FlagInfo, probe_build
 
-ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "tests" / "settings" / "flags_by_build.json"
-FLAGS = ROOT / "autotune" / "data" / "flags"
-_LIBRARIES = ("libjax_common.so", "xla_extension.so")  # the second up to jaxlib 0.5
+Settings = dict[str, dict[str, Any]]
+"""Name of a flag or variable to keys of its `autotune.settings.catalog.Setting`."""
+
+_MARK = "python docs/ask_builds.py: generated, never edited by hand"
+_UNDESCRIBED = "that nobody described"  # of `names.toml`
 _DEFINED = "xla/debug_options_flags.cc"
 _FIELDS = "xla/xla.proto"
-_FOLLOWS = ("stage", "scopes", "type")  # keys of an entry after which a new key is written
+_READ = (
+    re.compile(r'\bNCCL_PARAM\(\w+,\s*"(?P<bare>[A-Z0-9_]+)",\s*(?P<default>.*)\);?$'),
+    re.compile(r"\bDEFINE_NCCL_PARAM\(\w+,\s*[\w *]+,\s*(?P<name>NCCL_[A-Z0-9_]+),\s*(?P<default>[^,\\]*)"),
+    re.compile(r'\b(?:getenv|ncclGetEnv\w*)\("(?P<name>NCCL_[A-Z0-9_]+)"\)'),
+    re.compile(r'\bncclGetLevel\(.*"(?P<name>NCCL_[A-Z0-9_]+)"\)'),
+    re.compile(r'\bncclGetLevel\(&\w+,\s*"(?P<name>NCCL_[A-Z0-9_]+)"'),
+)
+_COMMENT = re.compile(r"/\*.*?\*/|//.*")
+_OPERATORS = {ast.LShift: operator.lshift, ast.Mult: operator.mul}
 
 
-def ask_build(python: str) -> tuple[str, set[str]]:
-    """Release of the jaxlib that an interpreter has, and the flags of that build.
+def main() -> None:
+    """One or several of the commands above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jaxlib", metavar="RELEASE")
+    parser.add_argument("--xla", nargs=2, metavar=("CLONE", "COMMIT"))
+    parser.add_argument("--nccl", metavar="CLONE")
+    given = parser.parse_args()
+    if given.jaxlib:
+        ask_jaxlib(given.jaxlib)
+    if given.xla:
+        ask_xla(*given.xla)
+    if given.nccl:
+        ask_nccl(given.nccl)
 
-    Raises:
-        SystemExit: If the interpreter has no jaxlib whose library is known.
+
+def ask_jaxlib(release: str) -> None:
+    """Installs a release of jaxlib and adds what it has to `asked/xla.json`."""
+    with tempfile.TemporaryDirectory() as folder:
+        python = f"{folder}/bin/python"
+        _run([sys.executable, "-m", "venv", "--without-pip", folder])
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
+        _run([*pip, f"jaxlib=={release}", "numpy", "ml_dtypes"])
+        flags = probe_build(python, cache_dir=Path(folder)).flags
+    asked = read_asked("xla")
+    if older(release, asked["releases"][-1]):
+        raise SystemExit(f"--jaxlib must not be older than {asked['releases'][-1]}, the last that was asked")
+    asked["releases"] = list(dict.fromkeys([*asked["releases"], release]))
+    add_release(asked["settings"], release, flags)
+    _write("xla", asked)
+    print(f"jaxlib {release}: {len(flags)} flags")
+
+
+def add_release(settings: Settings, release: str, flags: Mapping[str, FlagInfo]) -> None:
+    """Adds what a newer release has. A flag that went and came back counts from its return.
+
+    A new one counts as read at run time, so that it is measured, until its written entry says otherwise.
     """
-
-    def run(command: Iterable[str]) -> str:
-        return subprocess.run(list(command), capture_output=True, text=True, check=True).stdout
-
-    here = packages_of(python, ("jaxlib",), folders=("jaxlib",), run=run)
-    found = [p for name in _LIBRARIES if (p := Path(here.folders["jaxlib"]) / name).is_file()]
-    if not found:
-        raise SystemExit(f"{python} must have a jaxlib with one of {', '.join(_LIBRARIES)} but has none")
-    fields = {f.name for f in read_debug_options(found[0])[0]}
-    words = library_strings(found[0], b"xla_[a-z0-9_]+") - fields
-    with ParserProcess(python, timeout_s=300) as parser:
-        # One by one: old parsers tell of no unknown flag beside a refused value. What is refused is known.
-        aliases = {name for name in sorted(words) if name not in parser.ask(f"--{name}=1").unknown}
-    return here.versions["jaxlib"], fields | aliases
-
-
-def read_table(path: Path = TABLE) -> dict[str, set[str]]:
-    """Flags of every release that was asked, oldest first."""
-    builds: dict[str, set[str]] = {}
-    names: set[str] = set()
-    for version, change in json.loads(path.read_text("utf-8")).items():
-        names = (names - {*change["gone"]}) | {*change["new"]}
-        builds[version] = names
-    return builds
+    for name, flag in flags.items():
+        entry = settings.setdefault(name, {"since": release, "stage": "runtime"})
+        if entry.pop("removed", ""):
+            entry["since"] = release
+        entry["type"] = flag.type
+        if flag.repeated:
+            entry["repeated"] = True
+        default = UNSET if flag.default is None else flag.default
+        defaults = entry.get("default", default)
+        if isinstance(defaults, str):
+            defaults = {"": defaults}
+        if defaults[max(defaults, key=release_of)] != default:
+            defaults = {**defaults, release: default}
+        entry["default"] = defaults if len(defaults) > 1 else default
+    for name, entry in settings.items():
+        if name not in flags:
+            entry.setdefault("removed", release)
 
 
-def write_table(builds: Mapping[str, set[str]], path: Path = TABLE) -> None:
-    """Keeps of each release only what is new and what is gone since the one before."""
-    before: set[str] = set()
-    changes = {}
-    for version in sorted(builds, key=lambda v: [int(p) for p in v.split(".")]):
-        now = builds[version]
-        changes[version] = {"new": sorted(now - before), "gone": sorted(before - now)}
-        before = now
-    path.write_text(json.dumps(changes, indent=0) + "\n", "utf-8")
+def ask_xla(clone: str, commit: str) -> None:
+    """Writes where the source defines each flag at a commit, and the help texts of flags that nobody described.
 
-
-def life(name: str, builds: Mapping[str, set[str]]) -> tuple[str, str]:
-    """`since` and `removed` of a flag; what no release has was removed before the oldest of them.
-
-    A flag that went and came back counts from its return.
+    The line of a flag that this commit no longer has stays, with the commit that had it.
     """
-    versions = list(builds)
-    there = [v for v in versions if name in builds[v]]
-    if not there:
-        return "", versions[0]
-    last = versions.index(there[-1])
-    first = last
-    while first > 0 and name in builds[versions[first - 1]]:
-        first -= 1
-    return versions[first] if first else "", "" if last == len(versions) - 1 else versions[last + 1]
-
-
-def set_key(text: str, name: str, key: str, value: str) -> str:
-    """One key of an entry of a TOML text, written, replaced, or left out if the value is empty."""
-    entry = re.compile(rf"^\[{re.escape(name)}\]\n(?:.+\n)*", re.MULTILINE)
-
-    def change(found: re.Match[str]) -> str:
-        lines = [line for line in found.group().splitlines() if not line.startswith(f"{key} = ")]
-        if value:
-            after = next(i for k in _FOLLOWS for i, line in enumerate(lines) if line.startswith(f"{k} = "))
-            lines.insert(after + 1, f"{key} = {json.dumps(value)}")
-        return "\n".join(lines) + "\n"
-
-    return entry.sub(change, text)
-
-
-def write_lives(builds: Mapping[str, set[str]]) -> None:
-    """Corrects `since` and `removed` of every XLA flag of the catalogue."""
-    for path, name in _entries():
-        if name.startswith("xla_"):
-            text = path.read_text("utf-8")
-            since, removed = life(name, builds)
-            path.write_text(set_key(set_key(text, name, "removed", removed), name, "since", since), "utf-8")
-
-
-def write_lines(clone: str, commit: str) -> None:
-    """Writes where the source defines each flag: the file, and the line at `commit`.
-
-    Of a flag that this commit no longer has, the last commit that had it is named too. A line of another file, written
-    by hand because the definition says too little, stays. A flag newer than the source gets none.
-    """
-    git = ["git", f"--git-dir={clone}"]
-    now = {_DEFINED: _show(git, commit, _DEFINED), _FIELDS: _show(git, commit, _FIELDS)}
-    for path, name in _entries():
-        text = path.read_text("utf-8")
-        kept = tomllib.loads(text)[name].get("source_line", "")
-        if not name.startswith("xla_") or (kept and not kept.startswith((_DEFINED, _FIELDS))):
-            continue
-        line = next((f"{f}:{n}" for f, source in now.items() if (n := defining_line(source, name))), "")
-        path.write_text(set_key(text, name, "source_line", line or _last_line(git, commit, name)), "utf-8")
+    sources = {file: _run(["git", f"--git-dir={clone}", "show", f"{commit}:{file}"]) for file in (_DEFINED, _FIELDS)}
+    asked, catalog = read_asked("xla"), load_catalog()
+    for name, entry in asked["settings"].items():
+        lines = [f"{file}:{number}" for file, source in sources.items() if (number := defining_line(source, name))]
+        line = entry.get("source_line", "")
+        if lines:
+            entry["source_line"] = lines[0]
+        elif line and "@" not in line:
+            entry["source_line"] = f"{line}@{asked['commit'][:12]}"
+        is_described = name not in catalog or _UNDESCRIBED not in catalog[name].summary
+        if not is_described and (text := help_text(sources[_DEFINED], name)):
+            entry["summary"] = text
+    _write("xla", {**asked, "commit": commit})
 
 
 def defining_line(source: str, name: str) -> int:
     """Line that defines a flag or a field, from 1; 0 if there is none. A reserved name defines nothing."""
-    named = re.compile(rf'^(?!\s*reserved ).*"{name}"|^\s*[\w<>., ]+ {name} = \d+')
-    return next((n for n, line in enumerate(source.splitlines(), 1) if named.search(line)), 0)
+    definition = re.compile(rf'^(?!\s*reserved ).*"{name}"|^\s*[\w<>., ]+ {name} = \d+')
+    return next((n for n, line in enumerate(source.splitlines(), 1) if definition.search(line)), 0)
 
 
-def _last_line(git: list[str], commit: str, name: str) -> str:
-    command = [*git, "log", "-1", "--format=%P", f'-S"{name}"', commit, "--", _DEFINED]
-    before = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    line = before and defining_line(_show(git, before, _DEFINED), name)
-    return f"{_DEFINED}:{line}@{before[:12]}" if line else ""
+def help_text(source: str, name: str) -> str:
+    """Help text of a flag: the string literals that end its definition; empty if there are none."""
+    definition = re.search(rf'Flag\(\s*"{name}",(.*?)(?:Flag\(|\Z)', source, re.DOTALL)
+    literals = re.search(r'((?:"(?:[^"\\]|\\.)*"\s*)+)\)\);', definition[1]) if definition else None
+    return " ".join(ast.literal_eval(f"({literals[1]})").split()) if literals else ""
 
 
-def _show(git: list[str], commit: str, file: str) -> str:
-    return subprocess.run([*git, "show", f"{commit}:{file}"], capture_output=True, text=True, check=True).stdout
+def ask_nccl(clone: str) -> None:
+    """Writes `asked/nccl-source.json` anew, from all tags of a clone."""
+    git = ["git", f"--git-dir={clone}"]
+    tags = sorted(re.findall(r"^v2[\d.]+-\d+$", _run([*git, "tag"]), re.MULTILINE), key=lambda t: release_of(t[1:]))
+    releases = [tag[1:].partition("-")[0] for tag in tags]
+    settings: Settings = {}
+    for tag, release in zip(tags, releases, strict=True):
+        came = f"NCCL {release} or older" if release == releases[0] else f"NCCL {release}"
+        text = _run([*git, "grep", "-nE", "NCCL_|getenv", tag, "--", "src/*.cc", "src/*.h", "src/*.cu"])
+        present = read_variables(text)
+        for name, keys in present.items():
+            settings[name] = {"since": settings.get(name, {}).get("since", came), **keys}
+        for name, entry in settings.items():
+            if name not in present:
+                entry.setdefault("removed", f"NCCL {release}")
+    commit = _run([*git, "rev-parse", f"{tags[-1]}^{{}}"]).strip()
+    _write("nccl-source", {"releases": [releases[0], releases[-1]], "commit": commit, "settings": settings})
+    print(f"NCCL {releases[-1]}: {len(present)} variables, {len(settings)} in {len(tags)} releases")
 
 
-def _entries() -> Iterator[tuple[Path, str]]:
-    for path in sorted(FLAGS.glob("*.toml")):
-        for name in tomllib.loads(path.read_text("utf-8")):
-            yield path, name
+def read_variables(text: str) -> Settings:
+    """Type, line and default of each variable that lines of ``git grep -n`` read: a number, or else any text.
+
+    Of several places the one with the default counts, else the last: earlier ones tell of errors.
+    """
+    places: dict[str, tuple[str, str, str]] = {}
+    for row in text.splitlines():
+        _, file, number, source = row.split(":", 3)
+        bare = _COMMENT.sub("", source).rstrip()
+        for match in filter(None, (pattern.search(bare) for pattern in _READ)):
+            parts = match.groupdict()
+            name = parts.get("name") or f"NCCL_{parts['bare']}"
+            if not places.get(name, ("", "", ""))[2]:
+                kind = "int" if parts.get("bare") else "string"
+                places[name] = (kind, f"{file}:{number}", parts.get("default") or "")
+    return {n: {"type": kind, **plain_default(text), "source_line": line} for n, (kind, line, text) in places.items()}
 
 
-def main() -> None:
-    """One of the commands above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["ask", "write", "lines"])
-    parser.add_argument("argument", nargs="*", help="interpreters, or clone and commit")
-    given = parser.parse_args()
-    if given.command == "ask":
-        builds = read_table() if TABLE.is_file() else {}
-        for python in given.argument:
-            version, names = ask_build(python)
-            builds[version] = names
-            print(f"jaxlib {version}: {len(names)} flags", flush=True)
-        write_table(builds)
-    elif given.command == "write":
-        write_lives(read_table())
-    else:
-        write_lines(*given.argument)
+def plain_default(text: str) -> dict[str, str]:
+    """A default of the source, calculated: ``131072`` for ``(1 << 17)``; nothing if it is no number, or a mark (-2)."""
+    try:
+        number = _calculated(ast.parse(re.sub(r"(?<=\d)U?LL\b", "", text.strip()), mode="eval").body)
+    except (SyntaxError, KeyError, ValueError):
+        return {}
+    return {"default": str(number)} if number >= 0 else {}
+
+
+def _calculated(node: ast.expr) -> int:
+    if isinstance(node, ast.BinOp):
+        calculate = _OPERATORS[type(node.op)]  # type: ignore[index]
+        return int(calculate(_calculated(node.left), _calculated(node.right)))
+    return int(ast.literal_eval(node))
+
+
+def _write(source: str, asked: Mapping[str, Any]) -> None:
+    """Writes the answers, one line for each setting."""
+    settings = ",\n".join(f"{json.dumps(n)}: {json.dumps(asked['settings'][n])}" for n in sorted(asked["settings"]))
+    head = "".join(f"{json.dumps(key)}: {json.dumps(asked[key])},\n" for key in ("releases", "commit"))
+    text = f'{{\n"written_by": {json.dumps(_MARK)},\n{head}"settings": {{\n{settings}\n}}}}\n'
+    (DATA / "asked" / f"{source}.json").write_text(text, "utf-8")  # type: ignore[attr-defined]
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command[:4])} ... must succeed but said: {done.stderr.strip()[-500:]}")
+    return done.stdout
 
 
 if __name__ == "__main__":

@@ -306,8 +306,7 @@ def guess_active(rows: Iterable[AtlasRow], cell: Cell, known: KnownSettings) -> 
     seen = {r.name for r in told}
     acting = {r.name for r in told if r.verdict is not AtlasVerdict.SAME}
     for name, entry in known.catalog.items():
-        by_tier = entry.tier in GUESSED_TIERS
-        if name not in seen and (by_tier if entry.changed_programs is None else entry.changed_programs):
+        if name not in seen and entry.tier in GUESSED_TIERS:
             acting.add(name)
     return acting
 

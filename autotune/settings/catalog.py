@@ -1,16 +1,20 @@
-"""The catalogue of published settings, kept as TOML under ``autotune/data/flags``.
+"""The catalogue of published settings: what is written of them, what releases were asked, and what their names tell.
 
-The installed build (see `autotune.settings.probe`) tells which settings exist; the catalogue tells their purpose,
-scope, stage, risks and requirements. A test compares facts that both have (existence, type, default) with real builds.
+By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous all that decides over
+it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all names of a form. ``asked/*.json`` says
+what `docs/ask_builds.py` read from releases of jaxlib and NCCL. The installed build itself (see
+`autotune.settings.probe`) tells which settings exist here.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import tomllib
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -112,12 +116,12 @@ class Setting:
 
     name: str
     """As in a `FlagSet`; only ``process_layout`` is no setting of a process."""
-    summary: str
-    group: str
-    tier: Tier
-    platform: str
+    summary: str = ""
+    group: str = ""
+    tier: Tier = Tier.LISTED
+    platform: str = "any"
     """``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`."""
-    type: str
+    type: str = "string"
     """One of bool, int, int32, int64, float, string, enum, message."""
     also_in: tuple[str, ...] = ()
     tri_state: bool = False
@@ -144,9 +148,9 @@ class Setting:
     stage: Stage = Stage.PROGRAM
     since: str = ""
     """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
-    variable the library and its release: ``NCCL 2.28.3`` (`docs/ask_nccl.py`), ``Transformer Engine 1.10``."""
+    variable the library and its release: ``NCCL 2.28.3``, ``Transformer Engine 1.10``."""
     removed: str = ""
-    """First asked jaxlib that lacks it after one that has it."""
+    """First asked jaxlib (or NCCL) that lacks it after one that has it."""
     defaults: Defaults = field(default_factory=dict)
     """First version to default; an empty key if it never changed."""
     numerics: str = ""
@@ -183,8 +187,6 @@ class Setting:
     """Whether it is memory for all collectives of the program, in MiB and steps of `step`."""
     together: tuple[str, ...] = ()
     """Settings whose other values it needs or profits from: one set of them is tried first."""
-    changed_programs: tuple[str, ...] | None = None
-    """Test programs whose executable one value changed; None if not tried."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
     """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""
@@ -204,7 +206,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of a fact, as read at `commit`."""
+    """Source of a fact; `docs/ask_builds.py` read it at `commit`, if it did."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -254,29 +256,65 @@ def release_of(version: str) -> tuple[int, ...]:
 
 @functools.cache
 def load_catalog() -> Catalog:
-    """Loads the catalogue of this package."""
-    return Catalog(read_entries("flags", Setting).values(), read_entries("sources.toml", Source))
+    """Loads the catalogue. What releases no longer have, and nobody described, is left out."""
+    sources, written, rules = read_entries("sources.toml", Source), _written(), _read_tables(DATA / "names.toml")
+    facts: dict[str, dict[str, Any]] = {}
+    for source in ("xla", "nccl-source"):
+        asked = read_asked(source)
+        sources[source] = replace(sources[source], commit=asked["commit"])
+        facts |= {n: fact for n, fact in asked["settings"].items() if n in written or "removed" not in fact}
+    entries: dict[str, Mapping[str, Any]] = {}
+    for name in {**written, **facts}:
+        by_name = (keys for pattern, keys in rules.items() if re.fullmatch(pattern, name))
+        entries[name] = ChainMap(written.get(name, {}), facts.get(name, {}), *by_name)
+    return Catalog(_named(entries, Setting, "flags").values(), sources)
+
+
+def read_asked(source: str) -> dict[str, Any]:
+    """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of the ``settings``."""
+    return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
+
+
+def _written() -> dict[str, dict[str, Any]]:
+    """Reads what is written by hand of each setting."""
+    written = _read_tables(DATA / "flags")
+    for group, tiers in _read_tables(DATA / "meanings.toml").items():
+        for tier, meanings in tiers.items():
+            for name, meaning in meanings.items():
+                keys = meaning if isinstance(meaning, dict) else {"summary": meaning}
+                written[name] = {"group": group, "tier": tier, **keys}
+    return written
+
+
+def _read_tables(place: Traversable) -> dict[str, dict[str, Any]]:
+    """Reads the tables of a TOML file, or of all files of a folder in the order of their names."""
+    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
+    return {name: table for path in files for name, table in tomllib.loads(path.read_text("utf-8")).items()}
 
 
 def read_entries(name: str, kind: type[T], folder: Traversable = DATA) -> dict[str, T]:
-    """Reads the named tables of a data file, or of all files of a folder in the order of their names."""
-    place = folder / name
-    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
-    tables = [read_data(path, dict[str, kind], named=True) for path in files]  # type: ignore[valid-type]
-    return {key: entry for table in tables for key, entry in table.items()}
+    """Reads the tables of a data file or folder, each with its own name."""
+    return _named(_read_tables(folder / name), kind, name)
 
 
-def read_data(path: Traversable, kind: type[T], *, named: bool = False) -> T:
-    """Reads a TOML file as some type, each table with its own name if `named`; SettingError if it does not fit."""
-    data = tomllib.loads(path.read_text("utf-8"))
-    if named:
-        data = {name: {"name": name, **entry} for name, entry in data.items()}
+def read_data(path: Traversable, kind: type[T]) -> T:
+    """Reads a TOML file as some type; SettingError if it does not fit."""
+    return _fit(_read_tables(path), kind, path.name)
+
+
+def _named(tables: Mapping[str, Mapping[str, Any]], kind: type[T], where: str) -> dict[str, T]:
+    named = {name: {"name": name, **table} for name, table in tables.items()}
+    return _fit(named, dict[str, kind], where)  # type: ignore[valid-type]
+
+
+def _fit(data: object, kind: type[T], where: str) -> T:
+    """Takes data as some type; SettingError with the wrong key if it does not fit."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])
-        raise SettingError(f"{path.name}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
+        raise SettingError(f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

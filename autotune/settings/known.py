@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Setting, Stage, Tier, load_catalog, older
+from autotune.settings.catalog import Setting, Stage, load_catalog, older
 from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
 
 Pair = tuple[str, str]
@@ -120,7 +120,9 @@ class KnownSettings:
         self.catalog = load_catalog()
 
     def __getitem__(self, name: str) -> KnownSetting:
-        entry, flag = self.catalog.get(name) or _uncatalogued(name), self.build.flags.get(name)
+        # What the catalogue lacks must be measured.
+        entry = self.catalog.get(name) or Setting(name=name, stage=Stage.RUNTIME)
+        flag = self.build.flags.get(name)
         option = self.build.jax_options.get(name)
         if flag is not None:
             default = flag.default if entry.tri_state else flag.effective_default
@@ -168,13 +170,6 @@ class KnownSettings:
         is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
         names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
         return close_matches(setting.name, names)
-
-
-def _uncatalogued(name: str) -> Setting:
-    """An entry for a setting that the catalogue lacks: it must be measured."""
-    return Setting(
-        name=name, summary="", group="", tier=Tier.LISTED, platform="any", type="string", stage=Stage.RUNTIME
-    )
 
 
 def renamed_value(entry: Setting, value: str) -> str | None:

