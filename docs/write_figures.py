@@ -59,7 +59,6 @@ def claims() -> list[Claim]:
         *_of_screening(),
         *_of_models(),
         *_of_search(),
-        *_of_programs(),
         *_of_atlas(),
     ]
 
@@ -207,16 +206,6 @@ def _of_options() -> Claim:
     )
 
 
-def _of_programs() -> Iterator[Claim]:
-    rows = read("real_programs.json").values()
-    minutes = [row["took_s"] / 60 for row in rows if row["outcome"] == "inconclusive"]
-    yield Claim(
-        "docs/tune.md",
-        r"Four studies ended inconclusive after ([\d.]+) to ([\d.]+) minutes",
-        [f"{min(minutes):.1f}", f"{max(minutes):.1f}"],
-    )
-
-
 def _of_atlas() -> Iterator[Claim]:
     cells = [row for row in read_atlas(FOLDER) if row.kind == "cell"]
     compiled, hours = sum(c.compiled or 0 for c in cells), sum(c.seconds or 0.0 for c in cells) / 3600
@@ -231,13 +220,6 @@ def _of_atlas() -> Iterator[Claim]:
         "docs/atlas.md",
         r"(\d+) of jaxlib ([\d.]+) and (\d+) of jaxlib ([\d.]+): dense FSDP, tensor",
         [count[first], first, count[later], later],
-    )
-    spot = read(f"atlas_spot_{first}.json")
-    same = sum(row["row"]["verdict"] == "same" for row in spot["rows"])
-    yield Claim(
-        "docs/atlas.md",
-        r"(\d+) random rows were compiled alone and anew, (\d+) of either verdict: (\d+) were wrong",
-        [str(spot["checked"]), str(same), str(sum(not row["is_right"] for row in spot["rows"]))],
     )
 
 

@@ -4,7 +4,7 @@ The unit is a pair of fresh processes, for two processes differ by more than the
 over all looks that there can ever be, so going on later, up to a larger cap, is honest whatever was seen.
 
 Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven set are a second
-proof, with an error of their own: only they show what an idle neighbour does (`python -m benchmarks.proof_rules`
+proof, with an error of their own: only they show what an idle neighbour does (`python -m research.proof_rules`
 compares other rules).
 
 References:
