@@ -77,6 +77,7 @@ lint: $(VENV)/.linted
 	$(BIN)/python docs/draw_architecture.py --check
 	$(BIN)/python docs/write_study_file.py --check
 	$(BIN)/python docs/write_figures.py --check
+	$(BIN)/python -m harness.weight
 
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited

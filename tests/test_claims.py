@@ -46,7 +46,5 @@ def test_the_recorded_benchmarks_hold_what_is_promised(figures: ModuleType) -> N
     certain = [r for r in json.loads((RESULTS / "soundness_orders.json").read_text()).values() if r["guaranteed"]]
     assert len(certain) == 4
     assert all(row[where]["with_a_lost_program"] == 0 for row in certain for where in row if where != "guaranteed")
-    for file in RESULTS.glob("atlas_spot_*.json"):
-        assert all(row["is_right"] for row in json.loads(file.read_text())["rows"])
     equal = json.loads((RESULTS / "real_truth_identical.json").read_text())["runs"]
     assert all(run["outcome"] == "inconclusive" and len(run["trials"]) == 12 for run in equal)

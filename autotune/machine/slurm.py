@@ -40,11 +40,11 @@ def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
-def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float = ANSWER_LIMIT_S) -> str:
+def ask_slurm(command: Sequence[str], env: Mapping[str, str]) -> str:
     """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
-            list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=limit_s,
+            list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=ANSWER_LIMIT_S,
             stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except OSError as error:
@@ -54,8 +54,8 @@ def ask_slurm(command: Sequence[str], env: Mapping[str, str], *, limit_s: float 
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
-            f"SLURM must answer within {limit_s:.0f} s but `{command[0]}` did not; see with `scontrol ping` whether "
-            "its controller is down, then try again"
+            f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see with `scontrol ping` "
+            "whether its controller is down, then try again"
         ) from error
     if done.returncode != 0:
         said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())

@@ -258,6 +258,12 @@ def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     return float(brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7))
 
 
+def density_after_step(density: Floats, walk: Floats, ahead: Floats, step_sd: float) -> Floats:
+    """Density of a random walk at the points `ahead`, a normal step after it had the weights `density` at `walk`."""
+    kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
+    return np.asarray(kernel @ density)
+
+
 def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
     """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
     x, w = np.polynomial.legendre.leggauss(64)
@@ -265,9 +271,8 @@ def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
     for n in looks:
         bound, step_sd = critical * math.sqrt(n), math.sqrt(n - previous)
         ahead = bound * x
-        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
         # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
-        density = (kernel @ density) * w * bound
+        density = density_after_step(density, walk, ahead, step_sd) * w * bound
         walk, previous = ahead, n
     return float(density.sum())
 

@@ -4,7 +4,7 @@ The unit is a pair of fresh processes, for two processes differ by more than the
 over all looks that there can ever be, so going on later, up to a larger cap, is honest whatever was seen.
 
 Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven set are a second
-proof, with an error of their own: only they show what an idle neighbour does (`python -m benchmarks.proof_rules`
+proof, with an error of their own: only they show what an idle neighbour does (`python -m research.proof_rules`
 compares other rules).
 
 References:
@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, finite, judge
+from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, density_after_step, finite, judge
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
@@ -254,8 +254,7 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
         levels.append(float(ndtr(-bound)))
         middle, reach = (bound + _LOWEST) * root / 2.0, (bound - _LOWEST) * root / 2.0
         ahead = middle + reach * x
-        kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
-        density = (kernel @ density) * w * reach
+        density = density_after_step(density, walk, ahead, step_sd) * w * reach
         walk, previous = ahead, n
     return tuple(levels)
 

@@ -61,7 +61,7 @@ def write(out: Path, to: Path, made_by: dict[str, Any]) -> None:
 def intro(out: Path, why: str) -> list[str]:
     """What the page is made from, and what is missing."""
     made = "Every figure here is made up: it shows that the scripts work, and nothing of any GPU. " if why else ""
-    lines = [f"{made}Made by `python -m benchmarks.gpu.report` from raw results; `docs/gpu-hour.md` says how."]
+    lines = [f"{made}Made by `python -m benchmarks.gpu.report` from raw results; `research/gpu-hour.md` says how."]
     missing = report_parts.missing(out)
     return lines + (["", "Missing: " + "; ".join(missing) + "."] if missing else [])
 

@@ -63,10 +63,6 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
     accepted = units(out, "accept")
     if "interleaved" in accepted:
         found.append(("The machine against itself", itself(accepted, mark, plots)))
-    if any(name.startswith("workload ") for name in accepted):
-        found.append(("Every reference workload once", workloads(accepted)))
-    if "out of memory" in accepted:
-        found.append(("Out of memory, forced", out_of_memory(accepted["out of memory"])))
     if ranked := units(out, "ranks"):
         found.append(("Predicted against measured", ranks(ranked)))
     return found, plots
@@ -179,43 +175,6 @@ def interval_words(found: tuple[float, float, float]) -> str:
     """A mean of logs as a ratio with its interval."""
     mean, low, high = (math.exp(v) for v in found)
     return format_ratio(mean) + ("" if math.isnan(low) else f" [{format_ratio(low)}, {format_ratio(high)}]")
-
-
-def workloads(accepted: dict[str, Row]) -> list[str]:
-    """One line for each workload: or why there is none."""
-    lines = ["| workload | step | MFU | peak memory | power |", "| --- | --- | --- | --- | --- |"]
-    for name, row in accepted.items():
-        if not name.startswith("workload "):
-            continue
-        if "failure" in row:
-            lines.append(f"| {row['entry']} | {row['failure']['kind']} | - | - | - |")
-            continue
-        lines.append(workload_row(row))
-    return lines
-
-
-def workload_row(row: Row) -> str:
-    """The figures of one workload."""
-    report, steady = row["report"], row["steady"]
-    step_s = statistics.mean(steady["step_s"])
-    peak, flops = peak_flops_per_s(report["device_kind"], report["dtype"]), report.get("flops_per_step")
-    cells = [
-        row["entry"],
-        format_seconds(step_s),
-        format_share(flops / step_s / peak) if flops and peak else "-",
-        format_bytes(report["peak_bytes"]) if report.get("peak_bytes") else "-",
-        f"{steady['power_w']:.0f} W" if steady["power_w"] else "-",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def out_of_memory(row: Row) -> list[str]:
-    """Whether a study whose processes do not fit beside each other was measured one at a time."""
-    if row["is_isolated"]:
-        return ["A study whose two processes do not fit beside each other went on with one process at a time."]
-    if row["pairs"]:
-        return ["Its two processes fitted beside each other: nothing is shown of what happens when they do not."]
-    return [f"It did not go on with one process at a time: {row['errors'].strip()[-300:] or 'the time was over'}"]
 
 
 def ranks(done: dict[str, Row]) -> list[str]:

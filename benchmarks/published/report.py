@@ -25,9 +25,9 @@ $ autotune predict studies/eight-gpus-fsdp.toml --target h100-sxm      # marked 
 ```
 
 `predict` compiles a step for a GPU that need not be there (`docs/screening.md`) and computes its time: for each kernel
-the slowest of matrix units, scalar units and memory, NCCL's tuning model for collectives, and a simulation of streams,
-waits, graphs and loops. `device.nic_bytes_per_s` in the study sets the network of your cluster (Google's A3 12.5e9, A3
-Mega 25e9).
+the slowest of matrix units, scalar units and memory, NCCL's tuning model for collectives, PCIe for copies to the
+host, and a simulation of streams, waits, graphs and loops. `device.nic_bytes_per_s` in the study sets the network of
+your cluster.
 
 No gain of a flag is predicted: compared with published changes, a constant did better. `autotune predict` says
 what a set changes in the program (`--set`). `python -m benchmarks.rank_correlation RUN ...` compares predictions with
@@ -46,11 +46,8 @@ NOTES = """
 *Kept*: no figure of the model was fitted to them, but they were seen while it was made. *Late*: added when its last
 figure was set. A prediction is the step of a well-tuned program like MaxText, not of yours: frameworks differ by a
 fifth and more for similar configurations. The 95 % interval that `autotune predict` prints is that of one more
-framework, from the means of the three that the dense rows in bfloat16 are of (Student's t). Float8, experts, programs
-of your own and attention at lengths that no row has get none.
-
-* The model knows no software versions: Pax of early 2024 took longer than predicted on H100, MaxText a year later less.
-* Not modelled: Transformer Engine's GELU kernel, PGLE schedules of DGX Cloud's MaxText, AXLearn's Triton attention.
+framework. Float8, experts, programs of your own and attention at lengths that no row has get none. The model knows no
+software versions.
 """
 
 

@@ -137,12 +137,6 @@ def test_peaks_are_those_of_the_described_gpus() -> None:
             assert peak is None or peak == pytest.approx(target["flops_per_s"][key], rel=2e-3)
 
 
-CONFIGURATIONS = tomllib.loads(
-    (Path(__file__).parents[2] / "benchmarks/published_fit.toml").read_text(encoding="utf-8")
-)
-AS_PUBLISHED = {n: c for n, c in CONFIGURATIONS.items() if "layers" not in c["options"] and c["entry"] in PUBLISHED}
-
-
-def test_presets_recompute_what_published_configurations_recompute() -> None:
-    for config in AS_PUBLISHED.values():
-        assert described(config["entry"]).config["remat"] == config["options"]["remat"]
+@pytest.mark.parametrize(("name", "recomputed"), CASES["recomputed"].items())
+def test_presets_recompute_what_published_configurations_recompute(name: str, recomputed: str) -> None:
+    assert described(name).config["remat"] == recomputed

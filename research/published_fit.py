@@ -1,9 +1,9 @@
 """Which training configurations fit the GPUs they were published for, with fused attention and without.
 
-Run as ``python -m benchmarks.published_fit``; it needs the extra ``screen`` and no GPU. Compiles each configuration
+Run as ``python -m research.published_fit``; it needs the extra ``screen`` and no GPU. Compiles each configuration
 of ``published_fit.toml`` and each GPU study in ``studies/`` with ``attention`` = xla and with what presets choose
 themselves, and compares the step's peak memory with JAX's default share of the GPU, and with the share of each of two
-processes that take turns. Writes ``benchmarks/results/published_fit_JAXLIB.json`` after each one, and goes on there.
+processes that take turns. Writes ``research/results/published_fit_JAXLIB.json`` after each one, and goes on there.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def in_a_process(config: dict[str, Any], attention: str) -> dict[str, Any]:
     """What one configuration needs; a compiler that aborts takes only its process with it."""
     has_attention = not config["entry"].startswith("dreamer")
     options = {**config["options"], **({"attention": attention} if has_attention else {})}
-    command = [sys.executable, "-m", "benchmarks.published_fit", "--one", json.dumps({**config, "options": options})]
+    command = [sys.executable, "-m", "research.published_fit", "--one", json.dumps({**config, "options": options})]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     started = time.perf_counter()
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -116,10 +116,10 @@ def page(found: dict[str, Any], jaxlib: str) -> str:
     lines = [
         "# Which published configurations fit, with fused attention and without",
         "",
-        f"Compiled without a GPU under jaxlib {jaxlib} by `python -m benchmarks.published_fit`: peak GiB of",
+        f"Compiled without a GPU under jaxlib {jaxlib} by `python -m research.published_fit`: peak GiB of",
         f"a GPU in one step, against {DEFAULT_MEMORY_FRACTION:.0%} of its memory, JAX's default share. *Turns*: fits",
         f"in {IN_TURNS_FRACTION:.0%} too, so that two processes take turns. cuDNN's workspace, which only a GPU tells,",
-        "is not in these figures. Sources: `benchmarks/published_fit.toml`.",
+        "is not in these figures. Sources: `research/published_fit.toml`.",
         "",
         "| configuration | GPU | nodes x GPUs | options | attention = xla | attention = auto |",
         "|---|---|---|---|---|---|",

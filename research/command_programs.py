@@ -1,6 +1,6 @@
 """Does XLA's dump of a command say all that its executable says? Each value of each flag, held against serialization.
 
-    python benchmarks/command_programs.py [--python INTERPRETER] [--cost]
+    python research/command_programs.py [--python INTERPRETER] [--cost]
 
 For every flag of `SHOWN_BY_DUMP` one process for each of its values compiles a few functions of different kinds. The
 name that `ProgramWatch` makes of the dump must tell apart whatever the fingerprint of the serialized executables tells

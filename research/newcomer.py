@@ -1,6 +1,6 @@
 """A newcomer's clock: from a clone to a verdict on a program that autotune has never seen, by the README's commands.
 
-    python -m benchmarks.newcomer [--time-budget 10m] [--out FILE]
+    python -m research.newcomer [--time-budget 10m] [--out FILE]
 
 Clones this repository into a temporary folder with a clean HOME, types what README says, and says what each command
 took, how it ended, and whether the program's folder is what it was. Run it on a machine that does nothing else.
@@ -98,7 +98,7 @@ def main() -> int:
     """Runs it once and writes what it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--time-budget", default="10m", help="of the study of the own program")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/newcomer.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "research/results/newcomer.json")
     given = parser.parse_args()
     machine, load = describe_machine(), os.getloadavg()[0]  # before this loads it
     with tempfile.TemporaryDirectory() as folder:

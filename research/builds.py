@@ -1,8 +1,8 @@
 """Two jaxlibs compared for real, and one with itself as the control: raw figures of every pair of processes.
 
-    python -m benchmarks.builds OLD_PYTHON NEW_PYTHON [--pairs 40] [--out FILE] [-- ARGUMENTS...]
+    python -m research.builds OLD_PYTHON NEW_PYTHON [--pairs 40] [--out FILE] [-- ARGUMENTS...]
 
-The program is `benchmarks/small_step.py` unless arguments follow. Exit status 1 if the control finds a difference.
+The program is `research/small_step.py` unless arguments follow. Exit status 1 if the control finds a difference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Final
 from autotune.rundir.store import Store
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "benchmarks" / "small_step.py"
+PROGRAM = ROOT / "research" / "small_step.py"
 READ = ("--step-pattern", r"loss (?P<loss>\S+), step_time_ms=(?P<step_ms>[\d.]+)", "--loss", r"loss (?P<loss>[\d.]+)")
 LONGEST_S = 3600
 

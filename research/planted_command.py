@@ -1,6 +1,6 @@
 """A gain of 8 % planted in a program that only prints its steps: is it proven and exported within ten minutes?
 
-    python -m benchmarks.planted_command [--runs 3] [--out FILE]
+    python -m research.planted_command [--runs 3] [--out FILE]
 
 The program does a fixed amount of work a step, 8 % less of it where the environment says so. The study is the one that
 `autotune tune` writes for it without a budget, with that variable and one that nobody reads in place of flags. Exit

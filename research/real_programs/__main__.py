@@ -1,10 +1,10 @@
 """`autotune tune` held to training programs that nobody here wrote, on a CPU.
 
-    python -m benchmarks.real_programs --into FOLDER [--minutes 12] [NAME ...]
+    python -m research.real_programs --into FOLDER [--minutes 12] [NAME ...]
 
 For each program of `programs.toml`: an environment of its own (made once, kept in FOLDER), its source unpacked if it
 has one, then ``autotune tune --yes`` as a newcomer types it. What was detected, what had to be told, the verdict and
-how long it took go into ``benchmarks/results/real_programs.json``, row by row. It needs Python 3.12 and a package
+how long it took go into ``research/results/real_programs.json``, row by row. It needs Python 3.12 and a package
 index, and takes about a quarter of an hour a program. Run it on a machine that does nothing else: what can be proven
 hangs on that.
 """
@@ -28,7 +28,7 @@ from typing import Any
 import autotune
 
 HERE = Path(__file__).parent
-RESULTS = HERE.parents[1] / "benchmarks/results/real_programs.json"
+RESULTS = HERE.parents[1] / "research/results/real_programs.json"
 AROUND_S = 600.0
 """What a study may take beyond its time budget, looking and installing left out, before it counts as one that hangs."""
 

@@ -1,6 +1,6 @@
 """One sequential proof against two stages at the same error: what each finds, and how many pairs of processes it takes.
 
-`python -m benchmarks.proof_rules` prints the table and writes `benchmarks/results/proof_rules.json`; it takes seconds.
+`python -m research.proof_rules` prints the table and writes `research/results/proof_rules.json`; it takes seconds.
 Two stages is what autotune did before: finalists passed at an error of 0.2 together, then the minimal set was proven
 at 0.025, three quarters of that for it and a quarter for the whole set, and 6 to 10 further pairs measured the gain.
 """

@@ -1,7 +1,7 @@
 """Spot checks of the atlas: random rows, compiled one by one and anew.
 
-    python -m benchmarks.atlas_spot [--each 30] [--seed 0] [--into benchmarks/results]
-    python -m benchmarks.atlas_spot --steady dense-one-gpu NAME=VALUE   # one row, compiled ten times
+    python -m research.atlas_spot [--each 30] [--seed 0] [--into research/results]
+    python -m research.atlas_spot --steady dense-one-gpu NAME=VALUE   # one row, compiled ten times
 
 Draws as many rows that say ``same`` as rows that say ``changes``, of the release that is installed, and compiles each
 value alone, without the cache. A row of ``same`` is right where the program is the default's; one of ``changes`` where

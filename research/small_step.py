@@ -1,6 +1,6 @@
 """A training step of a small network that starts in seconds, as a program that prints its steps.
 
-    python benchmarks/small_step.py [STEPS]
+    python research/small_step.py [STEPS]
 
 The milliseconds are of processor time, which other programs of a busy machine disturb least.
 """
