@@ -15,6 +15,7 @@ from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
 from autotune.study.preflight import launcher_name
@@ -47,14 +48,19 @@ def choose_engine(
 ) -> MakeEngine | None:
     """Chooses the engine by the command line and the SLURM job around it; None is this process alone.
 
+    Args:
+        scheduler: Address or file of a Dask cluster, or an `Engine` by MODULE:CLASS.
+
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, lanes are named in two ways, or the
-            scheduler is neither an address nor a file.
+            scheduler is none of these.
         LaunchError: If this machine does not have those devices.
     """
     if scheduler is not None:
         if groups:
             raise StudyFileError("lanes must be named in one way but got --scheduler and --devices; leave one out")
+        if CLASS_PATH.fullmatch(scheduler):
+            return _made_by(load_class(scheduler, Engine, Path.cwd(), key="--scheduler"))
         _refuse_for_dask(spec, scheduler)
         return lambda run: _on_dask(run, scheduler)
     if groups:
@@ -86,6 +92,17 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[
     }
 
 
+def _made_by(kind: Callable[..., Engine]) -> MakeEngine:
+    """Makes engines of a user's class, whose lanes must see the run directory."""
+
+    def make(run: StudyRun) -> Engine:
+        engine = kind(study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path), run.store.path)
+        run.view.note(f"this study has {engine.words}")
+        return engine
+
+    return make
+
+
 def _nodes_of_job() -> tuple[str, ...]:
     """Lists the nodes of the SLURM job around this process; none inside a step, whose nodes the caller chose."""
     own = caller_environment()
@@ -102,7 +119,7 @@ def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
     is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()  # it may be about to be written
     if not is_file and not _ADDRESS.fullmatch(scheduler):
         raise StudyFileError(
-            "--scheduler must be an address like tcp://HOST:8786, or the .json file that `dask scheduler "
+            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json file that `dask scheduler "
             f"--scheduler-file` writes into a folder that is there, but got {scheduler!r}"
         )
     if spec.device.node_count > 1:
