@@ -51,7 +51,7 @@ def test_a_winner_is_exported_in_a_format_of_one_s_own(finished: Store, page: Pa
 
 def test_a_sampler_beside_the_study_proposes_and_a_stopped_study_goes_on_alike(run_replay: Run, page: Path) -> None:
     search = load_study(page / "sampler.toml").search
-    check_sampler(search, page)
+    check_sampler(search, str(page))
     spec = replay_study(effects=EFFECTS, noise={"white_sd": 0.0}, study={"search": {"sampler": search.sampler}})
     for folder, stops in (("whole", [10]), ("stopped", [9, 10])):
         for trials in stops:
@@ -79,7 +79,8 @@ def test_an_engine_of_one_s_own_runs_a_study_on_its_lane(page: Path, monkeypatch
     monkeypatch.setattr(preflight, "make_launcher", simulated_machine.make_launcher)
     monkeypatch.chdir(page)
     (page / simulated_machine.FILE).write_text('effects = { "xla_a=1" = 0.9 }\nnoise = { white_sd = 0.002 }\n')
-    run = given_run(asking(replay_study(), 2), page / "run", GivenSetup(given_space=SPACE), Diary())
+    quick = replay_study(study={"confirm": {"processes": 3, "isolated": 0, "soak": 0, "finalists": 1}})
+    run = given_run(asking(quick, 2), page / "run", GivenSetup(given_space=SPACE), Diary())
     run.make_engine = choose_engine(run.spec, (), scheduler="my_engine:OneCore")
     run_study(run)
     assert there(run.store.last(AaRecord)).by == "device-0"

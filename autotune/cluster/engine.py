@@ -54,8 +54,14 @@ class Told(NamedTuple):
 class Engine(ABC):
     """Lanes of this machine, of a SLURM job's nodes, or of a Dask cluster; called from one thread.
 
-    An engine of your own is named as ``autotune run STUDY --scheduler module:Class``. Most are a subclass of
-    `Processes` that places lanes elsewhere; ``docs/extending.md`` has an example.
+    An engine of your own is named by its class: ``autotune run STUDY --scheduler my_engine:Pair``. Most are a subclass
+    of `Processes` that places lanes elsewhere.
+
+    Example:
+        class Pair(Processes):
+            def __init__(self, study, run):
+                places = lanes_here([["0"], ["1"]], host="here")
+                super().__init__(study, run, places=places, words="two lanes")
 
     Args:
         study: The first message to each lane.
@@ -132,14 +138,18 @@ class _Lane:
 class Processes(Engine):
     """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
 
-    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was.
+    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. Its
+    log lies in the folder ``lanes`` of the run directory.
+
+    Args:
+        places: Where the lanes run: `lanes_here`, `lanes_on_nodes`, or a `Place` for each.
     """
 
-    def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
+    def __init__(self, study: Message, run: Path, *, places: Sequence[Place], words: str) -> None:
         self.words = words
         self._study = study
-        self._logs = logs
-        logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
+        self._logs = run / "lanes"
+        self._logs.mkdir(mode=run.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
         self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
         self._said: list[Told] = []

@@ -55,20 +55,23 @@ unset {{ winner.unset | join(" ") }}
 
 
 class Exporter:
-    """A file format of proven winners.
+    r"""A file format of proven winners.
 
-    Subclass it for a format of your own, and name the class: ``autotune export RUN --format my_format:Yaml``.
-    ``docs/extending.md`` has an example.
+    A format of your own is named by its class: ``autotune export RUN --format my_format:Quiet``.
+
+    Example:
+        class Quiet(Exporter):
+            use = "sh {file} COMMAND"
+            head = "#!/bin/sh\n"
+            body = EXPORTS + 'exec "$@" > log\n'
 
     Attributes:
-        name: Name of a built-in format on the command line.
         use: How a file is used, for people; ``{file}`` is its quoted path.
         head: Lines of the file above its comments, as a template of Jinja, in which no value ends a line. It knows
             `winner`, functions `plain` and `dotted` for options, and the filter `quote` for shells.
         body: Lines below the comments, likewise.
     """
 
-    name = ""
     use = "{file}"
     head = ""
     body = EXPORTS
@@ -88,14 +91,12 @@ class Exporter:
 class Env(Exporter):
     """Variables for any POSIX shell to source."""
 
-    name = "env"
     use = ". {file}"
 
 
 class Shell(Exporter):
     """A script that runs a command under the winner."""
 
-    name = "shell"
     use = "sh {file} COMMAND"
     head = "#!/bin/sh\n"
     body = EXPORTS + 'exec "$@"\n'
@@ -104,7 +105,6 @@ class Shell(Exporter):
 class Docker(Exporter):
     """For `docker --env-file`: a value extends to the end of its line, without quoting."""
 
-    name = "docker"
     use = "docker run --env-file {file} ..."
     body = """\
 {% for name, value in winner.environment.items() %}
@@ -136,7 +136,6 @@ LONGEST_DOCKER_LINE = 65_535
 class Sbatch(Exporter):
     """A job script; `--export=NAME=value` would split values at commas, so that the script exports them."""
 
-    name = "sbatch"
     use = "sbatch {file} COMMAND"
     head = """\
 #!/bin/bash
@@ -154,7 +153,6 @@ class Sbatch(Exporter):
 class Json(Exporter):
     """Data for programs."""
 
-    name = "json"
     use = "read its `environment`"
 
     def render(self, winner: Winner) -> str:
@@ -178,7 +176,6 @@ class MaxText(Exporter):
     src/maxtext/trainers/pre_train/train.py).
     """
 
-    name = "maxtext"
     use = "bash {file} CONFIG.yml run_name=..."
     head = "#!/bin/bash\n"
     body = (
@@ -193,7 +190,6 @@ exec python3 -m maxtext.trainers.pre_train.train "$@"
 class Arguments(Exporter):
     """A flag file of absl: one argument a line, comments, no quoting."""
 
-    name = "arguments"
     use = "COMMAND --flagfile={file} (absl), beside another format for the variables"
     body = """\
 {% for name, value in winner.options.items() %}
@@ -202,14 +198,15 @@ class Arguments(Exporter):
 """
 
 
-FORMATS = {kind.name: kind() for kind in Exporter.__subclasses__()}
-"""The exporters above, by name."""
+FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
+"""The exporters above, by the names of their formats."""
 
 
 def exporter_named(name: str) -> Exporter:
     """Returns a built-in exporter, or one by MODULE:CLASS, in this folder or installed; AutotuneError without one."""
     if CLASS_PATH.fullmatch(name):
-        return load_class(name, Exporter, Path.cwd(), key="--format")()
+        exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
+        return exporter
     if name not in FORMATS:
         legal = f"{', '.join(FORMATS)}, or MODULE:CLASS,"
         raise AutotuneError(f"--format must be one of {legal} but got {name!r}{close_matches(name, FORMATS)}")

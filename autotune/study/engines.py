@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.engine import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.cluster.engine import Engine, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
 from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
@@ -60,7 +60,8 @@ def choose_engine(
         if groups:
             raise StudyFileError("lanes must be named in one way but got --scheduler and --devices; leave one out")
         if CLASS_PATH.fullmatch(scheduler):
-            return _made_by(load_class(scheduler, Engine, Path.cwd(), key="--scheduler"))
+            kind = load_class(scheduler, Engine, str(Path.cwd()), key="--scheduler")
+            return lambda run: _engine(run, kind)
         _refuse_for_dask(spec, scheduler)
         return lambda run: _on_dask(run, scheduler)
     if groups:
@@ -71,7 +72,8 @@ def choose_engine(
             )
         if len(groups) > 1:
             name = socket.gethostname()
-            return lambda run: _engine(run, lanes_here(groups, name), f"{len(groups)} lanes of this machine")
+            words = f"{len(groups)} lanes of this machine"
+            return lambda run: _engine(run, Processes, places=lanes_here(groups, name), words=words)
         restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
@@ -90,17 +92,6 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[
         "devices": [],
         "launcher": launcher_name(),
     }
-
-
-def _made_by(kind: Callable[..., Engine]) -> MakeEngine:
-    """Makes engines of a user's class, whose lanes must see the run directory."""
-
-    def make(run: StudyRun) -> Engine:
-        engine = kind(study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path), run.store.path)
-        run.view.note(f"this study has {engine.words}")
-        return engine
-
-    return make
 
 
 def _nodes_of_job() -> tuple[str, ...]:
@@ -154,13 +145,15 @@ def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
         raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
     if size == 1:
         places = lanes_on_nodes(nodes, devices=count, extra=extra)
-        return _engine(run, places, f"{len(places)} nodes of this job")
+        return _engine(run, Processes, places=places, words=f"{len(places)} nodes of this job")
     groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
     places = lanes_of_groups(groups, devices=count)
-    return _engine(run, places, f"{len(places)} groups of {size} nodes of this job")
+    return _engine(run, Processes, places=places, words=f"{len(places)} groups of {size} nodes of this job")
 
 
-def _engine(run: StudyRun, places: Sequence[Place], words: str) -> Engine:
-    run.view.note(f"this study has {words}")
+def _engine(run: StudyRun, kind: Callable[..., Engine], **lanes: Any) -> Engine:
+    """Makes an engine whose lanes see the run directory."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path)
-    return Processes(places, study, logs=Path(run.store.path) / "lanes", words=words)
+    engine = kind(study, run.store.path, **lanes)
+    run.view.note(f"this study has {engine.words}")
+    return engine

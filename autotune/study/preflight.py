@@ -86,7 +86,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
         LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
-    check_sampler(spec.search, study_dir)
+    check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
     known = known_settings(spec, python)
@@ -121,7 +121,7 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
     """
     if devices:
         restrict_devices(spec.device.platform, devices)
-    kind: Callable[..., Launcher] = LocalLauncher
+    kind: type[LocalLauncher] = LocalLauncher
     if spec.workload.launcher is not None:
         kind = load_class(spec.workload.launcher, Launcher, study_dir, key="workload.launcher")
     elif spec.device.node_count > 1:

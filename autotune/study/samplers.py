@@ -6,7 +6,6 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -109,7 +108,7 @@ class PinnedTpe(optuna.samplers.TPESampler):
         )
 
 
-def make_sampler(search: SearchSpec, seed: int, folder: Path | None = None) -> BaseSampler:
+def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> BaseSampler:
     """Creates the study's sampler; its class may lie in `folder`, where the study file is.
 
     Raises:
@@ -119,12 +118,13 @@ def make_sampler(search: SearchSpec, seed: int, folder: Path | None = None) -> B
     with _unwarned():
         kind = load_class(SAMPLERS.get(name, name), BaseSampler, folder, key="search.sampler")
         try:
-            return kind(seed=seed)
+            sampler: BaseSampler = kind(seed=seed)
         except (ImportError, TypeError, ValueError) as error:
             raise StudyFileError(f"the sampler {name} must be made with `seed` alone but: {error}") from error
+    return sampler
 
 
-def check_sampler(search: SearchSpec, folder: Path | None = None) -> None:
+def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
     """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or lacks a package."""
     if search.sampler in SAMPLERS:
         return

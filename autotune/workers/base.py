@@ -76,7 +76,12 @@ class Launcher(ABC):
     """Starts the workers of a study, each with all of its processes.
 
     A launcher of your own has its class in ``workload.launcher`` of the study. Most are a subclass of `LocalLauncher`,
-    or of `CommandLauncher` for a study with a ``command``, that overrides `wrap`; ``docs/extending.md`` has an example.
+    or of `CommandLauncher` for a study with a ``command``, that overrides `wrap`.
+
+    Example:
+        class Near(LocalLauncher):
+            def wrap(self, command, settings):
+                return ["numactl", "--localalloc", *command]
 
     Args:
         spec: The study; `spec.under(settings)` is the workload with the options of a flag set.
@@ -111,10 +116,7 @@ class Launcher(ABC):
         """
 
     def wrap(self, command: list[str], settings: FlagSet) -> list[str]:
-        """Returns the command with which a process starts, such as ``["numactl", "--localalloc", *command]``.
-
-        The process inherits open files: what it starts through must `exec` it, or leave them open.
-        """
+        """Returns the command with which a process starts; what stands before `command` must leave its files open."""
         return command
 
     @abstractmethod
