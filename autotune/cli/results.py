@@ -123,7 +123,7 @@ def compare(
 def export(
     run_path: options.Run,
     form: Annotated[
-        str, typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext, arguments or MODULE:CLASS.")
+        str, typer.Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS.")
     ] = "env",
     output: options.Output = None,
     force: Annotated[
