@@ -35,7 +35,9 @@ BREAKS = {
     ),
     "study file": Break("studies/moe.toml", "batch = 16", "batch = 12", "results/test_studies.py"),
     "sampler": Break("autotune/study/samplers.py", "n_ei_candidates=24", "n_ei_candidate=24", "study/test_samplers.py"),
-    "export format": Break("autotune/data/export/sbatch.j2", "exports.j2", "comments.j2", "results/test_export.py"),
+    "export format": Break(
+        "autotune/results/export.py", "EXPORTS + 'exec srun", "COMMENTS + 'exec srun", "results/test_export.py"
+    ),
     "command line of a page, an option": Break(
         "docs/results.md", "--format FORMAT", "--form FORMAT", "cli/test_documented_commands.py"
     ),

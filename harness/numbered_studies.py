@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from autotune.cluster.engine import JOINED, Message, Told
+from autotune.cluster.engine import JOINED, Engine, Message, Told
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.measurement import Stamped
@@ -41,7 +41,7 @@ NOISE = ("quiet", {"white_sd": 0.01, "process_sd": 0.003}, {"white_sd": 0.02, "p
 LATE = {"white_sd": 0.01, "process_sd": 0.003, "late_cost": 0.18, "late_steps": 1500.0}
 
 
-class InTurn:
+class InTurn(Engine):
     """Three lanes in this process; each does its task when the driver next listens."""
 
     words = "three lanes of a simulation"

@@ -130,7 +130,7 @@ def _place(folder: Path) -> str:
     return f"run/{folder.name}" if folder.name in FOLDERS else "/".join(folder.parts[-2:])
 
 
-class SimulatedLauncher:
+class SimulatedLauncher(Launcher):
     """Starts workers whose step time is the product of their settings' factors, on one noisy machine.
 
     Args:

@@ -124,7 +124,7 @@ def compare(
 def export(
     run_path: options.Run,
     form: Annotated[
-        str, typer.Option("--format", help="env, shell, docker, sbatch, json, maxtext or arguments.")
+        str, typer.Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS.")
     ] = "env",
     output: options.Output = None,
     force: Annotated[
@@ -139,20 +139,16 @@ def export(
     ] = None,
 ) -> None:
     """Writes the proven winner as a file, with its evidence in comments."""
-    from autotune.model.errors import AutotuneError, close_matches
-    from autotune.results.export import ExportFormat, how_to_use, render_winner
+    from autotune.results.export import exporter_named, how_to_use
     from autotune.results.winner import require_loss, winner_of, with_rechecks
     from autotune.rundir.store import Store
 
-    if form not in set(ExportFormat):
-        legal = ", ".join(ExportFormat)
-        raise AutotuneError(f"--format must be one of {legal} but got {form!r}{close_matches(form, ExportFormat)}")
-    chosen, winner = ExportFormat(form), winner_of(Store.open(run_path), even_unjudged=force)
+    exporter, winner = exporter_named(form), winner_of(Store.open(run_path), even_unjudged=force)
     if needs_loss:
         require_loss(winner)
     winner = with_rechecks(winner, [Store.open(path) for path in recheck or ()])
-    hint = f"use it: {how_to_use(chosen, output)}" if output is not None else ""
-    write_text(render_winner(winner, chosen), output, hint=hint)
+    hint = f"use it: {how_to_use(exporter, output)}" if output is not None else ""
+    write_text(exporter.render(winner), output, hint=hint)
 
 
 def verify(

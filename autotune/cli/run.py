@@ -29,8 +29,9 @@ def run(
     scheduler: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS|FILE",
-            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of `dask scheduler`.",
+            metavar="ADDRESS|FILE|MODULE:CLASS",
+            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of `dask scheduler`; or those "
+            "of an engine of your own.",
         ),
     ] = None,
     run_dir: options.RunDir = None,

@@ -313,12 +313,12 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
 
 def write_winner(store: Store, path: Path, command: str) -> None:
     """Writes the winner as an env file into its run directory, and prints how to use it; `command` is the program."""
-    from autotune.results.export import ExportFormat, render_winner
+    from autotune.results.export import render_winner
     from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically
 
     file = path / "winner.env"
-    write_atomically(file, render_winner(winner_of(store), ExportFormat.ENV))
+    write_atomically(file, render_winner(winner_of(store), "env"))
     use = [
         f"(. ./{file} && {command})",
         f"autotune exec {path} -- {command}   # after checking that nothing changed here",

@@ -29,7 +29,7 @@ from distributed.comm import connect
 from distributed.security import Security
 from distributed.worker import get_worker
 
-from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Message, Told
+from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Engine, Message, Told
 from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.files import LANE, Scratch
@@ -64,7 +64,7 @@ class _Lane:
     is_at_work: bool = False
 
 
-class DaskEngine:
+class DaskEngine(Engine):
     """Lanes of a Dask cluster; see `Engine`.
 
     Args:
@@ -96,17 +96,13 @@ class DaskEngine:
         self._client = _connect(scheduler)
         try:
             self._address = str(self._client.scheduler_info()["address"])
+            self.words = f"the workers of the Dask cluster at {self._address}"
             _refuse_another_driver(self._client)
             self._listen()
             self._open_lanes()
         except BaseException:
             self._client.close()
             raise
-
-    @property
-    def words(self) -> str:
-        """See `Engine`."""
-        return f"the workers of the Dask cluster at {self._address}"
 
     def begin(self, lane: str, message: Message) -> None:
         """See `Engine`."""

@@ -1,4 +1,4 @@
-"""The protocol of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
+"""The base of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
 
 It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import select
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.slurm import slurm_client_environment, slurm_step_command
@@ -50,16 +51,39 @@ class Told(NamedTuple):
     message: Message
 
 
-class Engine(Protocol):
-    """Lanes of this machine, of a SLURM job's nodes, or of a Dask cluster; not thread-safe."""
+class Engine(ABC):
+    """Lanes of this machine, of a SLURM job's nodes, or of a Dask cluster; called from one thread.
 
-    @property
-    def words(self) -> str:
-        """Where the lanes are, as text for messages: ``4 lanes of this machine``."""
+    An engine of your own is named by its class: ``autotune run STUDY --scheduler my_engine:Pair``. Most are a subclass
+    of `Processes` that places lanes elsewhere.
 
+    Example:
+        class Pair(Processes):
+            def __init__(self, study, run):
+                places = lanes_here([["0"], ["1"]], host="here")
+                super().__init__(study, run, places=places, words="two lanes")
+
+    Args:
+        study: The first message to each lane.
+        run: The run directory.
+
+    Attributes:
+        words: Where the lanes are, as text for messages: ``4 lanes of this machine``.
+
+    Raises:
+        LaunchError: If there can be no lane.
+    """
+
+    words: str
+
+    @abstractmethod
+    def __init__(self, study: Message, run: Path) -> None: ...
+
+    @abstractmethod
     def begin(self, lane: str, message: Message) -> None:
         """Gives a free lane a unit, without waiting; a lane that is gone answers with ``left``."""
 
+    @abstractmethod
     def news(self, wait_s: float) -> list[Told]:
         """Returns the lanes' messages, each lane's in order; waits at most `wait_s` seconds for the first one.
 
@@ -67,9 +91,11 @@ class Engine(Protocol):
             LaunchError: If there is no lane and none can come any more; the message says what to do.
         """
 
+    @abstractmethod
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends a lane, which then sends ``left``; it may join again unless `for_good`."""
 
+    @abstractmethod
     def close(self) -> None:
         """Ends every lane and all of its processes, within seconds; safe to call twice."""
 
@@ -109,17 +135,21 @@ class _Lane:
     last_why: str = ""
 
 
-class Processes:
+class Processes(Engine):
     """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
 
-    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was.
+    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. Its
+    log lies in the folder ``lanes`` of the run directory.
+
+    Args:
+        places: Where the lanes run: `lanes_here`, `lanes_on_nodes`, or a `Place` for each.
     """
 
-    def __init__(self, places: Sequence[Place], study: Message, *, logs: Path, words: str) -> None:
+    def __init__(self, study: Message, run: Path, *, places: Sequence[Place], words: str) -> None:
         self.words = words
         self._study = study
-        self._logs = logs
-        logs.mkdir(mode=logs.parent.stat().st_mode & 0o777, exist_ok=True)
+        self._logs = run / "lanes"
+        self._logs.mkdir(mode=run.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
         self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
         self._said: list[Told] = []

@@ -8,7 +8,7 @@ import socket
 import time
 from pathlib import Path
 
-from autotune.cluster.engine import JOINED, Message, Told
+from autotune.cluster.engine import JOINED, Engine, Message, Told
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import (
     AaRun,
@@ -283,7 +283,7 @@ def _relative(context: MeasurementContext, failure: Failure) -> Failure:
 # ---------------------------------------------------------------------- this process as the only lane
 
 
-class LocalExecutor:
+class LocalExecutor(Engine):
     """The engine of a study with one lane: this very process; see `autotune.cluster.engine.Engine`."""
 
     words = "this process"

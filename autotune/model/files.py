@@ -22,15 +22,20 @@ def packaged_table(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("autotune") / "data" / name).read_text("utf-8"))
 
 
-def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> jinja2.Template:
-    """Loads a template of the folder `data` of this package, which may name only what it is given, once."""
+def packaged_templates(filters: Mapping[str, Any], **options: Any) -> jinja2.Environment:
+    """Prepares templates of the folder `data` of this package, which may name only what they are given."""
     import jinja2  # most commands render nothing
 
+    own: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
+    environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(own | options))
+    environment.filters |= filters
+    return environment
+
+
+def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> jinja2.Template:
+    """Loads one of these templates, once."""
     if name not in _LOADED:
-        own: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
-        environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(own | options))
-        environment.filters |= filters
-        _LOADED[name] = environment.get_template(name)
+        _LOADED[name] = packaged_templates(filters, **options).get_template(name)
     return _LOADED[name]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
@@ -29,6 +28,7 @@ from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
 from autotune.model.options import FOLDER, filled_command, option_sets, option_setting, option_text, placeholders
+from autotune.model.plugins import CLASS_PATH
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.units import parse_bytes, parse_duration
 
@@ -139,6 +139,8 @@ class WorkloadSpec(Section):
     files that are wanted or too large for the temporary folder."""
     read: ReadSpec | None = None
     """How the steps of a program without the hook are read."""
+    launcher: Annotated[str, Field(pattern=CLASS_PATH.pattern)] | None = None
+    """``module:Class`` that starts the processes of trials, importable or beside the study file (docs/extending.md)."""
     mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
     """All axes over which the program splits its work, with their sizes, see docs/flags.md."""
 
@@ -352,10 +354,12 @@ class LimitsSpec(Section):
     """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``."""
 
 
-SAMPLERS = ("additive", "tpe", "random")
-"""Samplers that have a name of their own."""
-
-_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+SAMPLERS = {
+    "additive": "autotune.search.sampler:AdditiveFlagSampler",
+    "tpe": "autotune.study.samplers:PinnedTpe",
+    "random": "optuna.samplers:RandomSampler",
+}
+"""Classes of the samplers that have a name of their own."""
 
 SettingValue = bool | int | float | str
 Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
@@ -396,8 +400,8 @@ class SearchSpec(Section):
     first: tuple[NamedSet, ...] = ()
     """Sets with names that are tried before the sampler proposes."""
     sampler: str = "additive"
-    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or a sampler of Optuna by import path,
-    ``module:Class``."""
+    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or ``module:Class``: a sampler of Optuna or your
+    own, importable or beside the study file (docs/extending.md)."""
 
     @field_validator("settings")
     @classmethod
@@ -419,6 +423,6 @@ class SearchSpec(Section):
     @field_validator("sampler")
     @classmethod
     def _names_a_sampler(cls, sampler: str) -> str:
-        if sampler not in SAMPLERS and not _PATH.fullmatch(sampler):
+        if sampler not in SAMPLERS and not CLASS_PATH.fullmatch(sampler):
             raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
         return sampler

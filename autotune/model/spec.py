@@ -283,6 +283,8 @@ class StudySpec(Section):
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes, but no flags."""
         workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
+        if self.workload.launcher is None:  # studies recorded before this key was there are the same
+            workload.pop("launcher")
         return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
 
     @property
@@ -301,8 +303,11 @@ class StudySpec(Section):
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
             data["search"].pop(key)
-        if self.limits.compile is None:  # studies recorded before this key was there are the same
+        # Studies recorded before these keys were there are the same.
+        if self.limits.compile is None:
             data["limits"].pop("compile")
+        if self.workload.launcher is None:
+            data["workload"].pop("launcher")
         return data
 
 

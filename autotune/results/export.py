@@ -7,104 +7,227 @@ error: a setting that arrives changed was never measured.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import shlex
-from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from autotune.model.errors import AutotuneError, first_problem
-from autotune.model.files import packaged_template, plain_text
+from autotune.model.errors import AutotuneError, close_matches, first_problem
+from autotune.model.files import packaged_templates, plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
+from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_change, format_seconds
 from autotune.results.format import format_estimate, further_lines, time_of
 from autotune.results.winner import WINNER_VERSION, Winner, winner_of
 from autotune.rundir.store import Store
 
-
-class ExportFormat(StrEnum):
-    """Formats of exported files."""
-
-    ENV = "env"
-    SHELL = "shell"
-    DOCKER = "docker"
-    SBATCH = "sbatch"
-    JSON = "json"
-    MAXTEXT = "maxtext"
-    ARGUMENTS = "arguments"
+if TYPE_CHECKING:
+    import jinja2
 
 
-USE = {
-    ExportFormat.ENV: ". {file}",
-    ExportFormat.SHELL: "sh {file} COMMAND",
-    ExportFormat.DOCKER: "docker run --env-file {file} ...",
-    ExportFormat.SBATCH: "sbatch {file} COMMAND",
-    ExportFormat.JSON: "read its `environment`",
-    ExportFormat.MAXTEXT: "bash {file} CONFIG.yml run_name=...",
-    ExportFormat.ARGUMENTS: "COMMAND --flagfile={file} (absl), beside another format for the variables",
-}
-"""How to use a file of each format."""
+COMMENTS = """\
+{% for line in evidence %}
+# {{ line }}
+{% endfor %}
+# {{ record }}
+"""
+"""The evidence, and the record from which the file is read back."""
+
+EXPORTS = """\
+{% for name, value in winner.environment.items() %}
+export {{ name }}={% if name == "XLA_FLAGS" %}"${XLA_FLAGS:+$XLA_FLAGS }"{% endif %}{{ value | quote }}
+{% endfor %}
+"""
+"""Variables for any POSIX shell; the caller's XLA_FLAGS go first, so that the winner's win."""
 
 
-def how_to_use(form: ExportFormat, file: Path) -> str:
-    """Formats how a file of a format is used; a shell looks for a name without a slash elsewhere."""
-    place = file if file.is_absolute() else f"./{file}"
-    return USE[form].format(file=shlex.quote(str(place)))
+class Exporter:
+    r"""A file format of proven winners.
+
+    A format of your own is named by its class: ``autotune export RUN --format my_format:Quiet``.
+
+    Example:
+        class Quiet(Exporter):
+            use = "sh {file} COMMAND"
+            head = "#!/bin/sh\n"
+            body = EXPORTS + 'exec "$@" > log\n'
+
+    Attributes:
+        use: How a file is used, for people; ``{file}`` is its quoted path.
+        head: Lines of the file above its comments, as a template of Jinja, in which no value ends a line. It knows
+            `winner`, functions `plain` and `dotted` for options, and the filter `quote` for shells.
+        body: Lines below the comments, likewise.
+    """
+
+    use = "{file}"
+    head = ""
+    body = EXPORTS
+
+    def render(self, winner: Winner) -> str:
+        """Writes a winner as the text of a file.
+
+        Raises:
+            AutotuneError: If the format cannot hold one of the winner's values: nothing may arrive changed.
+        """
+        return _templates().from_string(self.head + COMMENTS + self.body).render(
+            winner=winner, evidence=format_evidence(winner), record=comment_line(winner),
+            plain=plain, dotted=dotted,
+        )  # fmt: skip
+
+
+class Env(Exporter):
+    """Variables for any POSIX shell to source."""
+
+    use = ". {file}"
+
+
+class Shell(Exporter):
+    """A script that runs a command under the winner."""
+
+    use = "sh {file} COMMAND"
+    head = "#!/bin/sh\n"
+    body = EXPORTS + 'exec "$@"\n'
+
+
+class Docker(Exporter):
+    """For `docker --env-file`: a value extends to the end of its line, without quoting."""
+
+    use = "docker run --env-file {file} ..."
+    body = """\
+{% for name, value in winner.environment.items() %}
+{{ name }}={{ value }}
+{% endfor %}
+"""
+
+    def render(self, winner: Winner) -> str:
+        """See `Exporter`."""
+        text = super().render(winner)
+        longest = max(len(line.encode()) for line in text.split("\n"))
+        if longest > LONGEST_DOCKER_LINE:
+            raise AutotuneError(
+                f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
+                "use --format shell as the container's entry point"
+            )
+        return text
 
 
 LONGEST_DOCKER_LINE = 65_535
 """Bytes; Docker's scanner of env-files takes at most 64 KiB a line, comments included."""
 
 
-def render_winner(winner: Winner, form: ExportFormat) -> str:
-    """Renders a winner in one format; raises AutotuneError if that cannot represent one of its values."""
-    if form is ExportFormat.JSON:
-        return _json(winner)
-    evidence, record = format_evidence(winner), comment_line(winner)
-    text = _render(form, winner=winner, evidence=evidence, record=record)
-    longest = max(len(line.encode()) for line in text.split("\n"))
-    if form is ExportFormat.DOCKER and longest > LONGEST_DOCKER_LINE:
-        raise AutotuneError(
-            f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
-            "use --format shell as the container's entry point"
-        )
-    return text
+class Sbatch(Exporter):
+    """A job script; `--export=NAME=value` would split values at commas, so that the script exports them."""
+
+    use = "sbatch {file} COMMAND"
+    head = """\
+#!/bin/bash
+#SBATCH --job-name={{ winner.study }}
+#SBATCH --nodes={{ winner.node_count }}
+{% if winner.conditions.platform == "cuda" and winner.conditions.device_count %}
+#SBATCH --gpus-per-node={{ winner.conditions.device_count }}
+{% endif %}
+#SBATCH --ntasks-per-node={{ [1, winner.process_count // winner.node_count] | max }}
+#SBATCH --export=ALL
+"""
+    body = EXPORTS + 'exec srun --export=ALL "$@"\n'
+
+
+class Json(Exporter):
+    """Data for programs."""
+
+    use = "read its `environment`"
+
+    def render(self, winner: Winner) -> str:
+        """See `Exporter`."""
+        data = {
+            "environment": winner.environment,
+            **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
+            **({"options": winner.options} if winner.options else {}),
+            "evidence": format_evidence(winner),
+            "winner": json.loads(winner.model_dump_json(exclude_none=True)),
+        }
+        return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
+
+
+class MaxText(Exporter):
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with arguments and options.
+
+    The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
+    src/maxtext/trainers/pre_train/train.py).
+    """
+
+    use = "bash {file} CONFIG.yml run_name=..."
+    head = "#!/bin/bash\n"
+    body = (
+        EXPORTS
+        + """\
+exec python3 -m maxtext.trainers.pre_train.train "$@"
+{%- for name, value in dotted(winner.options).items() %} {{ (name ~ "=" ~ plain(value)) | quote }}{% endfor +%}
+"""
+    )
+
+
+class Arguments(Exporter):
+    """A flag file of absl: one argument a line, comments, no quoting."""
+
+    use = "COMMAND --flagfile={file} (absl), beside another format for the variables"
+    body = """\
+{% for name, value in winner.options.items() %}
+--{{ name }}={{ plain(value) }}
+{% endfor %}
+"""
+
+
+FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
+"""The exporters above, by the names of their formats."""
+
+
+def exporter_named(name: str) -> Exporter:
+    """Returns a built-in exporter, or one by MODULE:CLASS, in this folder or installed; AutotuneError without one."""
+    if CLASS_PATH.fullmatch(name):
+        exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
+        return exporter
+    if name not in FORMATS:
+        legal = f"{', '.join(FORMATS)}, or MODULE:CLASS,"
+        raise AutotuneError(f"--format must be one of {legal} but got {name!r}{close_matches(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def render_winner(winner: Winner, form: str) -> str:
+    """Renders a winner in a built-in format; raises AutotuneError if that cannot represent one of its values."""
+    return FORMATS[form].render(winner)
+
+
+def how_to_use(exporter: Exporter, file: Path) -> str:
+    """Formats how a file of a format is used; a shell looks for a name without a slash elsewhere."""
+    place = file if file.is_absolute() else f"./{file}"
+    return exporter.use.format(file=shlex.quote(str(place)))
 
 
 def is_unchanged(text: str, winner: Winner) -> bool:
-    """Whether a text equals an export of the winner in some format."""
-    for form in ExportFormat:
+    """Whether a text equals an export of the winner in some built-in format."""
+    for exporter in FORMATS.values():
         with contextlib.suppress(AutotuneError):
-            if render_winner(winner, form) == text:
+            if exporter.render(winner) == text:
                 return True
     return False
 
 
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    return _render("evidence", winner=winner).splitlines()
+    functions = {f.__name__: f for f in (format_change, format_estimate, format_seconds, further_lines, time_of, plain)}
+    return _templates().get_template("export/evidence.j2").render(functions, winner=winner).splitlines()
 
 
-def _render(name: str, **given: object) -> str:
-    """Renders a template of `data/export`, one for each format but JSON; no value ends a line."""
-    said = (format_change, format_estimate, format_seconds, further_lines, time_of, dotted, plain)
-    functions = {f.__name__: f for f in said}
-    filters, finalize = {"quote": shlex.quote}, lambda value: visible_line(str(value))
-    return packaged_template(f"export/{name}.j2", filters, finalize=finalize).render(functions | given)
-
-
-def _json(winner: Winner) -> str:
-    data = {
-        "environment": winner.environment,
-        **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
-        **({"options": winner.options} if winner.options else {}),
-        "evidence": format_evidence(winner),
-        "winner": json.loads(winner.model_dump_json(exclude_none=True)),
-    }
-    return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
+@functools.cache
+def _templates() -> jinja2.Environment:
+    """Returns what renders the texts of files; no value ends a line."""
+    return packaged_templates({"quote": shlex.quote}, finalize=lambda value: visible_line(str(value)))
 
 
 # ---------------------------------------------------------------------- reading it back

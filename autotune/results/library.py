@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.model.errors import AutotuneError
 from autotune.model.units import format_ratio
-from autotune.results.export import ExportFormat, read_winner, render_winner
+from autotune.results.export import read_winner, render_winner
 from autotune.results.format import time_of
 from autotune.results.winner import Winner
 from autotune.rundir.files import write_atomically
@@ -58,7 +58,7 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
                 f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
                 "remove it first if it is wrong"
             )
-    write_atomically(path, render_winner(winner, ExportFormat.JSON))
+    write_atomically(path, render_winner(winner, "json"))
     return path
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.engine import Engine, Place, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.cluster.engine import Engine, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
 from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
 from autotune.study.preflight import launcher_name
@@ -47,14 +48,20 @@ def choose_engine(
 ) -> MakeEngine | None:
     """Chooses the engine by the command line and the SLURM job around it; None is this process alone.
 
+    Args:
+        scheduler: Address or file of a Dask cluster, or an `Engine` by MODULE:CLASS.
+
     Raises:
         StudyFileError: If trials of several nodes are given devices of one machine, lanes are named in two ways, or the
-            scheduler is neither an address nor a file.
+            scheduler is none of these.
         LaunchError: If this machine does not have those devices.
     """
     if scheduler is not None:
         if groups:
             raise StudyFileError("lanes must be named in one way but got --scheduler and --devices; leave one out")
+        if CLASS_PATH.fullmatch(scheduler):
+            kind = load_class(scheduler, Engine, str(Path.cwd()), key="--scheduler")
+            return lambda run: _engine(run, kind)
         _refuse_for_dask(spec, scheduler)
         return lambda run: _on_dask(run, scheduler)
     if groups:
@@ -65,7 +72,8 @@ def choose_engine(
             )
         if len(groups) > 1:
             name = socket.gethostname()
-            return lambda run: _engine(run, lanes_here(groups, name), f"{len(groups)} lanes of this machine")
+            words = f"{len(groups)} lanes of this machine"
+            return lambda run: _engine(run, Processes, places=lanes_here(groups, name), words=words)
         restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
@@ -102,7 +110,7 @@ def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
     is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()  # it may be about to be written
     if not is_file and not _ADDRESS.fullmatch(scheduler):
         raise StudyFileError(
-            "--scheduler must be an address like tcp://HOST:8786, or the .json file that `dask scheduler "
+            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json file that `dask scheduler "
             f"--scheduler-file` writes into a folder that is there, but got {scheduler!r}"
         )
     if spec.device.node_count > 1:
@@ -137,13 +145,15 @@ def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
         raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
     if size == 1:
         places = lanes_on_nodes(nodes, devices=count, extra=extra)
-        return _engine(run, places, f"{len(places)} nodes of this job")
+        return _engine(run, Processes, places=places, words=f"{len(places)} nodes of this job")
     groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
     places = lanes_of_groups(groups, devices=count)
-    return _engine(run, places, f"{len(places)} groups of {size} nodes of this job")
+    return _engine(run, Processes, places=places, words=f"{len(places)} groups of {size} nodes of this job")
 
 
-def _engine(run: StudyRun, places: Sequence[Place], words: str) -> Engine:
-    run.view.note(f"this study has {words}")
+def _engine(run: StudyRun, kind: Callable[..., Engine], **lanes: Any) -> Engine:
+    """Makes an engine whose lanes see the run directory."""
     study = study_message(run.spec, study_dir=run.store.study_dir, run=run.store.path)
-    return Processes(places, study, logs=Path(run.store.path) / "lanes", words=words)
+    engine = kind(study, run.store.path, **lanes)
+    run.view.note(f"this study has {engine.words}")
+    return engine

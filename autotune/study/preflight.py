@@ -12,6 +12,7 @@ from autotune.machine.environment import caller_environment, steering_settings
 from autotune.model.errors import AutotuneError, SettingError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import WorkerReport, WorkloadFacts
+from autotune.model.plugins import load_class
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
@@ -84,7 +85,7 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
         LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
-    check_sampler(spec.search)
+    check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
     python = program_python(spec, study_dir, note=note)
     known = known_settings(spec, python)
@@ -113,12 +114,17 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
 
     Raises:
         LaunchError: If its trials span several nodes and there are none, or the machine does not have those devices.
+        StudyFileError: If its `workload.launcher` is no launcher.
     """
     if devices:
         restrict_devices(spec.device.platform, devices)
-    kind: type[LocalLauncher] = CommandLauncher if spec.workload.command is not None else LocalLauncher
-    if spec.device.node_count > 1:
+    kind: type[LocalLauncher] = LocalLauncher
+    if spec.workload.launcher is not None:
+        kind = load_class(spec.workload.launcher, Launcher, study_dir, key="workload.launcher")
+    elif spec.device.node_count > 1:
         kind = SrunLauncher
+    elif spec.workload.command is not None:
+        kind = CommandLauncher
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import pkgutil
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import MEMORY_FRACTIONS, OPTION, render_value
+from autotune.model.plugins import load_class
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SAMPLERS, SearchSpec
 from autotune.rundir.optuna_study import fill_trial
@@ -26,7 +26,7 @@ from autotune.search.space import Flag
 from autotune.settings.space import Parameter
 from autotune.stats.estimates import standard_error
 
-ADDITIVE, TPE, RANDOM = "additive", "tpe", "random"
+ADDITIVE, RANDOM = "additive", "random"
 
 REHEARSED = 12
 """Trials of a made-up study: more than the random ones with which Optuna's samplers begin."""
@@ -99,36 +99,37 @@ def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
         return to_text(parameter, trial.suggest_int(name, low, high, step=step, log=distribution.log))
 
 
-def make_sampler(search: SearchSpec, seed: int) -> BaseSampler:
-    """Creates the study's sampler (not the additive); StudyFileError if it is unknown or needs more than a seed."""
+class PinnedTpe(optuna.samplers.TPESampler):
+    """Optuna's TPE with pinned options, so that every Optuna searches alike; the proposer makes the startup trials."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(
+            n_startup_trials=1, n_ei_candidates=24, multivariate=True, group=True, constant_liar=False, seed=seed
+        )
+
+
+def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> BaseSampler:
+    """Creates the study's sampler; its class may lie in `folder`, where the study file is.
+
+    Raises:
+        StudyFileError: If there is no such class, it is no sampler of Optuna, or it needs more than a seed.
+    """
     name = search.sampler
     with _unwarned():
-        if name == TPE:
-            # Options are pinned, so that every Optuna searches alike. The proposer makes the startup trials.
-            return optuna.samplers.TPESampler(
-                n_startup_trials=1, n_ei_candidates=24, multivariate=True, group=True, constant_liar=False, seed=seed
-            )
-        if name == RANDOM:
-            return optuna.samplers.RandomSampler(seed)
+        kind = load_class(SAMPLERS.get(name, name), BaseSampler, folder, key="search.sampler")
         try:
-            sampler = pkgutil.resolve_name(name)(seed=seed)
-        except (ImportError, AttributeError) as error:
-            raise StudyFileError(
-                f"`search.sampler` must be importable as MODULE:CLASS but got {name!r}: {error}"
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise StudyFileError(f"the sampler {name} must take `seed` alone but: {error}") from error
-    if not isinstance(sampler, BaseSampler):
-        raise StudyFileError(f"`search.sampler` must name a sampler of Optuna but {name} makes {sampler!r}")
+            sampler: BaseSampler = kind(seed=seed)
+        except (ImportError, TypeError, ValueError) as error:
+            raise StudyFileError(f"the sampler {name} must be made with `seed` alone but: {error}") from error
     return sampler
 
 
-def check_sampler(search: SearchSpec) -> None:
+def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
     """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or lacks a package."""
     if search.sampler in SAMPLERS:
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=make_sampler(search, seed=0))
+    study = optuna.create_study(sampler=make_sampler(search, seed=0, folder=folder))
     space = {"number": IntDistribution(0, 9), "word": CategoricalDistribution(("a", "b", "c"))}
     try:
         with _unwarned():

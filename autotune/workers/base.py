@@ -1,9 +1,10 @@
-"""Protocols of launchers and workers, and the guarded process that they use."""
+"""The bases of launchers and workers, and the guarded process that they use."""
 
 from __future__ import annotations
 
 import contextlib
 import select
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,8 @@ from autotune.machine.slurm import end_slurm_step
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
-from autotune.model.time_limits import TimeLimits
+from autotune.model.spec import StudySpec
+from autotune.model.time_limits import TimeLimits, limits_after
 
 LOG_BYTES = 4_000_000
 """Limit of a log's size."""
@@ -70,17 +72,56 @@ Progress = Callable[[str], None]
 """Callback with the phase of a starting worker: ``import``, ``build``, ``compile``, ``warm-up``."""
 
 
-class Launcher(Protocol):
-    """Starts workers."""
+class Launcher(ABC):
+    """Starts the workers of a study, each with all of its processes.
+
+    A launcher of your own has its class in ``workload.launcher`` of the study. Most are a subclass of `LocalLauncher`,
+    or of `CommandLauncher` for a study with a ``command``, that overrides `wrap`.
+
+    Example:
+        class Near(LocalLauncher):
+            def wrap(self, command, settings):
+                return ["numactl", "--localalloc", *command]
+
+    Args:
+        spec: The study; `spec.under(settings)` is the workload with the options of a flag set.
+        study_dir: Folder of the study file.
+        base: Environment of the caller.
+
+    Attributes:
+        limits: Time limits, in seconds, of workers that are started from now on.
+
+    Raises:
+        LaunchError: If no worker of this study can be started here.
+    """
 
     limits: TimeLimits
-    """Limits of workers that are started from now on."""
 
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
+        self._spec = spec
+        self._study_dir = study_dir
+        self._base = base
+        self.limits = limits_after(spec.measure)
+
+    @abstractmethod
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
-        """Starts a worker under `settings`, baseline included, and waits until it is warm; WorkerFailed if never."""
+        """Starts a worker and waits until it has compiled and run its warm-up steps.
 
+        Args:
+            settings: The whole flag set, the study's baseline included.
+            folder: Where its logs go; each worker has another.
+
+        Raises:
+            WorkerFailed: If it never gets there; the trial is recorded as failed.
+        """
+
+    def wrap(self, command: list[str], settings: FlagSet) -> list[str]:
+        """Returns the command with which a process starts; what stands before `command` must leave its files open."""
+        return command
+
+    @abstractmethod
     def close(self) -> None:
-        """Ends all workers."""
+        """Ends all workers; safe to call twice."""
 
 
 def reader_command(module: str) -> list[str]:

@@ -72,7 +72,8 @@ class CommandLauncher(LocalLauncher):
                 env = with_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
-            process = GuardedProcess(own.command(command, [folder]), env, folder / log_name(0), cwd=self._study_dir)
+            command = self.wrap(own.command(command, [folder]), settings)
+            process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
             worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
         return self._begin(worker, [job], progress)
 

@@ -20,7 +20,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.workers.base import GuardedProcess, Progress, Worker, WorkerFailed, listen
+from autotune.workers.base import GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
 
@@ -29,14 +29,11 @@ KILL_PATIENCE_S = 15.0
 LAST_WORDS_S = 0.5
 
 
-class LocalLauncher:
+class LocalLauncher(Launcher):
     """Starts workers here in the caller's environment `base`, less its settings."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
-        self._spec = spec
-        self._study_dir = study_dir
-        self._base = base
-        self.limits = limits_after(spec.measure)
+        super().__init__(spec, study_dir=study_dir, base=base)
         self._alive: list[LocalWorker] = []
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
@@ -80,7 +77,7 @@ class LocalLauncher:
 
     def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
         """Starts one rank in the environment of a worker."""
-        return GuardedProcess(worker_command(), env, log)
+        return GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         under = self._spec.under(settings)

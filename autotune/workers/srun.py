@@ -83,7 +83,7 @@ class SrunLauncher(LocalLauncher):
         client = slurm_client_environment(self._base)
         node = self._nodes[rank * len(self._nodes) // self._spec.under(settings).device.rank_count]
         srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
-        return GuardedProcess(worker_command(), client, log, through=srun, remote_env=env)
+        return GuardedProcess(self.wrap(worker_command(), settings), client, log, through=srun, remote_env=env)
 
     def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
         jobs = super()._jobs(settings, folder)

@@ -22,7 +22,7 @@ from autotune.model.records import RECORD, TrialConfig, TrialResult, TrialStatus
 from autotune.model.redaction import visible, visible_line
 from autotune.model.spec import StudySpec
 from autotune.results.api import load
-from autotune.results.export import ExportFormat
+from autotune.results.export import FORMATS
 from autotune.rundir.store import Store
 from autotune.study.live import LineView
 from tests.tables import toml_beside
@@ -152,9 +152,9 @@ def test_json_carries_what_is_spelt_out_unchanged(runs: Path, monkeypatch: pytes
     assert json.loads(out.getvalue())["failure"]["message"] == "died" + EVIL
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
+@pytest.mark.parametrize("form", list(FORMATS))
 def test_an_exported_file_has_no_such_character_but_in_the_value_of_a_setting(
-    form: ExportFormat, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "out"
     _, err = call(monkeypatch, "export", str(runs / "runs/plain"), "--format", form, "-o", str(file))

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from autotune.cli import compile as compile_commands
 from autotune.cli.app import app
 from autotune.model.spec import load_study
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import render_winner
 from autotune.results.library import add_to_library
 from harness.simulated_machine import write_study
 from tests.compiler.rules import Rules, screen
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (runs / "broken").mkdir()
     (runs / "broken/study.json").write_text("{", encoding="utf-8")
     winner = make_winner({"xla_gpu_a": "1"})
-    (folder / "winner.env").write_text(render_winner(winner, ExportFormat.ENV), encoding="utf-8")
+    (folder / "winner.env").write_text(render_winner(winner, "env"), encoding="utf-8")
     add_to_library(winner, folder / "library")
     return folder
 

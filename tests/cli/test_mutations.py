@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
+from autotune.results.export import FORMATS, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.cli.test_crafted import SMALL, cli
@@ -142,7 +142,7 @@ def test_a_file_in_which_something_changed_is_not_used_as_if_it_had_not(
     shutil.copytree(SMALL, tmp_path / SMALL.name)
     rng, elsewhere = random.Random(seed), differing(SMALL)
     for _ in range(count):
-        form = rng.choice(list(ExportFormat))
+        form = rng.choice(list(FORMATS))
         text = render_winner(winner_of(Store.open(SMALL)), form)
         file = tmp_path / f"winner.{form}"
         file.write_bytes(rng.choice(CHANGES)(text.encode(), rng))

@@ -18,7 +18,7 @@ from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import FORMATS, render_winner
 from autotune.results.library import add_to_library
 from autotune.results.winner import winner_of
 from autotune.rundir.lock import Lock
@@ -48,7 +48,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
 
 
-def exported(folder: Path, form: ExportFormat = ExportFormat.ENV, **conditions: Any) -> Path:
+def exported(folder: Path, form: str = "env", **conditions: Any) -> Path:
     path = folder / f"winner.{form}"
     path.write_text(render_winner(make_winner({"xla_gpu_a": "1"}, **conditions), form))
     return path
@@ -141,17 +141,17 @@ def test_recheck_of_a_run_directory(finished: Store, tmp_path: Path, monkeypatch
 
 
 def test_verify_says_that_a_file_whose_run_is_not_here_is_unchecked(here: None, tmp_path: Path) -> None:
-    for form in ExportFormat:
+    for form in FORMATS:
         result = call("verify", exported(tmp_path, form), code=cli_results.UNCHECKED)
         assert "unchecked  eight: this machine is as the file says" in result.stdout
-    told = call("verify", exported(tmp_path, ExportFormat.ENV), "--json", code=cli_results.UNCHECKED).stdout
+    told = call("verify", exported(tmp_path, "env"), "--json", code=cli_results.UNCHECKED).stdout
     assert json.loads(told)["status"] == "unchecked"
 
 
 def test_verify_holds_where_it_was_proven(finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recheck, "differences", lambda proven, here: [])
     file = tmp_path / "winner.env"
-    file.write_text(render_winner(winner_of(finished), ExportFormat.ENV))
+    file.write_text(render_winner(winner_of(finished), "env"))
     assert f"holds    {finished.spec.name}" in call("verify", file, "--run", finished.path).stdout
     assert json.loads(call("verify", finished.path, "--json").stdout)["status"] == "holds"
 
@@ -186,7 +186,7 @@ def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
     """An exported file that was proven on this very machine."""
     mine = this_machine(platform="cpu").model_dump(exclude={"workload"})
     path = folder / "here.env"
-    path.write_text(render_winner(make_winner(settings, **mine), ExportFormat.ENV))
+    path.write_text(render_winner(make_winner(settings, **mine), "env"))
     return path
 
 
@@ -239,7 +239,7 @@ def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, started: list
 
 
 def test_exec_refuses_elsewhere_unless_forced(tmp_path: Path, started: list[Any]) -> None:
-    file = exported(tmp_path, ExportFormat.JSON)
+    file = exported(tmp_path, "json")
     done = autotune("exec", file, "--", "echo", "ran")
     assert (done.returncode, started) == (2, [])
     assert "device_kind: proven with NVIDIA H200, here cpu" in done.stderr

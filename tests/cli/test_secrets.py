@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.results.export import ExportFormat
+from autotune.results.export import FORMATS
 from autotune.rundir.store import Store
 from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
@@ -75,7 +75,7 @@ def test_nothing_that_is_kept_has_them(folder: Path) -> None:
 
 def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:
     said = []
-    exports = [["export", "run", "--format", form, "-o", f"winner.{form}"] for form in ExportFormat]
+    exports = [["export", "run", "--format", form, "-o", f"winner.{form}"] for form in FORMATS]
     for command in (*CASES["calls_without_secrets"], *exports):
         done = secretly(*command, cwd=folder)
         said.append(done.stdout + done.stderr)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.cluster.engine import JOINED, LEFT, Engine, Message, Told
 from autotune.model.records import AaRecord, IncidentRecord, Outcome, TrialResult
 from autotune.study.driver import run_study
 from autotune.study.engines import study_message
@@ -35,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     started.end()
 
 
-class Watched:
+class Watched(Engine):
     """An engine that does something when so many units have been answered, and has others wait for who joins then.
 
     Units take milliseconds: a worker that starts on a busy machine would come when all is done. So what the others say

@@ -28,7 +28,7 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes
     monkeypatch.setattr(processes, "LANE_COMMAND", ("-c", FAIR))
     monkeypatch.setattr(processes, "PAUSE_S", 0.1)
     places = [Place(name=n, host="here", env=ENV, devices=1) for n in "abc"]
-    engine = Processes(places, {"type": "study"}, logs=tmp_path / "lanes", words="3 lanes")
+    engine = Processes({"type": "study"}, tmp_path, places=places, words="3 lanes")
     yield engine
     engine.close()
 

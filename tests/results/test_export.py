@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.options import option_sets
-from autotune.results.export import ExportFormat, how_to_use, is_unchanged, parse_winner, read_winner, render_winner
+from autotune.results.export import FORMATS, how_to_use, is_unchanged, parse_winner, read_winner, render_winner
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 from tests.runs import EFFECTS, Run, make_winner, replay_study, rewrite
@@ -59,25 +59,25 @@ def docker_grammar(text: str, folder: Path) -> dict[str, str]:
     return found
 
 
-READERS: dict[ExportFormat, Read] = {
-    ExportFormat.ENV: script(["sh", "-c", ". ./winner.sh; env -0"]),
-    ExportFormat.SHELL: script(["sh", "winner.sh", "env", "-0"]),
-    ExportFormat.DOCKER: docker_grammar,
-    ExportFormat.SBATCH: script(["bash", "winner.sh", "python", "train.py"]),
-    ExportFormat.JSON: lambda text, _: dict(json.loads(text)["environment"]),
-    ExportFormat.MAXTEXT: script(["bash", "winner.sh", "base.yml"]),
+READERS: dict[str, Read] = {
+    "env": script(["sh", "-c", ". ./winner.sh; env -0"]),
+    "shell": script(["sh", "winner.sh", "env", "-0"]),
+    "docker": docker_grammar,
+    "sbatch": script(["bash", "winner.sh", "python", "train.py"]),
+    "json": lambda text, _: dict(json.loads(text)["environment"]),
+    "maxtext": script(["bash", "winner.sh", "base.yml"]),
 }
 
-OF_OPTIONS = {ExportFormat.ARGUMENTS}  # read below
-OF_SETTINGS = [form for form in ExportFormat if form not in OF_OPTIONS]
+OF_OPTIONS = {"arguments"}  # read below
+OF_SETTINGS = [form for form in FORMATS if form not in OF_OPTIONS]
 
 
 def test_every_format_has_a_reader() -> None:
-    assert {*READERS, *OF_OPTIONS} == set(ExportFormat)
+    assert {*READERS, *OF_OPTIONS} == set(FORMATS)
 
 
 @pytest.mark.parametrize("form", OF_SETTINGS)
-def test_hostile_values_arrive_unchanged_and_nothing_runs(form: ExportFormat, tmp_path: Path) -> None:
+def test_hostile_values_arrive_unchanged_and_nothing_runs(form: str, tmp_path: Path) -> None:
     winner = make_winner(ALL)
     text = render_winner(winner, form)
     got = READERS[form](text, tmp_path)
@@ -90,31 +90,29 @@ def test_hostile_values_arrive_unchanged_and_nothing_runs(form: ExportFormat, tm
 @settings(deadline=None, max_examples=60)
 def test_any_text_comes_back_from_json(value: str) -> None:
     winner = make_winner({"NCCL_X": value, "xla_gpu_x": value})
-    assert READERS[ExportFormat.JSON](render_winner(winner, ExportFormat.JSON), Path()) == winner.environment
+    assert READERS["json"](render_winner(winner, "json"), Path()) == winner.environment
 
 
 def test_docker_refuses_long_lines_and_sbatch_asks_for_what_was_proven() -> None:
     with pytest.raises(AutotuneError, match="at most 65535 bytes"):
-        render_winner(make_winner({"NCCL_X": "x" * 66_000}), ExportFormat.DOCKER)
-    text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.SBATCH)
+        render_winner(make_winner({"NCCL_X": "x" * 66_000}), "docker")
+    text = render_winner(make_winner({"NCCL_X": "1"}), "sbatch")
     assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
 
 @pytest.mark.parametrize(
     ("form", "command"),
-    [(ExportFormat.SHELL, "sh winner.sh env -0"), (ExportFormat.ENV, "set -u; . ./winner.sh; env -0")],
+    [("shell", "sh winner.sh env -0"), ("env", "set -u; . ./winner.sh; env -0")],
 )
-def test_shell_formats_keep_the_callers_flags_before_the_winners(
-    form: ExportFormat, command: str, tmp_path: Path
-) -> None:
+def test_shell_formats_keep_the_callers_flags_before_the_winners(form: str, command: str, tmp_path: Path) -> None:
     text = render_winner(make_winner({"xla_gpu_a": "2"}), form)
     mine = {"XLA_FLAGS": "--xla_gpu_a=1 --xla_gpu_z=3"}
     got = script(["sh", "-c", command], extra=mine)(text, tmp_path)
     assert FlagSet.parse(got["XLA_FLAGS"]) == FlagSet({"xla_gpu_a": 2, "xla_gpu_z": 3})
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
-def test_a_changed_file_is_noticed(form: ExportFormat) -> None:
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_a_changed_file_is_noticed(form: str) -> None:
     winner = make_winner({"NCCL_X": "proven"})
     text = render_winner(winner, form)
     assert is_unchanged(text, winner)
@@ -124,7 +122,7 @@ def test_a_changed_file_is_noticed(form: ExportFormat) -> None:
 
 def test_the_run_itself_is_exported_with_its_baseline(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.env"
-    file.write_text(render_winner(winner_of(finished), ExportFormat.ENV))
+    file.write_text(render_winner(winner_of(finished), "env"))
     winner = read_winner(file)
     assert winner == read_winner(finished.path)
     assert winner.settings == FlagSet({"xla_a": "1", "xla_d": "2", "NCCL_DEBUG": "WARN"})
@@ -140,9 +138,7 @@ def test_files_that_hold_no_winner_are_refused(text: str) -> None:
 
 
 def test_a_winner_of_a_later_form_is_refused() -> None:
-    text = render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.ENV).replace(
-        '"winner_version":2', '"winner_version":3'
-    )
+    text = render_winner(make_winner({"NCCL_X": "1"}), "env").replace('"winner_version":2', '"winner_version":3')
     with pytest.raises(AutotuneError, match="winner_version"):
         parse_winner(text, source="file")
 
@@ -155,8 +151,8 @@ def winner() -> Winner:
     return make_winner({"xla_gpu_a": "1", **option_sets(OPTIONS)})
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
-def test_every_format_carries_evidence_and_the_whole_winner(form: ExportFormat) -> None:
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_every_format_carries_evidence_and_the_whole_winner(form: str) -> None:
     whole = make_winner({**ALL, **option_sets(OPTIONS)})
     text = render_winner(whole, form)
     assert parse_winner(text, source="x") == whole
@@ -177,15 +173,15 @@ def read_flag_file(text: str, folder: Path, names: Iterable[str]) -> dict[str, s
 
 
 def test_options_are_data_in_json_and_arguments_in_a_flag_file(winner: Winner, tmp_path: Path) -> None:
-    assert json.loads(render_winner(winner, ExportFormat.JSON))["options"] == OPTIONS
-    got = read_flag_file(render_winner(winner, ExportFormat.ARGUMENTS), tmp_path, OPTIONS)
+    assert json.loads(render_winner(winner, "json"))["options"] == OPTIONS
+    got = read_flag_file(render_winner(winner, "arguments"), tmp_path, OPTIONS)
     assert {n: v if n == "attention" else json.loads(v) for n, v in got.items()} == OPTIONS
-    text = render_winner(make_winner({"xla_gpu_a": "1"}), ExportFormat.ARGUMENTS)
+    text = render_winner(make_winner({"xla_gpu_a": "1"}), "arguments")
     assert all(line.startswith("#") for line in text.splitlines())
 
 
 def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(render_winner(winner, ExportFormat.MAXTEXT), encoding="utf-8")
+    (tmp_path / "file").write_text(render_winner(winner, "maxtext"), encoding="utf-8")
     (tmp_path / "bin").mkdir()
     show = "#!/bin/sh\nprintf '%s\\0' \"$@\"\n"
     (tmp_path / "bin" / "python3").write_text(show)
@@ -213,7 +209,7 @@ def test_a_run_tells_which_settings_have_not_shown_a_gain(run_replay: Run, tmp_p
 
     winner = winner_of(rewrite(tmp_path / "run", widen))
     assert winner.unsettled == ("xla_d",)
-    assert "gain by themselves: xla_d (" in render_winner(winner, ExportFormat.ENV)
+    assert "gain by themselves: xla_d (" in render_winner(winner, "env")
 
 
 @pytest.mark.parametrize("name", ["winner.env", "a folder/winner.env", "/FOLDER/winner.env"])
@@ -221,7 +217,7 @@ def test_a_shell_reads_the_file_as_the_hint_says(finished: Store, tmp_path: Path
     file = Path(name.replace("/FOLDER", str(tmp_path)))
     there = tmp_path / file
     there.parent.mkdir(exist_ok=True)
-    there.write_text(render_winner(winner_of(finished), ExportFormat.ENV), encoding="utf-8")
-    hint = how_to_use(ExportFormat.ENV, file)
+    there.write_text(render_winner(winner_of(finished), "env"), encoding="utf-8")
+    hint = how_to_use(FORMATS["env"], file)
     told = subprocess.check_output(["sh", "-c", f'{hint} && echo "$XLA_FLAGS"'], cwd=tmp_path, text=True)
     assert "xla_a=1" in told

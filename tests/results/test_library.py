@@ -11,7 +11,7 @@ from autotune.model.errors import AutotuneError
 from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import StudySpec
-from autotune.results.export import ExportFormat, read_winner, render_winner
+from autotune.results.export import read_winner, render_winner
 from autotune.results.library import add_to_library, best_known, format_match, library_entries
 from autotune.results.report import build
 from autotune.results.winner import Winner, winner_of, with_rechecks
@@ -141,7 +141,7 @@ def test_an_export_names_the_ratios_of_rechecks_with_other_studies(finished: Sto
     _, store = again(study.model_copy(update={"name": "long"}), tmp_path / "long", winner)
     both = with_rechecks(winner, [store])
     assert both.further == {"long": winner_of(store).estimate}
-    assert "long: ratio 0.92" in render_winner(both, ExportFormat.ENV)
+    assert "long: ratio 0.92" in render_winner(both, "env")
     other = winner.model_copy(update={"settings": FlagSet({"xla_a": "1"})})
     with pytest.raises(AutotuneError, match="must be of the set"):
         with_rechecks(other, [store])

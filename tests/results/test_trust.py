@@ -13,7 +13,7 @@ import pytest
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.records import ConclusionRecord
 from autotune.results.audit import disagreements
-from autotune.results.export import ExportFormat, parse_winner, read_winner, render_winner
+from autotune.results.export import FORMATS, parse_winner, read_winner, render_winner
 from autotune.results.report import render_markdown
 from autotune.results.verify import Verification, check_records
 from autotune.results.winner import winner_of
@@ -55,8 +55,8 @@ def test_nor_can_the_study_of_a_run(tmp_path: Path) -> None:
         Store.open(run)
 
 
-@pytest.mark.parametrize("form", list(ExportFormat))
-def test_no_exported_file_can(form: ExportFormat) -> None:
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_no_exported_file_can(form: str) -> None:
     text = render_winner(make_winner({"NCCL_X": "1"}), form).replace("NCCL_X", "BASH_ENV")
     with pytest.raises(AutotuneError, match=r"`settings`: .*BASH_ENV changes which program runs"):
         parse_winner(text, source="file")
@@ -64,14 +64,14 @@ def test_no_exported_file_can(form: ExportFormat) -> None:
 
 @pytest.mark.parametrize("value", ["a\\nexport B=c", "\\u001b[2J", "\\u0000"])
 def test_nor_a_value_that_ends_a_line(value: str) -> None:
-    text = render_winner(make_winner({"NCCL_X": "proven"}), ExportFormat.JSON).replace('"proven"', f'"{value}"')
+    text = render_winner(make_winner({"NCCL_X": "proven"}), "json").replace('"proven"', f'"{value}"')
     with pytest.raises(AutotuneError, match="must be printable text"):
         parse_winner(text, source="file")
 
 
 @pytest.mark.parametrize(("name", "words"), CASES["dangerous_settings"])
 def test_what_reaches_files_or_is_dangerous_is_refused(finished: Store, tmp_path: Path, name: str, words: str) -> None:
-    text = render_winner(make_winner({"xla_gpu_x": "1"}), ExportFormat.JSON).replace("xla_gpu_x", name)
+    text = render_winner(make_winner({"xla_gpu_x": "1"}), "json").replace("xla_gpu_x", name)
     with pytest.raises(AutotuneError, match=words):
         parse_winner(text, source="file")
     run = shutil.copytree(finished.path, tmp_path / "run")
@@ -89,7 +89,7 @@ def test_what_reaches_files_or_is_dangerous_is_refused(finished: Store, tmp_path
 
 @pytest.mark.parametrize("study", ["x\nrm -rf /", "x #", "$(x)"])
 def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
-    data = json.loads(render_winner(make_winner({"NCCL_X": "1"}), ExportFormat.JSON))
+    data = json.loads(render_winner(make_winner({"NCCL_X": "1"}), "json"))
     data["winner"]["study"] = study
     with pytest.raises(AutotuneError, match="`study`"):
         parse_winner(json.dumps(data), source="file")
@@ -98,7 +98,7 @@ def test_a_study_s_name_cannot_end_a_line_of_a_job_script(study: str) -> None:
 def test_a_run_gives_what_it_concludes(finished: Store) -> None:
     assert disagreements(finished, finished.of(ConclusionRecord)[-1]) == []
     winner = winner_of(finished)
-    for form in ExportFormat:
+    for form in FORMATS:
         assert parse_winner(render_winner(winner_of(finished), form), source="x") == winner
 
 
@@ -141,7 +141,7 @@ def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None
 def test_an_exported_file_is_compared_with_its_run_where_that_is_here(finished: Store, tmp_path: Path) -> None:
     run = shutil.copytree(finished.path, tmp_path / "runs" / "mine")
     file = tmp_path / "winner.env"
-    file.write_text(render_winner(winner_of(Store.open(run)), ExportFormat.ENV))
+    file.write_text(render_winner(winner_of(Store.open(run)), "env"))
     assert check_records(read_winner(file), file) == Verification()
     away = tmp_path / "away" / "winner.env"
     away.parent.mkdir()
@@ -164,21 +164,21 @@ def test_a_file_that_says_something_else_than_its_run_differs(
     merge(data, change)
     forged = type(winner).model_validate(data)
     file = tmp_path / "winner.json"
-    file.write_text(render_winner(forged, ExportFormat.JSON))  # consistent in itself
+    file.write_text(render_winner(forged, "json"))  # consistent in itself
     assert [d.field for d in check_records(read_winner(file), file).differences] == [field]
 
 
 def test_a_file_whose_run_was_edited_differs(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.json"
     (tmp_path / "runs").mkdir()
-    file.write_text(render_winner(winner_of(finished), ExportFormat.JSON))
+    file.write_text(render_winner(winner_of(finished), "json"))
     edited(finished.path, tmp_path / "runs" / finished.path.name, "finalist", lambda r: r.update(verdict="slower"))
     assert {d.field for d in check_records(read_winner(file), file).differences} == {"records"}
 
 
 def test_another_run_of_that_name_is_not_its_run(finished: Store, tmp_path: Path) -> None:
     file = tmp_path / "winner.json"
-    file.write_text(render_winner(winner_of(finished), ExportFormat.JSON))
+    file.write_text(render_winner(winner_of(finished), "json"))
     shutil.copytree(SMALL, tmp_path / finished.path.name)
     assert "is of another proof" in (check_records(read_winner(file), file).unchecked or "")
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.cluster.engine import JOINED, LEFT, Message, Told
+from autotune.cluster.engine import JOINED, LEFT, Engine, Message, Told
 from autotune.measure.lane import _Progress
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
@@ -59,7 +59,7 @@ def telling(run: StudyRun, said: list[Told], lane: str) -> _Progress:
     return _Progress(channel, folders)
 
 
-class Scripted:
+class Scripted(Engine):
     """Lanes in this process that meet their fate; each `news` lets one of them do its unit."""
 
     words = "lanes of a test"

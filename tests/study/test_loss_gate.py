@@ -30,7 +30,7 @@ from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind, LossBasis,
 from autotune.model.records import AaRecord, ConfirmRun, IncidentRecord, Outcome, SoakRecord, TrialResult, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.results.audit import disagreements
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import render_winner
 from autotune.results.report import render_markdown
 from autotune.results.verify import Verification
 from autotune.results.winner import winner_of
@@ -121,7 +121,7 @@ def test_options_that_change_rounding_only_are_compared_step_by_step(tried: Any)
     assert trial.loss.difference == pytest.approx(1e-6, rel=0.01)
     assert "step by step over 5 steps" in trial.loss.words
     assert all(r.loss.is_ok for r in store.of(ConfirmRun))
-    exported = render_winner(winner_of(store), ExportFormat.ENV)
+    exported = render_winner(winner_of(store), "env")
     assert "# loss, as told by the program: options that change rounding only" in exported
 
 
@@ -193,7 +193,7 @@ def test_another_dtype_is_judged_by_the_loss_of_the_soak_and_everybody_is_told(t
     assert soak.loss.is_ok
     assert soak.loss.difference == pytest.approx(0.01 / 3, abs=0.002)
     words = f"dtype changes: judged by loss over {soak.step_count} steps"
-    for text in (conclusion.sentence, render_markdown(store), render_winner(winner_of(store), ExportFormat.SHELL)):
+    for text in (conclusion.sentence, render_markdown(store), render_winner(winner_of(store), "shell")):
         assert words in text
         assert "difference +0." in text
     assert disagreements(store, conclusion) == []
@@ -228,8 +228,8 @@ def test_another_dtype_or_batch_that_trains_otherwise_is_no_winner(tried: Any, n
 def test_without_a_soak_it_is_exported_only_by_force_and_never_holds(tried: Any, tmp_path: Path) -> None:
     _, store, _ = tried(HALF, soak="0", mine=Behaviour(half()))
     with pytest.raises(AutotuneError, match="it was never soaked"):
-        render_winner(winner_of(store), ExportFormat.ENV)
-    text = render_winner(winner_of(store, even_unjudged=True), ExportFormat.ENV)
+        render_winner(winner_of(store), "env")
+    text = render_winner(winner_of(store, even_unjudged=True), "env")
     assert "# loss, as told by the program: NOT PROVEN: inconclusive: it was never soaked" in text
     file = tmp_path / "forced.env"
     file.write_text(text)

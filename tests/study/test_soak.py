@@ -14,7 +14,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, IncidentRecord, MemoryUse, Outcome, SoakRecord
 from autotune.results.audit import disagreements
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import render_winner
 from autotune.results.format import format_soak
 from autotune.results.report import render_markdown
 from autotune.results.winner import winner_of
@@ -173,8 +173,8 @@ def test_every_text_says_what_the_soak_saw_and_that_a_set_which_hung_elsewhere_n
     assert started == ["candidate", "reference"]
     (look,) = record.arms.looks
     assert look.reference.step_count == look.candidate.step_count == record.step_count
-    assert f"# soak: {record.step_count} steps in" in render_winner(winner_of(store), ExportFormat.ENV)
-    for text in (format_soak(record), render_winner(winner_of(store), ExportFormat.SHELL), render_markdown(store)):
+    assert f"# soak: {record.step_count} steps in" in render_winner(winner_of(store), "env")
+    for text in (format_soak(record), render_winner(winner_of(store), "shell"), render_markdown(store)):
         assert "without a fault; no stall (reference: no stall)" in text
     for value, captures in (("+COLLECTIVES", True), ("FUSION,collectives", True), ("-COLLECTIVES", False)):
         held = FlagSet({"xla_gpu_enable_command_buffer": value})
@@ -187,7 +187,7 @@ def test_every_text_says_what_the_soak_saw_and_that_a_set_which_hung_elsewhere_n
 
 def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
     _, store, _, _ = soaked(lambda times, done: (times, None))
-    assert "memory not watched" in render_winner(winner_of(store), ExportFormat.ENV)
+    assert "memory not watched" in render_winner(winner_of(store), "env")
 
 
 def dying(times: Times, done: int) -> tuple[Times, MemoryUse | None]:

@@ -12,7 +12,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.proofs import describe_stalls
 from autotune.model.records import ConclusionRecord, ConfirmRun, FinalistResult, Outcome, SoakRecord
 from autotune.results.audit import disagreements
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import render_winner
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from tests.runs import there
@@ -96,6 +96,6 @@ def test_an_honest_set_is_exported_with_what_its_soak_saw(tmp_path: Path, fault:
     if fault == "warm-up":
         sizes = [size for _, size in look.candidate.host]
         assert sizes[-1] - sizes[0] > 50 << 20  # it did grow
-    exported = render_winner(winner_of(store), ExportFormat.ENV)
+    exported = render_winner(winner_of(store), "env")
     saw = r"# soak: 2\d\d steps in \d+ s without a fault; .*no leak of memory"
     assert re.search(saw, exported), exported

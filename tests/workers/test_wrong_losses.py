@@ -11,7 +11,7 @@ import pytest
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.measurement import LOSS_NOT_CHECKED, FailureKind
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
-from autotune.results.export import ExportFormat, render_winner
+from autotune.results.export import render_winner
 from autotune.results.winner import require_loss, winner_of
 from autotune.rundir.store import Store
 from tests.runs import there
@@ -110,4 +110,4 @@ def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
     winner = winner_of(store)
     assert there(winner.loss).is_ok
     require_loss(winner := winner_of(store))
-    assert json.loads(render_winner(winner, ExportFormat.JSON))["loss_checked"] is True
+    assert json.loads(render_winner(winner, "json"))["loss_checked"] is True
