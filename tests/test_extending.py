@@ -16,10 +16,10 @@ from autotune.results.export import read_winner
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Setting, read_entries
 from autotune.study import preflight
+from autotune.study.driver import run_study
 from autotune.study.engines import choose_engine
 from autotune.study.proposer import STARTUP_TRIALS
 from autotune.study.samplers import check_sampler
-from autotune.study.driver import run_study
 from autotune.workers.local import LocalWorker
 from harness import simulated_machine
 from harness.simulated import GivenSetup, given_run
