@@ -37,6 +37,7 @@ from autotune.settings.space import SpaceBuilder, format_names
 from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
 from autotune.study.driver import Driver, aa_run, probe
+from autotune.study.plan import most_pairs
 from autotune.study.preflight import Preflight
 from autotune.study.run import StudyRun
 
@@ -136,6 +137,8 @@ def measure_builds(run: StudyRun, builds: Builds) -> None:
         builds.new.refuse_other(aa_run(run).versions.get("jaxlib"))
         trial, result = _trial(run, builds), None
         if trial.failure is None:
+            most = most_pairs(run.spec, BUILDS)
+            run.begin_stage(BUILDS, f"the old build against the new one, {most} pairs at most")
             result = Driver(run).prove(trial.settings, trial=TRIAL, stage=BUILDS)
         run.conclusion = _conclusion(run, trial, result, builds)
         run.store.append_news(run.conclusion)

@@ -82,7 +82,7 @@ class EndSearch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Give a task to a lane; `detail` is shown when its stage begins."""
+    """Give a task to a lane; `detail` is shown when its stage begins, empty where the caller has shown it."""
 
     task: AnyTask
     folder: tuple[str, ...]
@@ -557,15 +557,12 @@ class Proofs:
         stage, settings = plan.stage, plan.settings
         trial, is_isolated = self.trial_of(plan), stage == ISOLATED
         task = PairTask(stage=stage, settings=settings, trial=trial, repeat=repeat, is_isolated=is_isolated)
-        most = most_pairs(self._study, stage)
-        detail = f"{count} finalists, each in up to {most} fresh pairs of processes"
-        if is_isolated:
-            detail = "isolated runs of each arm, compared with the interleaved pairs"
-        elif stage != CONFIRM:
-            detail = f"{settings} in up to {most} fresh pairs of processes"
+        details = {
+            CONFIRM: f"{count} finalists, each in up to {most_pairs(self._study, stage)} fresh pairs of processes",
+            ISOLATED: "isolated runs of each arm, compared with the interleaved pairs",
+        }
         name = f"{stage}-{settings.digest}-{repeat:02d}"
-        shown = CONFIRM if is_isolated else stage
-        return Give(task=task, folder=("confirm", name), name=name, stage=shown, detail=detail)
+        return Give(task=task, folder=("confirm", name), name=name, stage=CONFIRM, detail=details.get(stage, ""))
 
     def prove(self, stage: str, settings: FlagSet, trial: int) -> tuple[Step | None, FinalistResult | None]:
         """Returns the next step of the proof of one set, or its result."""

@@ -27,6 +27,7 @@ from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
 from autotune.study import preflight
 from autotune.study.driver import Driver, aa_run, probe
+from autotune.study.plan import most_pairs
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
 from autotune.workers.base import Launcher
@@ -65,6 +66,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     with contextlib.closing(run):
         probe(run)
         aa_run(run)
+        run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run.spec, STAGE)} fresh pairs of processes")
         driver = Driver(run)
         result = driver.prove(winner.settings, trial=0, stage=STAGE)
         found = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.veto)
