@@ -208,8 +208,8 @@ def format_timetable(table: Timetable, *, asked: int) -> str:
     whole, each = f"the time budget of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
     if not table.is_enough:
         return (
-            f"{whole} is too small to find and prove anything here, so the study stops: {table.fewest} trials ({each} "
-            f"each) and the least proof ({format_seconds(table.least_s)}) after the A/A run "
+            f"{whole} is too small for a proof here, so trials get it and the best set stays unproven: {table.fewest} "
+            f"trials ({each} each) and the least proof ({format_seconds(table.least_s)}) after the A/A run "
             f"({format_seconds(table.used_s)}) need {format_seconds(table.needed_s)}"
         )
     search_s = table.budget_s - table.used_s - table.reserved_s

@@ -67,9 +67,9 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
             "estimate": ratio,
             "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
         }
-    needed_s = None
+    budget_s = needed_s(run) if end.unproven is not None else None
     if not results:
-        outcome, (needed_s, why) = Outcome.INCONCLUSIVE, _nothing_tried(run)
+        outcome, (budget_s, why) = Outcome.INCONCLUSIVE, _nothing_tried(run)
         sentence = f"inconclusive: nothing was tried on this machine: {why}"
     elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
@@ -86,7 +86,7 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
             f"; not settled: {left.settings}, a gain of up to {format_share(1.0 - left.corrected.low)} is not ruled "
             f"out; a larger `confirm.{cap}` (now {left.most}) or budget continues its proof"
         )
-    return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+    return {"outcome": outcome, "sentence": sentence, "needed_s": budget_s}
 
 
 def _objections(end: Conclude, known: dict[FlagSet, str]) -> str:
@@ -104,6 +104,11 @@ def _unsettled(run: StudyRun) -> FinalistResult | None:
     return min(hopeful, key=lambda found: found[0])[1] if hopeful else None
 
 
+def needed_s(run: StudyRun) -> float:
+    """Returns the time budget, seconds, in which a proof can follow what was done so far."""
+    return run.time.elapsed_s + run.time.kept_after("search")
+
+
 def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
     """Returns the budget that would do, and why there was no trial."""
     if run.time.budget_s is None:
@@ -111,7 +116,7 @@ def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
     table, least = run.time.timetable(), "a larger budget"
     if table is not None:
         least = f"a time budget of at least {format_seconds(table.needed_s)}"
-    why = f"the A/A run left no time for a trial and its proof; with {least} the same command continues the study"
+    why = f"the A/A run left no time for a trial; with {least} the same command continues the study"
     return table.needed_s if table is not None else None, why
 
 
@@ -119,11 +124,14 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect = run.spec.measure.min_effect
     open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
-    if end.is_out_of_time:
+    best = end.unproven
+    if best is not None and best.comparison is not None:
+        more_s = max(0.0, needed_s(run) - run.time.elapsed_s)
         return Outcome.INCONCLUSIVE, (
-            "inconclusive: nothing is proven on this machine: the budget left no time for that; gains of step time up "
-            f"to {format_share(open_gain)} are not ruled out ({settings}); with a larger one the same command "
-            "continues the study"
+            "inconclusive: nothing is proven on this machine: the budget left no time for that; best so far, unproven: "
+            f"{best.settings}, ratio {format_estimate(best.comparison.estimate)}; gains of step time up to "
+            f"{format_share(open_gain)} are not ruled out ({settings}); a proof needs {format_seconds(more_s)} more, "
+            "and with a larger budget the same command continues the study"
         )
     if open_gain > max(min_effect, RULED_OUT):
         return Outcome.INCONCLUSIVE, (

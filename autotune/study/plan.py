@@ -120,12 +120,12 @@ class Conclude:
     Attributes:
         winner: The proven set; None if there is none.
         objections: What speaks against sets that looked faster.
-        is_out_of_time: Whether a set that may gain is not proven because the budget left no time for it.
+        unproven: The best trial whose set is not proven because the budget left no time for it.
     """
 
     winner: Candidate | None = None
     objections: Mapping[FlagSet, str] = field(default_factory=dict)
-    is_out_of_time: bool = False
+    unproven: TrialResult | None = None
 
 
 Step = TryNext | EndSearch | Give | Write | Wait | Conclude
@@ -186,7 +186,7 @@ class _Plan:
         if not self._clock.has_budget:
             return Conclude(objections=self._objections)
         step = self._more_search() or self._finalists()
-        return step or Conclude(objections=self._objections, is_out_of_time=self._is_out_of_time)
+        return step or Conclude(objections=self._objections, unproven=self._unproven)
 
     # ------------------------------------------------------------------ the search
 
@@ -227,7 +227,7 @@ class _Plan:
         count, reason = len(self._results), ""
         trial_s = self._trial_s(table.trial_s) if table is not None else 0.0
         if table is not None and not table.is_enough:
-            return self._end_search("")
+            kept_s = 0.0  # no proof fits: the search gets the time, and names the best set so far
         if count + len(trying) >= self._asked:
             return self._end_search("")
         if self._clock.is_used_up(trial_s, kept_s):
@@ -322,15 +322,18 @@ class _Plan:
         return (LEAST_PAIRS if self._is_over(plan) else len(self._proofs.runs(plan))), False
 
     @property
-    def _is_out_of_time(self) -> bool:
-        proven = {self._proofs.trial_of(p) for p in self._planned}
-        is_left = any(t.number not in proven for t in self._chosen()) and not self._are_all_minimal_planned(proven)
-        return is_left or any(self._proofs.next_pair(p) is not None for p in self._planned)
-
-    def _are_all_minimal_planned(self, proven: Container[int]) -> bool:
-        """Whether the chosen trials without a plan of their own are minimal sets whose proofs are planned."""
+    def _unproven(self) -> TrialResult | None:
+        """The best trial that is waiting for its proof, or for the end of it."""
+        proofs = {self._proofs.trial_of(p): p for p in self._planned}
         planned = {p.settings for p in self._planned}
-        return all(self._minimal(t.settings) in planned for t in self._chosen() if t.number not in proven)
+        for trial in self._chosen():
+            proof = proofs.get(trial.number)
+            if proof is not None and self._proofs.next_pair(proof) is not None:
+                return trial
+            if proof is None and self._minimal(trial.settings) not in planned:
+                return trial
+        numbers = [self._proofs.trial_of(p) for p in self._planned if self._proofs.next_pair(p) is not None]
+        return next((r for r in self._results if r.number in numbers), None)
 
     # ------------------------------------------------------------------ minimal sets
 

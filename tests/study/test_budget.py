@@ -19,6 +19,7 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import (
     AaRecord,
     ConclusionRecord,
+    ConfirmRun,
     FinalistResult,
     Outcome,
     SoakRecord,
@@ -93,7 +94,7 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
         assert ended.said("search.time_budget must hold"), name
         return
     if not there(ended.table).is_enough:
-        assert ended.said("too small to find and prove anything"), name
+        assert ended.said("too small for a proof here"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
         assert len(ended.of(SoakRecord)) == 1
@@ -160,16 +161,18 @@ def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> 
     assert len(ended.of(TrialResult)) == done
 
 
-def test_a_budget_that_is_too_small_says_so_at_once_and_a_larger_one_goes_on_to_a_proof() -> None:
+def test_a_budget_that_is_too_small_for_a_proof_names_the_best_set_and_a_larger_one_proves_it() -> None:
     small = study(0.25, 45.0, 30 * MINUTE)
     ended = Ended(small)
-    first = next(i for i, note in enumerate(ended.diary.notes) if "too small to find and prove anything" in note)
+    first = next(i for i, note in enumerate(ended.diary.notes) if "too small for a proof here" in note)
     assert "the search ends" not in "".join(ended.diary.notes[:first])
-    needed_s = there(ended.table).needed_s
-    assert there(ended.conclusion).needed_s == needed_s
-    assert not ended.of(TrialResult), "it spends nothing more"
+    concluded = there(ended.conclusion)
+    assert ended.of(TrialResult), "a budget never ends with nothing"
+    assert not ended.of(ConfirmRun)
+    assert "best so far, unproven: xla_" in concluded.sentence
+    needed_s = there(concluded.needed_s)
     assert needed_s > 30 * MINUTE
-    ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s))
+    ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s, trials=len(ended.of(TrialResult))))
     assert there(ended.conclusion).outcome is Outcome.WINNER
     assert len(ended.of(AaRecord)) == 1
 
