@@ -104,9 +104,9 @@ def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
     return 2.0 * noise.start_s + noise.pair_s
 
 
-def minimising_s(spec: StudySpec, takes: Durations, *, sets: int) -> float:
-    """Returns the seconds that are kept for minimising so many sets."""
-    return sets * ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
+def minimising_s(spec: StudySpec, takes: Durations) -> float:
+    """Returns the seconds that are kept for minimising one set."""
+    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
@@ -179,5 +179,5 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are planned for all proofs of a study on one lane, isolated runs included."""
-    return spec.confirm.finalists * planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s
+    """Returns the seconds that are planned for the proof of the best finalist on one lane, isolated runs included."""
+    return planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

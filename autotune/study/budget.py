@@ -7,7 +7,7 @@ for lack of time errs no more often than planned, for that depends on the clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
@@ -141,22 +141,13 @@ class TimeLeft:
             return True
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
-    def allows_proofs(self, needs: Sequence[tuple[int, bool]]) -> int:
-        """Returns for how many sets, best first, there is time for a proof.
-
-        Args:
-            needs: The pairs of processes of each so far, and whether it is yet to be minimised.
-        """
-        takes, needed_s = self.takes, 0.0
-        for count, (done, is_whole) in enumerate(needs):
-            if takes is None or done >= self._least_pairs:
-                continue
-            if count and is_whole:
-                needed_s += minimising_s(self.records.spec, takes, sets=1)
-            needed_s += self._side_by_side((self._least_pairs - done) * takes.pair_s)
-            if self.is_used_up(needed_s, self.kept_after(CONFIRM), is_last=True):
-                return count
-        return len(needs)
+    def allows_proof(self) -> bool:
+        """Whether there is time for the proof of one more set, and for all that must follow."""
+        takes = self.takes
+        if takes is None:
+            return True
+        pairs_s = self._side_by_side(self._least_pairs * takes.pair_s)
+        return not self.is_used_up(pairs_s, self.kept_after(CONFIRM), is_last=True)
 
     def allows(self, unit: Callable[[Durations], float]) -> bool:
         """Whether a piece of work fits before the proof of its result."""
@@ -187,8 +178,7 @@ class TimeLeft:
         rest_s = self.budget_s - aa_at_s
         least_s = self.kept_after("search")
         wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s
-        finalists = spec.confirm.finalists
-        wanted_s += minimising_s(spec, takes, sets=finalists)
+        wanted_s += minimising_s(spec, takes)
         reserved_s = max(least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * rest_s))
         search_s = max(0.0, rest_s - reserved_s)
         lanes = max(1, self.lane_count)

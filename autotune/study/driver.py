@@ -146,9 +146,7 @@ class Driver:
                     self._run.view.note(reason)
                 if self._trials is not None:
                     self._trials.end_search()
-            case Write(records, note):
-                if note:
-                    self._run.view.note(note)
+            case Write(records):
                 for record in records:
                     self._store.append(record)
                     if isinstance(record, FinalistResult):

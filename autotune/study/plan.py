@@ -93,10 +93,9 @@ class Give:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append records: the plans of proofs, or their verdicts; `note` is shown."""
+    """Append records: the plan of a proof, or verdicts."""
 
     records: tuple[AnyRecord, ...]
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ class _Plan:
         """See the function."""
         if not self._is_search_closed:
             return self._search(self._kept_for_proofs)
-        step = self._finalists() if self._is_round_due else None
+        step = self._next_finalist(self._chosen(), has_winner=True) if self._is_round_due else None
         step = step or self._proofs.next_step(CONFIRM, self._planned)
         if step is not None:
             return step
@@ -183,10 +182,12 @@ class _Plan:
             step = self._alone(candidate) or self._soak(candidate)
             if step is not None:
                 return step
-        if not self._clock.has_budget:
-            return Conclude(objections=self._objections)
-        step = self._more_search() or self._finalists()
-        return step or Conclude(objections=self._objections, unproven=self._unproven)
+        step = self._next_finalist(self._chosen())
+        if step is None and self._clock.has_budget:
+            others = [self._proofs.trial_of(p) for p in self._planned]
+            step = self._more_search() or self._next_finalist(self._chosen(others))
+        unproven = self._unproven if self._clock.has_budget else None
+        return step or Conclude(objections=self._objections, unproven=unproven)
 
     # ------------------------------------------------------------------ the search
 
@@ -292,34 +293,33 @@ class _Plan:
         count, effects = self._study.confirm.finalists, self._records.last(EffectsRecord)
         return worth_proving(results, count=count, min_effect=self._min_effect, effects=effects)
 
-    def _finalists(self) -> Step | None:
-        """Returns a step that makes the best trials minimal, or plans their proofs; None if nothing is left to plan."""
-        proven = {self._proofs.trial_of(p): p for p in self._planned}
-        is_alive = any(self._proofs.standing(p).result.is_passed or not self._is_over(p) for p in self._planned)
-        chosen = self._chosen(() if is_alive or not proven else proven)
-        allowed = self._clock.allows_proofs([self._needs(t, proven.get(t.number)) for t in chosen])
-        minimal: dict[FlagSet, int] = {}
-        for trial in chosen[:allowed]:
-            if trial.number in proven:
+    def _next_finalist(self, chosen: Sequence[TrialResult], *, has_winner: bool = False) -> Step | None:
+        """Returns a step that makes the best trial without a proof minimal, or plans its proof; None if none is due.
+
+        Args:
+            chosen: Trials worth a proof, best first.
+            has_winner: Whether a set that passed its proof may win, so that no worse one is proven.
+        """
+        plans = {self._proofs.trial_of(p): p for p in self._planned}
+        planned = {p.settings for p in self._planned}
+        left = sum(t.number not in plans for t in chosen)
+        for trial in chosen:
+            plan = plans.get(trial.number)
+            if plan is not None:
+                if not self._is_over(plan) or (has_winner and self._proofs.standing(plan).result.is_passed):
+                    return None
                 continue
+            if not self._clock.allows_proof():
+                return None
             settings = self._minimal(trial.settings)
             if not isinstance(settings, FlagSet):
                 return settings
-            if settings not in {p.settings for p in self._planned}:
-                minimal.setdefault(settings, trial.number)
-        if not minimal:
-            return None
-        left = f"of {len(chosen)} sets that may gain there is time for the proofs of {allowed}"
-        return Write(self._proofs.plan(CONFIRM, minimal), left if allowed < len(chosen) else "")
+            if settings not in planned:
+                return Write((self._proofs.plan(CONFIRM, settings, trial.number, left=left),))
+        return None
 
     def _is_over(self, plan: ProofRecord) -> bool:
         return self._proofs.standing(plan).is_over
-
-    def _needs(self, trial: TrialResult, plan: ProofRecord | None) -> tuple[int, bool]:
-        """Returns the pairs of processes of a trial's proof so far, and whether it is yet to be minimised."""
-        if plan is None:
-            return 0, not isinstance(self._minimal(trial.settings), FlagSet)
-        return (LEAST_PAIRS if self._is_over(plan) else len(self._proofs.runs(plan))), False
 
     @property
     def _unproven(self) -> TrialResult | None:
@@ -498,8 +498,7 @@ def worth_proving(
 class Proofs:
     """The proofs of a study, each in fresh pairs of processes until its sequential test is settled.
 
-    Sets alternate, so that a slow hour of the machine affects all. Once a set is proven, only sets that look better
-    than it go on.
+    Sets are proven one after the other, best first. Once one is proven, only sets that look better than it go on.
     """
 
     def __init__(self, study: StudySpec, records: Store, clock: TimeLeft, in_hand: Sequence[AnyTask]) -> None:
@@ -548,20 +547,20 @@ class Proofs:
         best = min(passed, default=math.inf)
         waiting = [(at, p) for p in plans if (at := self.next_pair(p)) is not None and self._ratio(p) < best]
         if waiting and self._clock.allows_pair(stage, is_needed=not passed):
-            at, plan = min(waiting, key=lambda pair: pair[0])  # of equals the first: the sets are in order
-            return self._pair(plan, plan.first + at, count=len(plans))
+            at, plan = waiting[0]
+            return self._pair(plan, plan.first + at)
         if any(task.stage == stage for task in self._pairs):
             return Wait()
         results = [self.standing(p).result for p in plans]
         news = tuple(r for r in results if self._records.is_news(r))
         return Write(news) if news else None
 
-    def _pair(self, plan: ProofRecord, repeat: int, *, count: int) -> Give:
+    def _pair(self, plan: ProofRecord, repeat: int) -> Give:
         stage, settings = plan.stage, plan.settings
         trial, is_isolated = self.trial_of(plan), stage == ISOLATED
         task = PairTask(stage=stage, settings=settings, trial=trial, repeat=repeat, is_isolated=is_isolated)
         details = {
-            CONFIRM: f"{count} finalists, each in up to {most_pairs(self._study, stage)} fresh pairs of processes",
+            CONFIRM: f"{settings} in up to {most_pairs(self._study, stage)} fresh pairs of processes",
             ISOLATED: "isolated runs of each arm, compared with the interleaved pairs",
         }
         name = f"{stage}-{settings.digest}-{repeat:02d}"
@@ -571,35 +570,31 @@ class Proofs:
         """Returns the next step of the proof of one set, or its result."""
         plans = [p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)]
         if not plans:
-            return Write(self.plan(stage, {settings: trial})), None
+            return Write((self.plan(stage, settings, trial),)), None
         step = self.next_step(stage, plans[:1])
         return step, self.standing(plans[0]).result
 
-    def plan(self, stage: str, sets: Mapping[FlagSet, int]) -> tuple[ProofRecord, ...]:
-        """Returns plans for sets with the numbers of their trials, each with its share of the study's error."""
+    def plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
+        """Returns the plan of a proof with its share of the study's error; `left` proofs are to have as much each."""
         most = most_pairs(self._study, stage)
         plan = alone_plan(most)
         if stage != ISOLATED:
-            plan = ProofPlan(base=most, error=self._share(stage, len(sets)), least=LEAST_PAIRS)
-        return tuple(
-            ProofRecord(
-                stage=stage, settings=settings, trial=trial, base=plan.base, error=plan.error, least=plan.least,
-                first=max((r.repeat + 1 for r in runs_of(self._records, stage, settings)), default=0),
-            )
-            for settings, trial in sets.items()
-        )  # fmt: skip
+            plan = ProofPlan(base=most, error=self._share(stage, left), least=LEAST_PAIRS)
+        first = max((r.repeat + 1 for r in runs_of(self._records, stage, settings)), default=0)
+        numbers = {"base": plan.base, "error": plan.error, "least": plan.least, "first": first, "trial": trial}
+        return ProofRecord.model_validate({"stage": stage, "settings": settings, **numbers})
 
-    def _share(self, stage: str, count: int) -> float:
-        """Returns the error of each of `count` more proofs: that of the others if a stop cut their planning short."""
+    def _share(self, stage: str, left: int) -> float:
+        """Returns the error of each of the `left` proofs: that of those before it since the last search."""
         used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
         begun = list[ProofRecord]()
         for record in reversed(self._records.records()):
-            if isinstance(record, SearchEnd | ConfirmRun):
+            if isinstance(record, SearchEnd):
                 break
             if isinstance(record, ProofRecord) and record.stage == stage:
                 begun.append(record)
-        share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + count)
-        return share if used + count * share <= ERROR else allot(ERROR, used, count)
+        share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + left)
+        return share if used + left * share <= ERROR else allot(ERROR, used, left)
 
 
 _STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = WeakKeyDictionary()

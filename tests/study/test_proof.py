@@ -84,8 +84,18 @@ def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> No
         if isinstance(record, ConfirmRun):
             assert (record.stage, record.settings) in plans
     confirm = [p for p in store.of(ProofRecord) if p.stage == "confirm"]
-    assert len(confirm) > 1
+    assert len(confirm) == 1, "the best set held, so that no other is proven"
     assert sum(p.error for p in confirm) < ERROR
+
+
+def test_proofs_that_fail_one_after_the_other_share_the_error(run_replay: Run) -> None:
+    first = tuple((f"set {name}", FlagSet({name: 1})) for name in ("xla_a", "xla_b", "xla_c"))
+    spec = replay_study(effects={"xla_a=1": 0.999, "xla_b=1": 0.999, "xla_c=1": 0.999}, noise=NOISY["noise"])
+    _, store, _ = run_replay(spec, trials=3, first=first, space=NOTHING)
+    plans = [p for p in store.of(ProofRecord) if p.stage == "confirm"]
+    assert len(plans) > 1
+    assert len({p.error for p in plans}) == 1
+    assert sum(p.error for p in plans) < ERROR
 
 
 def test_a_set_that_does_nothing_ends_before_the_cap_or_is_not_proven_at_all(run_replay: Run) -> None:
