@@ -1,6 +1,6 @@
 """A program with the hook, and no JAX in it, that is faster under a flag and then does what its argument says.
 
-``late``: its loss is half as much again from step 12 on. ``norm``: its gradient norm a tenth too large from there on.
+``late``: its loss is half as much again from step 12 on. ``norm``: its gradient norm likewise.
 ``nan-check``, ``nan-block``: the reference's own loss is no number at step 1, or from step 20 on.
 """
 
@@ -21,7 +21,7 @@ for step, _ in enumerate(autotune.hook.steps(range(1000))):
     if is_candidate and fault == "late" and step >= 12:
         loss *= 1.5
     if is_candidate and fault == "norm" and step >= 12:
-        norm *= 1.1
+        norm *= 1.5
     if not is_candidate and ((fault == "nan-check" and step == 1) or (fault == "nan-block" and step >= 20)):
         loss = float("nan")
     while time.perf_counter() < end:
