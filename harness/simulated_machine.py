@@ -238,7 +238,7 @@ class SimulatedWorker(Worker):
 
     def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0) -> None:
         self.report = report
-        self._process = process
+        self.process = process
         self._told = told
         self._delay_s = delay_s
 
@@ -246,13 +246,13 @@ class SimulatedWorker(Worker):
         """Draws a block; see `autotune.workers.base.Worker`."""
         _wait(self._delay_s)
         self.last_loss = self.report.losses[-1] if self.report.losses else None
-        times = self._process.run_block(steps)
+        times = self.process.run_block(steps)
         self.last_clock_s = float(times.sum()) + BESIDE_S
         return tuple((self._told * times).tolist())
 
     def close(self) -> None:
         """Leaves the machine: it is nobody's idle neighbour any more."""
-        self._process.close()
+        self.process.close()
 
 
 def _wait(delay_s: float) -> None:

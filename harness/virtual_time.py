@@ -1,0 +1,168 @@
+"""Studies on simulated machines whose time is virtual: a start, a step and a settling block move one clock.
+
+Whatever asks for the time inside `virtual_study` gets this clock's: the run directory's stopwatch, a lane's context,
+pairs, durations and budgets. So minutes of a study are those of its machine, though it takes seconds to run.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
+
+from autotune.model.clock import LONGEST_GAP_S, Stopwatch
+from autotune.model.flags import FlagSet
+from autotune.model.measurement import WorkerReport
+from autotune.model.spec import StudySpec
+from autotune.model.time_limits import TimeLimits
+from autotune.settings.space import SearchSpace
+from autotune.study.driver import run_study
+from autotune.workers.base import Launcher, Progress, Worker
+from harness.noise import Process
+from harness.simulated import GivenSetup, MemoryStore, UnloggedLauncher, given_run, silent
+from harness.simulated_machine import SimulatedWorker
+
+
+class VirtualClock:
+    """Seconds that go on only when something takes time; a thread of its own has a time of its own.
+
+    What a thread did is over, for all others, at the time at which they `reach` its end.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._main = threading.get_ident()
+        self._own = threading.local()
+        self.watch = Stopwatch(self)
+
+    def __call__(self) -> float:
+        """Now, in this thread."""
+        return max(self._now_s, getattr(self._own, "now_s", 0.0))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this thread is the one that made the clock."""
+        return threading.get_ident() == self._main
+
+    def reach(self, at_s: float) -> None:
+        """Waits until a time, if it is not past."""
+        if not self.is_main:
+            self._own.now_s = max(self(), at_s)
+            return
+        while self._now_s < at_s:
+            self._now_s = min(at_s, self._now_s + LONGEST_GAP_S / 2)
+            self.watch.total_s  # noqa: B018  # a longer gap between two looks would pass for a pause
+
+    def take(self, seconds: float) -> None:
+        """Does something that takes so many seconds."""
+        self.reach(self() + seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What the processes of a machine take beside their steps, seconds.
+
+    Attributes:
+        host_s: Of a start, the first part, which needs no device: import, trace, lower.
+        kernels_s: The part in which the compiler times kernels.
+        device_s: The rest: client, weights, compiling, warm-up.
+        together: Factor of a start beside another one.
+        fast_share: Share by which the first steps after a pause are faster than the others.
+        fast_s: For so long, in the mean.
+        fast_sd_s: Standard deviation of that.
+    """
+
+    host_s: float
+    kernels_s: float = 0.0
+    device_s: float
+    together: float = 1.0
+    fast_share: float = 0.0
+    fast_s: float = 0.0
+    fast_sd_s: float = 0.0
+
+    @property
+    def start_s(self) -> float:
+        """Of a whole start."""
+        return self.host_s + self.kernels_s + self.device_s
+
+
+class VirtualLauncher(Launcher):
+    """Starts simulated workers; each start takes its time."""
+
+    def __init__(self, spec: StudySpec, clock: VirtualClock, times: Times) -> None:
+        self.limits = TimeLimits()  # nothing hangs
+        self._machine = UnloggedLauncher(spec)
+        self._clock = clock
+        self._times = times
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
+        """Makes a worker that is ready once its start is over; see `autotune.workers.base.Launcher`."""
+        takes_s = self._times.start_s * (1.0 if self._clock.is_main else self._times.together)
+        self._clock.take(takes_s)
+        worker = self._machine.start(settings, folder, progress=progress)
+        worker.report = worker.report.model_copy(update={"start_s": takes_s})
+        return VirtualWorker(worker, self._clock, self._times)
+
+    def close(self) -> None:
+        """Takes the workers that are left off the machine."""
+        self._machine.close()
+
+
+class VirtualWorker(Worker):
+    """A simulated worker whose steps take their time; who looks at its report has waited until it was ready."""
+
+    def __init__(self, worker: SimulatedWorker, clock: VirtualClock, times: Times) -> None:
+        self._worker = worker
+        self._report = worker.report
+        self._clock = clock
+        self._times = times
+        self._ready_s = clock()
+        self.last_memory = worker.last_memory
+
+    @property
+    def report(self) -> WorkerReport:
+        """Of its start."""
+        self._clock.reach(self._ready_s)
+        return self._report
+
+    @report.setter
+    def report(self, report: WorkerReport) -> None:
+        self._report = report
+
+    def run_block(self, steps: int) -> tuple[float, ...]:
+        """Draws a block that takes as long as its steps; its first ones are faster if another process ran before."""
+        self._clock.reach(self._ready_s)
+        process = self._worker.process
+        has_paused = process.machine.last is not process
+        times = list(self._worker.run_block(steps))
+        if has_paused and self._times.fast_share:
+            self._hasten(times, process)
+        self._clock.take(sum(times))
+        self.last_loss = self._worker.last_loss
+        self.last_clock_s = sum(times)
+        return tuple(times)
+
+    def _hasten(self, times: list[float], process: Process) -> None:
+        left_s = float(process.machine.rng.normal(self._times.fast_s, self._times.fast_sd_s))
+        for index, step_s in enumerate(times):
+            if left_s <= 0.0:
+                return
+            times[index] -= step_s * self._times.fast_share * min(1.0, left_s / step_s)
+            left_s -= step_s
+
+    def close(self) -> None:
+        """Leaves the machine."""
+        self._worker.close()
+
+
+def virtual_study(spec: StudySpec, space: SearchSpace, times: Times) -> MemoryStore:
+    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its records."""
+    clock = VirtualClock()
+    store = MemoryStore(spec)
+    store.watch = clock.watch
+    setup = GivenSetup(given_space=space, given_launcher=VirtualLauncher(spec, clock, times))
+    run = replace(given_run(spec, None, setup, silent()), open_store=lambda: store)
+    with mock.patch("time.monotonic", clock):
+        run_study(run)
+    return store
