@@ -59,6 +59,7 @@ ATTACKS = {
     "reference slow at first by little, soaked": _attack(1.0, soaks=True, early_cost=0.03, early_steps=300.0),
     "coupled by 1 %": _attack(1.0, idle_cost=0.01, process_sd=0.009),
     "1 in 20 slower by 38 %": _attack(0.98, fault_share=0.05, fault_cost=math.log(1.38 / 0.98)),
+    "1 in 5 slower by 8 %": _attack(0.98, fault_share=0.2, fault_cost=math.log(1.08 / 0.98)),
     "1 in 10 slower by 9 %": _attack(0.99, fault_share=0.1, fault_cost=math.log(1.09 / 0.99)),
 }
 """Machines on which candidates look faster for as long as a proof looks."""

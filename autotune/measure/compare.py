@@ -48,7 +48,7 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.aa_noise import LONG_PAIR_S, AaNoise, moments, read_aa_noise, settling, spread_of
+from autotune.stats.aa_noise import AaNoise, fewest_pairs, moments, read_aa_noise, settling, spread_of
 from autotune.stats.estimates import (
     Estimate,
     Floats,
@@ -69,7 +69,7 @@ CANDIDATE_RETRIES = 2
 AA_PAIRS = (8, 20)
 """Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
 
-FEWEST_LONG_PAIRS = 4
+LEAST_AA_PAIRS = 2
 """Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
 
 LARGEST_GAP = 0.1
@@ -322,8 +322,8 @@ class Interleaved(Comparer):
         limit_s = aa_limit_s(spec, begun_s=context.now_s)
 
         def stop(ratios: list[float]) -> str | None:
-            is_late = len(ratios) >= FEWEST_LONG_PAIRS and context.now_s > limit_s
-            return fixed(FEWEST_LONG_PAIRS if is_late else count).stop(ratios)
+            is_late = len(ratios) >= LEAST_AA_PAIRS and context.now_s > limit_s
+            return fixed(LEAST_AA_PAIRS if is_late else count).stop(ratios)
 
         for number in range(aa_processes(spec, reference.report, steps=steps)):
             if number >= LEAST_AA and context.now_s > limit_s:
@@ -345,7 +345,7 @@ class Interleaved(Comparer):
             settle_steps=steps,
             start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
             pair_s=pair_duration_s(pairs),
-            least=FEWEST_LONG_PAIRS,
+            least=LEAST_AA_PAIRS,
         )
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
         return AaRun(
@@ -447,7 +447,7 @@ def aa_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as `moments` asks."""
     pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
     least, most = AA_PAIRS
-    least = FEWEST_LONG_PAIRS if pair_s >= LONG_PAIR_S else least
+    least = max(LEAST_AA_PAIRS, fewest_pairs(least, pair_s))
     if pair_s <= 0:
         return most
     return max(min(most, max(least, round(report.start_s / 3 / pair_s))), moments(report.start_s, pair_s))

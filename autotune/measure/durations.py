@@ -13,8 +13,7 @@ from autotune.model.measurement import INTERLEAVED, WorkerReport
 from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
-from autotune.stats.aa_noise import proof_size
-from autotune.stats.estimates import SequentialPlan
+from autotune.stats.aa_noise import proof_size, trial_plan
 from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
 
@@ -76,17 +75,17 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     )  # fmt: skip
     if result.comparison.mode != INTERLEAVED:
         return takes
-    costs, least = _costs(spec, result), SequentialPlan(cap=measure.pairs_cap).looks[0]
+    costs, starts = _costs(spec, result), spec.block_sizes.starts
     run_s = costs.run_beside_pairs_s(
-        pairs=proof_size(noise, starts=spec.block_sizes.starts), least_steps=measure.run_steps
+        pairs=proof_size(noise, starts=starts), least_steps=measure.run_steps
     )
     return replace(
         takes,
         start_s=costs.start_s,
-        trial_s=costs.trial_s(least),
+        trial_s=costs.trial_s(trial_plan(noise, most=measure.pairs_cap).first),
         block_pair_s=costs.pair_s,
         isolated_s=longer * ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
-        ablation_s=costs.fresh_pair_s(least),
+        ablation_s=costs.fresh_pair_s(trial_plan(noise, most=measure.pairs_cap, starts=starts).first),
     )
 
 

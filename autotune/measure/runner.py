@@ -40,8 +40,8 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
-from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE
-from autotune.stats.estimates import Estimate, SequentialPlan, Verdict, judge
+from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE, trial_plan
+from autotune.stats.estimates import Estimate, Verdict, judge
 from autotune.stats.loss_check import GRAD_NORM, LossSpread
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
@@ -57,7 +57,6 @@ class TaskRunner:
     """One lane's measurement context, and how it compares: that may change once the A/A run tells what fits."""
 
     def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
-        self._plan = SequentialPlan(cap=spec.measure.pairs_cap)
         self._lost_in_a_row = 0
         self.context = MeasurementContext(spec, folders, launcher, progress)
         self.comparer = self._open_comparer(spec.measure.mode)
@@ -167,9 +166,13 @@ class TaskRunner:
 
     # ------------------------------------------------------------------ trials, proofs and ablations
 
-    def _rule(self, most: int | None, incumbent: Estimate | None = None) -> StoppingRule:
-        spread, min_effect = self.context.assignment.spread, self.context.spec.measure.min_effect
-        return sequential(self._plan, min_effect=min_effect, incumbent=incumbent, spread=spread, most=most)
+    def _rule(self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0) -> StoppingRule:
+        assignment, measure = self.context.assignment, self.context.spec.measure
+        noise = assignment.aa_run.noise if assignment.aa_run is not None else None
+        plan = trial_plan(noise, most=measure.pairs_cap, starts=starts)
+        return sequential(
+            plan, min_effect=measure.min_effect, incumbent=incumbent, spread=assignment.spread, most=most
+        )
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
         """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
@@ -246,7 +249,7 @@ class TaskRunner:
             return context.program_key(settings, whole) == context.program_key(less, without)
 
         request = ComparisonRequest(
-            candidate=less, folder=folder, name=name, rule=self._rule(task.most), against=settings,
+            candidate=less, folder=folder, name=name, rule=self._rule(task.most, starts=context.spec.block_sizes.starts), against=settings,
             inspect=is_one_program,
         )  # fmt: skip
         base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")

@@ -22,9 +22,11 @@ from pydantic import Field
 from autotune.stats.estimates import (
     LEVEL,
     NORMAL,
+    TRIAL_FIRST_LOOK,
     Estimate,
     Floats,
     NotNegative,
+    SequentialPlan,
     finite,
     hodges_lehmann,
     student_quantile,
@@ -61,6 +63,11 @@ class AaNoise:
     """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known."""
     settle_steps: int = 0
     """First steps of each process that are not measured; see `settling`."""
+
+    @property
+    def within_degrees(self) -> int:
+        """Degrees of freedom of `within_sd`: the centre of each process took one."""
+        return max(1, self.estimate.pair_count - self.degrees)
 
     def cautious_process_sd(self) -> float:
         """Upper confidence limit of `process_sd`: few processes often agree by luck."""
@@ -165,12 +172,17 @@ def read_aa_noise(
 
 
 def _within_sd(residuals: Sequence[Floats]) -> float:
-    """Standard deviation of a pair about its processes' centre, from the width of the interval of such a centre."""
-    values = np.concatenate(residuals)
+    """Standard deviation of a pair about its processes' centre.
+
+    From the width of the interval of such a centre: that has the data's own tails in it, and twice 1.96 sigma turns it
+    into one. Of few pairs that width is a matter of luck, so there it is the root of the mean square.
+    """
+    values, groups = np.concatenate(residuals), len(residuals)
+    if len(values) < TRIAL_FIRST_LOOK * groups:
+        return math.sqrt(float(np.sum(values**2)) / (len(values) - groups))
     _, low, high = hodges_lehmann(values, level=LEVEL)
-    # The interval has the data's own tails in it; twice 1.96 sigma turns it into one. Each centre took one degree.
     sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + LEVEL) / 2.0)) * math.sqrt(len(values))
-    return sigma * math.sqrt(len(values) / (len(values) - len(residuals)))
+    return sigma * math.sqrt(len(values) / (len(values) - groups))  # each centre took one degree
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
@@ -187,9 +199,6 @@ STARTS = 1.5
 MEASURED_S = 4.0
 """Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
 machine what others do comes and goes within seconds."""
-
-LONG_PAIR_S, LEAST_LONG = 4.0, 2
-"""From how many seconds a pair of blocks averages so much by itself that fewer of them are enough, and how few."""
 
 
 def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST) -> int:
@@ -217,12 +226,39 @@ def proof_size(noise: AaNoise | None, *, starts: float = STARTS) -> int:
     """
     if noise is None or not (noise.start_s and noise.pair_s):
         return DEFAULT_PROOF_SIZE
-    least = LEAST_LONG if noise.pair_s >= LONG_PAIR_S else LEAST
-    least = max(least, moments(starts * noise.start_s, noise.pair_s))
+    return _best_size(noise, starts, least=fewest_pairs(LEAST, noise.pair_s))
+
+
+def trial_plan(noise: AaNoise | None, *, most: int, starts: float = 1.0) -> SequentialPlan:
+    """When a trial is looked at, from the A/A run: from its first pairs on, up to where another process tells more.
+
+    Args:
+        most: Pairs of blocks after which a trial ends in any case.
+        starts: What the processes that are started for it take to start, over starting one.
+    """
+    if noise is None or not (noise.start_s and noise.pair_s and noise.within_sd):
+        return SequentialPlan(cap=most)
+    first = min(TRIAL_FIRST_LOOK, max(1, moments(starts * noise.start_s, noise.pair_s)))
+    return SequentialPlan(
+        cap=min(most, _best_size(noise, starts, least=first)),
+        first=first,
+        pair_sd=noise.within_sd,
+        degrees=noise.within_degrees,
+    )
+
+
+def _best_size(noise: AaNoise, starts: float, *, least: int) -> int:
+    start_s = starts * noise.start_s
     # Processes that differ by less than the A/A run could see are not equal: taken for equal, they get the most pairs.
     seen = math.sqrt(_noise_of_centres(noise.within_sd, noise.estimate.pair_count, noise.degrees))
     process_sd = max(noise.process_sd, seen)
-    return pairs_in_process(noise.within_sd, process_sd, starts * noise.start_s, noise.pair_s, least=least)
+    least = max(least, moments(start_s, noise.pair_s))
+    return pairs_in_process(noise.within_sd, process_sd, start_s, noise.pair_s, least=least)
+
+
+def fewest_pairs(count: int, pair_s: float) -> int:
+    """So many pairs of blocks, or fewer where a pair averages so much by itself that they last `MEASURED_S`."""
+    return min(count, max(1, math.ceil(MEASURED_S / pair_s))) if pair_s > 0.0 else count
 
 
 def moments(start_s: float, pair_s: float) -> int:

@@ -39,7 +39,7 @@ DEFAULT_MIN_EFFECT = 0.005
 NORMAL = NormalDist()
 
 TRIAL_FIRST_LOOK, TRIAL_GROWTH = 8, 1.5
-"""Pairs before the first look at a trial, and the ratio of successive looks."""
+"""Pairs before the first look at a trial where the noise of a pair is not known, and the ratio of successive looks."""
 
 NARROWEST = 1.05
 """A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
@@ -221,16 +221,23 @@ class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
     Every look uses the same nominal level (Pocock's boundary), such that the intervals of all looks together hold the
-    true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it).
+    true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it). Where there are too few pairs for ranks to
+    tell anything, the noise that the A/A run showed takes their place.
     """
 
     cap: int = 40
     """Pairs after which a trial ends in any case."""
+    first: int = TRIAL_FIRST_LOOK
+    """Pairs before the first look."""
+    pair_sd: float | None = None
+    """Standard deviation of the log ratio of one pair, as the A/A run showed it; None where that is not known."""
+    degrees: int = 0
+    """Degrees of freedom of `pair_sd`."""
 
     @cached_property
     def looks(self) -> tuple[int, ...]:
         """The pair counts at which to decide; the last one is `cap`."""
-        looks = [min(TRIAL_FIRST_LOOK, self.cap)]
+        looks = [min(self.first, self.cap)]
         while (following := max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))) < self.cap:
             looks.append(following)
         # A last look just before the cap would cost level and save nothing.
@@ -247,7 +254,18 @@ class SequentialPlan:
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""
-        return replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
+        estimate = replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
+        if self.pair_sd is None or estimate.low > 0.0:
+            return estimate
+        return widen(replace(estimate, low=estimate.ratio, high=estimate.ratio), self._half_width(log_ratios))
+
+    def _half_width(self, log_ratios: Sequence[float] | Floats) -> float:
+        """Half width of the interval from the A/A run's noise and that of these pairs, pooled."""
+        assert self.pair_sd is not None
+        count = len(log_ratios)
+        degrees = self.degrees + count - 1
+        squares = self.degrees * self.pair_sd**2 + count * float(np.var(log_ratios))
+        return student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(squares / degrees / count)
 
 
 @lru_cache(maxsize=64)

@@ -7,18 +7,16 @@ import math
 import numpy as np
 import pytest
 
+from autotune.measure.compare import sequential
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.sections import MeasureSpec
-from autotune.stats.aa_noise import read_aa_noise
-from autotune.stats.estimates import SequentialPlan, estimate_pairs, widen
+from autotune.stats.aa_noise import read_aa_noise, trial_plan
+from autotune.stats.estimates import SequentialPlan, estimate_pairs
 from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
 CPU, GPU = MeasureSpec().block_sizes_on("cpu"), MeasureSpec().block_sizes_on("cuda")
 COST = 0.03
 """What a candidate costs alone, in log, by the power that it draws."""
-
-PLAN = SequentialPlan(cap=40)
-
 
 def blocks(
     sizes: BlockSizes, *, clock_s: float, cost: float, step_s: float, pairs: int = 8, count: int = 200, seed: int = 3
@@ -86,15 +84,39 @@ def test_equal_arms_stay_equal_at_every_length_of_a_block(sizes: BlockSizes, clo
     assert held(ratios, 0.0) > 0.92
 
 
-def test_an_aa_run_of_four_long_pairs_is_as_honest_as_one_of_eight() -> None:
-    rng, process_sd = np.random.default_rng(2), 0.003
-    for within_sd in (0.001, 0.004):
-        held_by = []
-        for _ in range(500):
-            living = process_sd * rng.standard_normal()
-            centres = process_sd * rng.standard_normal(5) - living
-            groups = [c + within_sd * rng.standard_normal(4) for c in centres[:4]]
-            spread = read_aa_noise(groups, least=4).spread
-            found = widen(PLAN.estimate(centres[4] + within_sd * rng.standard_normal(8)), spread)
-            held_by.append(found.low <= 1.0 <= found.high)
-        assert np.mean(held_by) >= 0.93
+@pytest.mark.parametrize("within_sd", [0.0003, 0.001, 0.004])
+@pytest.mark.parametrize("process_sd", [0.0005, 0.003])
+def test_one_long_pair_is_read_by_the_noise_of_an_aa_run_of_two_from_each_process(
+    within_sd: float, process_sd: float
+) -> None:
+    """Trials end at their first look, or where more pairs of blocks tell less than another process."""
+    rng, held_by, ended = np.random.default_rng(2), list[bool](), list[int]()
+    for _ in range(500):
+        living = process_sd * rng.standard_normal()
+        centres = process_sd * rng.standard_normal(5) - living
+        groups = [c + within_sd * rng.standard_normal(2) for c in centres[:4]]
+        noise = read_aa_noise(groups, least=2, start_s=14.0, pair_s=10.0)
+        rule = sequential(trial_plan(noise, most=40), min_effect=0.005, incumbent=None, spread=noise.spread)
+        ratios = list[float]()
+        while not ratios or rule.stop(ratios) is None:
+            ratios.append(centres[4] + within_sd * rng.standard_normal())
+        estimate = rule.estimate(ratios)
+        held_by.append(estimate.low <= 1.0 <= estimate.high)
+        ended.append(len(ratios))
+    assert np.mean(held_by) >= 0.95
+    assert np.mean(ended) < 1.5
+
+
+def test_a_candidate_that_is_noisier_than_the_reference_widens_its_own_interval() -> None:
+    noise = read_aa_noise([[0.0003, -0.0003]] * 4, least=2, start_s=90.0, pair_s=10.0)
+    plan = trial_plan(noise, most=40)
+    calm, wild = (plan.estimate([-0.02 - sd, -0.02 + sd]) for sd in (0.0002, 0.02))
+    assert calm.high < 0.985
+    assert wild.high > 1.0
+
+
+def test_where_nothing_is_known_of_a_pair_ranks_alone_decide() -> None:
+    assert trial_plan(None, most=40) == SequentialPlan(cap=40)
+    silent = read_aa_noise([[0.001 * (i % 5 - 2) for i in range(20)]])  # it does not say what a start takes
+    assert trial_plan(silent, most=40) == SequentialPlan(cap=40)
+    assert math.isinf(SequentialPlan(cap=40).estimate([0.1, 0.2, 0.1]).high)

@@ -248,7 +248,7 @@ def test_without_a_budget_nothing_is_split() -> None:
 def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that would break: who keeps nothing back ends late or proves nothing."""
     monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
-    ended = Ended(study(0.25, 20.0, 60 * MINUTE, trials=60, search={"sampler": "random"}))
+    ended = Ended(study(0.25, 20.0, 30 * MINUTE, trials=60, search={"sampler": "random"}))
     assert ended.found
     assert there(ended.conclusion).outcome is not Outcome.WINNER
 
@@ -271,7 +271,7 @@ def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pyt
 
 def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> None:
     """Candidates that take half as long again to start: the first pair tells that a whole proof will not fit."""
-    ended = Ended(study(0.02, 45.0, 60 * MINUTE, trials=4, measure={"mode": "interleaved"}), start_factor=1.5)
+    ended = Ended(study(0.02, 45.0, 42 * MINUTE, trials=4, measure={"mode": "interleaved"}), start_factor=1.5)
     finalist, isolated = ended.of(FinalistResult)
     assert finalist.is_passed
     assert isolated.stage == "isolated"
@@ -294,12 +294,12 @@ def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
 def test_a_study_without_a_winner_ends_when_no_trial_and_proof_fit_any_more(mode: str, seed: int) -> None:
     """No trial may gain, so there is no proof to keep time for; or the proof of the first of two is soon settled."""
     replay = {"effects": dict.fromkeys(EFFECTS, 1.1)}
-    spec = study(0.1, 5.0, 60 * MINUTE, trials=500, replay=replay, measure={"mode": mode}, search={"sampler": "random"})
+    spec = study(0.1, 5.0, 14 * MINUTE, trials=500, replay=replay, measure={"mode": mode}, search={"sampler": "random"})
     spec = spec.model_copy(update={"seed": seed})
     ended = Ended(spec)
     table, before = there(ended.table), there(ended.conclusion)
     assert before.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert 60 * MINUTE - ended.timed.clock.now_s < table.least_s + 1.5 * table.trial_s
+    assert 14 * MINUTE - ended.timed.clock.now_s < table.least_s + 1.5 * table.trial_s
     ended.go_on(spec)
     assert there(ended.conclusion).sentence == before.sentence
 

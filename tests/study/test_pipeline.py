@@ -59,7 +59,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
     # The interval that is reported holds those of the proof and of isolated runs.
     proofs = {f.stage: f for f in store.of(FinalistResult) if f.settings == conclusion.settings}
     said = there(conclusion.estimate)
-    assert said.pair_count == proofs["confirm"].process_count == 12
+    assert said.pair_count == proofs["confirm"].process_count == 6
     ends = [e for e in (proofs["confirm"].corrected, proofs["isolated"].estimate) if e is not None]
     assert (said.low, said.high) == (min(e.low for e in ends), max(e.high for e in ends))
 

@@ -56,10 +56,10 @@ def test_a_clear_gain_ends_each_proof_at_its_first_looks(run_replay: Run, monkey
     monkeypatch.setattr(TimeLeft, "allows_pair", ask)
     conclusion, store, diary = run_replay(study(0.9), trials=1, first=FIRST, space=NOTHING)
     assert conclusion.outcome is Outcome.WINNER
-    assert stages(store) == Counter(confirm=12, isolated=4)
+    assert stages(store) == Counter(confirm=6, isolated=4)
     assert diary.stages.count("confirm") == 2
     assert disagreements(store, conclusion) == []
-    assert asked == ["confirm"] * 12 + ["isolated"] * 4  # each pair is held against the time left, the first, too
+    assert asked == ["confirm"] * 6 + ["isolated"] * 4  # each pair is held against the time left, the first, too
 
 
 def test_once_a_set_is_proven_no_worse_one_is_measured_on(run_replay: Run) -> None:
@@ -68,8 +68,8 @@ def test_once_a_set_is_proven_no_worse_one_is_measured_on(run_replay: Run) -> No
     conclusion, store, _ = run_replay(spec, trials=3, first=first, space=NOTHING)
     counts = {str(f.settings): f.process_count for f in store.of(FinalistResult) if f.stage == "confirm"}
     assert conclusion.settings == FlagSet({"xla_a": 1})
-    assert counts["xla_a=1"] == 12
-    assert max(counts.values()) == 12
+    assert counts["xla_a=1"] == 6
+    assert max(counts.values()) == 6
     assert disagreements(store, conclusion) == []
 
 
@@ -178,7 +178,8 @@ def test_a_plan_that_was_edited_or_made_afterwards_is_told(run_replay: Run) -> N
 
 @pytest.mark.parametrize("machine", ["coupled", "block memory"])
 def test_what_only_turns_show_is_no_gain(run_replay: Run, machine: str) -> None:
-    conclusion, store, _ = run_replay(study(1.0, noise=machine), trials=1, first=FIRST, space=NOTHING)
+    spec = study(1.0, noise=machine).model_copy(update={"seed": 1})
+    conclusion, store, _ = run_replay(spec, trials=1, first=FIRST, space=NOTHING)
     found = {f.stage: f for f in store.of(FinalistResult)}
     assert found["confirm"].verdict is Verdict.FASTER  # interleaved it is, however often
     assert not found["isolated"].is_passed
@@ -194,7 +195,7 @@ def test_a_winner_that_stalls_is_reported_with_what_training_gets(run_replay: Ru
     assert conclusion.outcome is Outcome.WINNER, conclusion.sentence
     assert conclusion.estimate is not None
     assert (diary.stages.count("confirm"), {*stages(store)}) == (1, {"confirm"})  # isolated runs were left out
-    assert conclusion.estimate.low < 0.7 < 0.76 < conclusion.estimate.ratio < 0.8 < conclusion.estimate.high
+    assert conclusion.estimate.low < 0.7 < 0.74 < conclusion.estimate.ratio < 0.82 < conclusion.estimate.high
     assert disagreements(store, conclusion) == []
 
 
@@ -300,5 +301,5 @@ def test_a_coin_decides_who_starts_first_on_a_cpu_too(run_replay: Run) -> None:
     launcher = Noting(spec)
     run_replay(spec, trials=1, first=FIRST, space=NOTHING, launcher=launcher)
     of_proof = [folder.name == "reference" for _, folder in launcher.started if "confirm" in folder.parts]
-    assert len(of_proof) == 24
+    assert len(of_proof) == 12
     assert set(of_proof[::2]) == {True, False}
