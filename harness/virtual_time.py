@@ -110,8 +110,8 @@ class Times:
 
     Attributes:
         host_s: Of a start, the first part, which needs no device: import, trace, lower.
-        kernels_s: The part in which the compiler times kernels.
-        device_s: The rest: client, weights, compiling, warm-up.
+        compile_s: The part that a cache of kernels or programs saves: timing kernels on a GPU, compiling on a CPU.
+        device_s: The rest: client, weights, warm-up.
         together: Factor of a start beside another one.
         fast_share: Share by which the first steps after a pause are faster than the others.
         fast_s: For so long, in the mean.
@@ -119,7 +119,7 @@ class Times:
     """
 
     host_s: float
-    kernels_s: float = 0.0
+    compile_s: float
     device_s: float
     together: float = 1.0
     fast_share: float = 0.0
@@ -129,7 +129,7 @@ class Times:
     @property
     def start_s(self) -> float:
         """Of a whole start."""
-        return self.host_s + self.kernels_s + self.device_s
+        return self.host_s + self.compile_s + self.device_s
 
 
 class VirtualLauncher(Launcher):
