@@ -23,6 +23,7 @@ import numpy as np
 from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, FinalistResult, Outcome, TrialResult, TrialStatus
 from autotune.settings.space import Parameter, SearchSpace
+from benchmarks.plain_ways import PLAIN_WAYS, Bench, Way
 from harness.noise import NoiseModel
 from harness.process_pool import process_pool
 from harness.simulated_machine import SimulatedStudy, parse_simulated
@@ -33,6 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "time_to_result.json"
 GAINS = (0.015, 0.03, 0.06)
 COSTS = (0.01, 0.02, 0.04, 0.06, 0.1)
 NOTHING = 12
+SWITCHES = len(GAINS) + len(COSTS) + NOTHING
 SHORT_S = 900.0
 """The budget with which a study must come to something."""
 NEAR = math.log(1.01)
@@ -52,16 +54,33 @@ class Machine:
 MACHINES = {
     "H100": Machine(
         step_s=0.258,
-        times=Times(host_s=6.5, kernels_s=5.0, device_s=2.5, fast_share=0.015, fast_s=0.7, fast_sd_s=0.18),
+        times=Times(host_s=6.5, compile_s=5.0, device_s=2.5, fast_share=0.015, fast_s=0.7, fast_sd_s=0.18),
         noise=NoiseModel(white_sd=0.0007, process_sd=0.002),
+    ),
+    "noisy A100": Machine(
+        step_s=0.35,
+        times=Times(host_s=8.0, compile_s=6.0, device_s=4.0, fast_share=0.02, fast_s=1.2, fast_sd_s=0.4),
+        noise=NoiseModel(white_sd=0.004, process_sd=0.004, wander_sd=0.004, outlier_share=0.01, outlier_cost=0.05),
+    ),
+    "8 GPUs, start 90 s": Machine(
+        step_s=0.8,
+        times=Times(host_s=40.0, compile_s=20.0, device_s=30.0, fast_share=0.01, fast_s=0.7, fast_sd_s=0.2),
+        noise=NoiseModel(white_sd=0.002, process_sd=0.002, wander_sd=0.002, outlier_share=0.01, outlier_cost=0.03),
+        device={"platform": "cuda", "count": 8},
+    ),
+    "2 CPU cores": Machine(
+        step_s=0.01,
+        times=Times(host_s=3.0, compile_s=1.5, device_s=0.5, together=1.5),
+        noise=NoiseModel(white_sd=0.05, process_sd=0.005, wander_sd=0.03, burst_share=0.1, burst_cost=0.2),
+        device={"platform": "cpu"},
     ),
 }
 
 
 def effects_of(seed: int, *, gains: Sequence[float] = GAINS) -> dict[str, float]:
     """Switches with the factor of the step time of each, in the order in which they are searched."""
-    factors = [*(1 - g for g in gains), *(1 + c for c in COSTS), *[1.0] * (NOTHING + len(GAINS) - len(gains))]
-    order = np.random.default_rng(seed).permutation(len(factors))
+    factors = [*(1 - g for g in gains), *(1 + c for c in COSTS), *[1.0] * (SWITCHES - len(gains) - len(COSTS))]
+    order = np.random.default_rng(seed).permutation(SWITCHES)
     return {f"xla_switch_{at:02d}=true": factors[index] for at, index in enumerate(order)}
 
 
@@ -88,92 +107,135 @@ class Came:
     """What came of one study, minutes from its begin.
 
     Attributes:
-        sets: That were measured.
-        sets_per_hour: While it searched.
+        sets: That were measured in its search.
+        sets_per_hour: While it searched, after the A/A run or the reference.
+        answered_per_hour: Switches that each of them stands for, those that a screen left out included.
         aa_run, found, searched, proven, end: When the A/A run ended, the optimum was first held as best, the search
             ended, the winner was proven (isolated runs included), and all was over; None where it never was.
         winner: Log of the true ratio of what is named; None if nothing is.
-        is_proven: Whether a winner is proven.
-        lost: What the winner lacks to the optimum, log.
+        lost: What that lacks to the optimum, log.
     """
 
     sets: int
     sets_per_hour: float
+    answered_per_hour: float
     aa_run: float | None = None
     found: float | None = None
-    searched: float | None = None
+    searched: float
     proven: float | None = None
     end: float
     winner: float | None = None
     lost: float | None = None
 
 
-def product(machine: Machine, seed: int, *, gains: Sequence[float] = GAINS, **search: Any) -> Came:
+def product(machine: Machine, effects: Mapping[str, float], seed: int, **search: Any) -> Came:
     """One study by the shipped stages."""
-    effects = effects_of(seed, gains=gains)
     store = virtual_study(study_of(machine, effects, seed, **search), space_of(effects), machine.times)
-    best = sum(math.log1p(-g) for g in gains)
     aa_s = store.of(AaRecord)[0].at_s
-    found_s: float | None = None
-    held = math.inf
-    trials = store.of(TrialResult)
-    measured = [t for t in trials if t.status is TrialStatus.MEASURED and t.comparison is not None]
+    measured = [t for t in store.of(TrialResult) if t.status is TrialStatus.MEASURED]
+    held: list[tuple[FlagSet, float]] = []
+    least = 1.0
     for trial in measured:
-        assert trial.comparison is not None
-        if trial.comparison.estimate.ratio < held:
-            held = trial.comparison.estimate.ratio
-            if found_s is None and gains and log_ratio_of(trial.settings, effects) <= best + NEAR:
-                found_s = trial.at_s
-    searched_s = trials[-1].at_s if trials else aa_s
+        if trial.comparison is not None and trial.comparison.estimate.ratio < least:
+            least = trial.comparison.estimate.ratio
+            held.append((trial.settings, trial.at_s))
     end = store.of(ConclusionRecord)[-1]
-    is_winner = end.outcome is Outcome.WINNER and end.settings is not None
-    winner = log_ratio_of(end.settings, effects) if is_winner and end.settings is not None else None
+    winner = end.settings if end.outcome is Outcome.WINNER else None
     proofs = [f.at_s for f in store.of(FinalistResult) if f.settings == end.settings]
-    return Came(
+    return came_of(
+        effects,
         sets=len(measured),
-        sets_per_hour=3600.0 * len(measured) / (searched_s - aa_s) if measured else 0.0,
-        aa_run=aa_s / 60.0,
-        found=found_s / 60.0 if found_s is not None else None,
-        searched=searched_s / 60.0,
-        proven=proofs[-1] / 60.0 if is_winner else None,
-        end=end.at_s / 60.0,
+        begun_s=aa_s,
+        held=held,
+        searched_s=measured[-1].at_s if measured else aa_s,
         winner=winner,
-        lost=winner - best if winner is not None else None,
+        end_s=end.at_s,
+        aa_run=aa_s / 60.0,
+        proven=proofs[-1] / 60.0 if winner is not None else None,
     )
 
 
-def one(job: tuple[str, str, int]) -> Came:
-    """One study of a way on a machine, by a seed."""
-    name, way, seed = job
-    machine = MACHINES[name]
-    if way == "budget of 15 min":
-        return product(machine, seed, time_budget=SHORT_S)
-    if way == "nothing gains":
-        return product(machine, seed, gains=())
-    return product(machine, seed)
+def plain(way: Way, machine: Machine, effects: Mapping[str, float], seed: int) -> Came:
+    """One study by hand."""
+    bench = Bench(study_of(machine, effects, seed), machine.times)
+    names = [entry.removesuffix("=true") for entry in effects]
+    winner = way(bench, names, seed)
+    return came_of(
+        effects,
+        sets=bench.sets,
+        begun_s=machine.times.start_s,
+        held=bench.best,
+        searched_s=bench.searched_s,
+        winner=winner,
+        end_s=bench.clock(),
+    )
 
 
-WAYS = ("autotune", "budget of 15 min", "nothing gains")
+def came_of(
+    effects: Mapping[str, float],
+    *,
+    sets: int,
+    begun_s: float,
+    held: Sequence[tuple[FlagSet, float]],
+    searched_s: float,
+    winner: FlagSet | None,
+    end_s: float,
+    **minutes: float | None,
+) -> Came:
+    """What came of a study, held against the truth; `held` are the sets that it held as best, and since when."""
+    optimum = sum(math.log(factor) for factor in effects.values() if factor < 1.0)
+    found = [at_s for settings, at_s in held if optimum and log_ratio_of(settings, effects) <= optimum + NEAR]
+    named = log_ratio_of(winner, effects) if winner is not None else None
+    rate = 3600.0 * sets / (searched_s - begun_s) if sets else 0.0
+    return Came(
+        sets=sets,
+        sets_per_hour=rate,
+        answered_per_hour=rate * SWITCHES / len(effects),
+        found=found[0] / 60.0 if found else None,
+        searched=searched_s / 60.0,
+        end=end_s / 60.0,
+        winner=named,
+        lost=named - optimum if named is not None else None,
+        **minutes,
+    )
 
 
-def summary(name: str, way: str, all_came: Sequence[Came]) -> dict[str, Any]:
-    """The row of a way on a machine; medians, over those that got there."""
+def one(job: tuple[str, str, int, bool]) -> Came:
+    """One study of a way on a machine, by a seed, with or without switches that gain."""
+    name, way, seed, gains = job
+    machine, effects = MACHINES[name], effects_of(seed, gains=GAINS if gains else ())
+    if way in PLAIN_WAYS:
+        return plain(PLAIN_WAYS[way], machine, effects, seed)
+    if way == SCREENED:
+        effects = {entry: factor for entry, factor in effects.items() if factor != 1.0}
+    budget = {"time_budget": SHORT_S} if way == SHORT else {}
+    return product(machine, effects, seed, **budget)
+
+
+SCREENED, SHORT = "autotune, screened", "autotune, 15 min"
+WAYS = ("autotune", SCREENED, SHORT, *PLAIN_WAYS)
+
+
+def summary(name: str, way: str, with_gains: Sequence[Came], without: Sequence[Came]) -> dict[str, Any]:
+    """The row of a way on a machine; medians, over those studies that got there."""
 
     def middle(key: str) -> float | None:
-        values = [getattr(c, key) for c in all_came if getattr(c, key) is not None]
-        return round(statistics.median(values), 2) if values else None
+        values = [getattr(c, key) for c in with_gains if getattr(c, key) is not None]
+        return round(statistics.median(values), 1) if values else None
 
-    named = [c.winner for c in all_came if c.winner is not None]
-    keys = ("sets", "sets_per_hour", "aa_run", "found", "searched", "proven", "end")
+    named = [c.winner for c in with_gains if c.winner is not None]
+    keys = ("sets", "sets_per_hour", "answered_per_hour", "aa_run", "found", "searched", "proven", "end")
     return {
         "machine": name,
         "way": way,
-        "studies": len(all_came),
+        "studies": len(with_gains),
         **{key: middle(key) for key in keys},
-        "found_in": sum(c.found is not None for c in all_came),
+        "found_in": sum(c.found is not None for c in with_gains),
         "winners": len(named),
-        "optimal": sum(c.lost is not None and c.lost <= NEAR for c in all_came),
+        "optimal": sum(c.lost is not None and c.lost <= NEAR for c in with_gains),
         "wrong": sum(w >= 0.0 for w in named),
+        "null_studies": len(without),
+        "null_winners": sum(c.winner is not None for c in without),
     }
 
 
@@ -199,13 +261,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with process_pool() as pool:
         for name in options.machines:
             for way in options.ways:
-                jobs = [(name, way, seed) for seed in range(seeds * 3 if way == "nothing gains" else seeds)]
-                rows.append(summary(name, way, list(pool.map(one, jobs))))
+                jobs = [(name, way, seed, True) for seed in range(seeds)]
+                nulls = [(name, way, seed, False) for seed in range(3 * seeds if way not in (SCREENED, SHORT) else 0)]
+                came = list(pool.map(one, jobs + nulls))
+                rows.append(summary(name, way, came[:seeds], came[seeds:]))
+                if not options.quick:
+                    keep(options.out, rows[-1])
     print(table(rows))
     print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
-    if not options.quick:
-        options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def keep(file: Path, row: Mapping[str, Any]) -> None:
+    """Puts a row in the place of an older one of the same way and machine."""
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    places = [(name, way) for name in MACHINES for way in WAYS]
+    rows = {(r["machine"], r["way"]): r for r in [*known, row]}
+    lines = [json.dumps(rows[place]) for place in places if place in rows]
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

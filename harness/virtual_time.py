@@ -6,14 +6,17 @@ pairs, durations and budgets. So minutes of a study are those of its machine, th
 
 from __future__ import annotations
 
-import threading
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 from unittest import mock
 
+from autotune.measure import context
 from autotune.model.clock import LONGEST_GAP_S, Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import WorkerReport
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits
 from autotune.settings.space import SearchSpace
@@ -23,40 +26,82 @@ from harness.noise import Process
 from harness.simulated import GivenSetup, MemoryStore, UnloggedLauncher, given_run, silent
 from harness.simulated_machine import SimulatedWorker
 
+R = TypeVar("R")
+
 
 class VirtualClock:
-    """Seconds that go on only when something takes time; a thread of its own has a time of its own.
+    """Seconds that go on only when something takes time.
 
-    What a thread did is over, for all others, at the time at which they `reach` its end.
+    Attributes:
+        watch: A study's stopwatch by this clock.
+        beside: Whether what takes time now runs beside something else.
     """
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._main = threading.get_ident()
-        self._own = threading.local()
+        self.beside = False
         self.watch = Stopwatch(self)
 
     def __call__(self) -> float:
-        """Now, in this thread."""
-        return max(self._now_s, getattr(self._own, "now_s", 0.0))
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this thread is the one that made the clock."""
-        return threading.get_ident() == self._main
-
-    def reach(self, at_s: float) -> None:
-        """Waits until a time, if it is not past."""
-        if not self.is_main:
-            self._own.now_s = max(self(), at_s)
-            return
-        while self._now_s < at_s:
-            self._now_s = min(at_s, self._now_s + LONGEST_GAP_S / 2)
-            self.watch.total_s  # noqa: B018  # a longer gap between two looks would pass for a pause
+        """Now."""
+        return self._now_s
 
     def take(self, seconds: float) -> None:
         """Does something that takes so many seconds."""
-        self.reach(self() + seconds)
+        self.reach(self._now_s + seconds)
+
+    def reach(self, at_s: float) -> None:
+        """Waits until a time, if it is not past."""
+        while self._now_s < at_s:
+            self._now_s = min(at_s, self._now_s + LONGEST_GAP_S / 2)
+            if not self.beside:
+                self.watch.total_s  # noqa: B018  # a longer gap between two looks would pass for a pause
+
+    def fork(self, work: Callable[[], R], *, begin_s: float, beside: bool) -> tuple[R, float]:
+        """Does some work that begins at a time, and goes back to now; what came of it, and when it was over."""
+        now_s, self._now_s, self.beside = self._now_s, begin_s, beside
+        try:
+            return work(), self._now_s
+        finally:
+            self._now_s, self.beside = now_s, False
+
+
+class VirtualPool:
+    """A pool of threads in virtual time: what is submitted is done at once, and is over when somebody waits for it."""
+
+    def __init__(self, clock: VirtualClock, max_workers: int) -> None:
+        self._clock = clock
+        self._free_s = [clock()] * max_workers
+
+    def __enter__(self) -> VirtualPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing goes on."""
+
+    def submit(self, work: Callable[..., R], *arguments: Any) -> VirtualFuture[R]:
+        """Does some work from when a thread is free for it."""
+        index = self._free_s.index(min(self._free_s))
+        begin_s = max(self._clock(), self._free_s[index])
+        result, self._free_s[index] = self._clock.fork(
+            lambda: work(*arguments), begin_s=begin_s, beside=len(self._free_s) > 1
+        )
+        return VirtualFuture(self._clock, result, self._free_s[index])
+
+
+class VirtualFuture(Future[R]):
+    """The result of some work, there at a time."""
+
+    def __init__(self, clock: VirtualClock, result: R, at_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._at_s = at_s
+        self.set_result(result)
+
+    def result(self, timeout: float | None = None) -> R:
+        """Waits for it."""
+        self._clock.reach(self._at_s)
+        return super().result(timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +110,8 @@ class Times:
 
     Attributes:
         host_s: Of a start, the first part, which needs no device: import, trace, lower.
-        kernels_s: The part in which the compiler times kernels.
-        device_s: The rest: client, weights, compiling, warm-up.
+        compile_s: The part that a cache of kernels or programs saves: timing kernels on a GPU, compiling on a CPU.
+        device_s: The rest: client, weights, warm-up.
         together: Factor of a start beside another one.
         fast_share: Share by which the first steps after a pause are faster than the others.
         fast_s: For so long, in the mean.
@@ -74,7 +119,7 @@ class Times:
     """
 
     host_s: float
-    kernels_s: float = 0.0
+    compile_s: float
     device_s: float
     together: float = 1.0
     fast_share: float = 0.0
@@ -84,7 +129,7 @@ class Times:
     @property
     def start_s(self) -> float:
         """Of a whole start."""
-        return self.host_s + self.kernels_s + self.device_s
+        return self.host_s + self.compile_s + self.device_s
 
 
 class VirtualLauncher(Launcher):
@@ -97,8 +142,8 @@ class VirtualLauncher(Launcher):
         self._times = times
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
-        """Makes a worker that is ready once its start is over; see `autotune.workers.base.Launcher`."""
-        takes_s = self._times.start_s * (1.0 if self._clock.is_main else self._times.together)
+        """Makes a worker; see `autotune.workers.base.Launcher`."""
+        takes_s = self._times.start_s * (self._times.together if self._clock.beside else 1.0)
         self._clock.take(takes_s)
         worker = self._machine.start(settings, folder, progress=progress)
         worker.report = worker.report.model_copy(update={"start_s": takes_s})
@@ -110,29 +155,17 @@ class VirtualLauncher(Launcher):
 
 
 class VirtualWorker(Worker):
-    """A simulated worker whose steps take their time; who looks at its report has waited until it was ready."""
+    """A simulated worker whose steps take their time."""
 
     def __init__(self, worker: SimulatedWorker, clock: VirtualClock, times: Times) -> None:
         self._worker = worker
-        self._report = worker.report
+        self.report = worker.report
         self._clock = clock
         self._times = times
-        self._ready_s = clock()
         self.last_memory = worker.last_memory
-
-    @property
-    def report(self) -> WorkerReport:
-        """Of its start."""
-        self._clock.reach(self._ready_s)
-        return self._report
-
-    @report.setter
-    def report(self, report: WorkerReport) -> None:
-        self._report = report
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Draws a block that takes as long as its steps; its first ones are faster if another process ran before."""
-        self._clock.reach(self._ready_s)
         process = self._worker.process
         has_paused = process.machine.last is not process
         times = list(self._worker.run_block(steps))
@@ -163,6 +196,7 @@ def virtual_study(spec: StudySpec, space: SearchSpace, times: Times) -> MemorySt
     store.watch = clock.watch
     setup = GivenSetup(given_space=space, given_launcher=VirtualLauncher(spec, clock, times))
     run = replace(given_run(spec, None, setup, silent()), open_store=lambda: store)
-    with mock.patch("time.monotonic", clock):
+    pool = functools.partial(VirtualPool, clock)
+    with mock.patch("time.monotonic", clock), mock.patch.object(context, "ThreadPoolExecutor", pool):
         run_study(run)
     return store

@@ -1,0 +1,83 @@
+"""`benchmarks/time_to_result.py` and its virtual time: one study or way of each machine."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import wait
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
+from benchmarks.plain_ways import PLAIN_WAYS
+from benchmarks.time_to_result import MACHINES, WAYS, Came, effects_of, keep, one, plain, space_of, study_of, summary
+from harness.simulated import MemoryStore
+from harness.virtual_time import VirtualClock, VirtualPool, virtual_study
+
+
+def study(name: str, *, trials: int, seed: int = 1) -> MemoryStore:
+    """A short study on a machine."""
+    machine, effects = MACHINES[name], effects_of(seed)
+    return virtual_study(study_of(machine, effects, seed, trials=trials), space_of(effects), machine.times)
+
+
+def test_a_trial_takes_its_start_and_its_blocks_and_nothing_is_lost_between() -> None:
+    store = study("8 GPUs, start 90 s", trials=2)  # whose starts are longer than the pauses that a stopwatch leaves out
+    machine, sizes = MACHINES["8 GPUs, start 90 s"], store.spec.block_sizes
+    trials = store.of(TrialResult)
+    for trial in trials:
+        assert trial.comparison is not None
+        pair_s = 2 * sizes.steps(machine.step_s) * machine.step_s
+        assert trial.duration_s == pytest.approx(90.0 + trial.comparison.pair_count * pair_s, rel=0.1)
+    last, first = trials[-1], store.of(AaRecord)[0]
+    assert last.at_s - first.at_s == pytest.approx(sum(t.duration_s or 0.0 for t in trials), abs=0.1)
+    assert store.of(ConclusionRecord)[-1].at_s >= last.at_s
+
+
+def test_what_is_started_at_once_is_ready_at_once_and_the_same_twice() -> None:
+    name = "2 CPU cores"
+    store, again = study(name, trials=4), study(name, trials=4)
+    runs = [run for run in store.of(ConfirmRun) if not run.is_isolated]
+    times, pair_s = MACHINES[name].times, store.of(AaRecord)[0].noise.pair_s
+    assert runs
+    for run in runs:
+        assert run.duration_s == pytest.approx(times.together * times.start_s + run.pair_count * pair_s, rel=0.1)
+    assert [r.at_s for r in again.records()] == [r.at_s for r in store.records()]
+
+
+def test_what_a_pool_does_is_over_when_somebody_waits_for_it() -> None:
+    clock = VirtualClock()
+    for workers, takes_s in ((1, 80.0), (2, 40.0)):
+        begun_s = clock()
+        with VirtualPool(clock, workers) as pool:
+            futures = [pool.submit(clock.take, 40.0) for _ in range(2)]
+            assert clock() == begun_s
+            wait(futures)
+            for future in futures:
+                future.result()
+        assert clock() == clock.watch.session_s == begun_s + takes_s
+
+
+def test_a_plain_loop_finds_the_optimum_on_a_quiet_machine_and_nothing_where_nothing_gains() -> None:
+    came = one(("H100", "plain loop", 3, True))
+    assert came.lost == pytest.approx(0.0, abs=0.01)
+    assert came.found is not None
+    assert came.searched < came.found < came.end
+    assert one(("H100", "plain loop", 3, False)).winner is None
+
+
+def test_a_wrong_winner_is_counted_as_one() -> None:
+    machine = MACHINES["H100"]
+    noisy = replace(machine, noise=replace(machine.noise, process_sd=0.5))
+    came = [plain(PLAIN_WAYS["plain loop"], noisy, effects_of(seed, gains=()), seed) for seed in range(3)]
+    row = summary("H100", "plain loop", came, came)
+    assert row["wrong"] == row["null_winners"] > 0
+
+
+def test_rows_take_the_place_of_older_ones_in_order(tmp_path: Path) -> None:
+    came = Came(sets=1, sets_per_hour=2.0, answered_per_hour=2.0, searched=3.0, end=4.0)
+    file = tmp_path / "rows.json"
+    for way in (WAYS[1], WAYS[0], WAYS[1]):
+        keep(file, summary("H100", way, [came], []))
+    assert [row["way"] for row in json.loads(file.read_text())] == [WAYS[0], WAYS[1]]
