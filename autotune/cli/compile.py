@@ -48,9 +48,8 @@ def screen(
         build_space(spec, known, None, machines=machines)  # refuses wrong values before anything is lowered
         space = build_space(spec, known, opened.reference(), machines=machines)
         found = opened.run(
-            domains(space), named_sets(spec, known, every=recipes), chains=chains(space),
-            progress=lambda done, of: note(f"{done} of {of} sets compiled"),
-        )  # fmt: skip
+            domains(space), named_sets(spec, known, every=recipes), chains=chains(space), progress=note
+        )
     from autotune.results.screen_words import screen_lines
 
     if as_json:

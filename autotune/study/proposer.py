@@ -115,8 +115,7 @@ class Proposer:
         self._min_effect = spec.measure.min_effect
         self._rule_defaults = rule_defaults or {}
         self._notes: list[str] = []
-        no_ops = recheck.sets if recheck else ()
-        self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
+        self._first = [*first, *self._rechecks]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         # Known sets, and how many of them are points of the space; the default is known from the start.
@@ -132,6 +131,12 @@ class Proposer:
         self._stored = stored
         self._enqueued: dict[FlagSet, dict[str, Any]] = {}
         """Sets that somebody enqueued in the study's storage, with the values by which it names them."""
+
+    @property
+    def _rechecks(self) -> list[tuple[str, FlagSet]]:
+        """The sets of all no-ops of the screen."""
+        no_ops = self._recheck.sets if self._recheck is not None else ()
+        return [(NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s)]
 
     def begin(self, config: TrialConfig) -> None:
         """Opens a trial in the study's storage."""
@@ -188,7 +193,12 @@ class Proposer:
     def _widen(self, whole: SearchSpace) -> None:
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
-        self._recheck, self._space, self._size = None, whole, whole.size()
+        self.move_to(whole, recheck=None, priors=self._priors)
+
+    def move_to(self, space: SearchSpace, *, recheck: NoOpRecheck | None, priors: Mapping[str, float]) -> None:
+        """Searches another space from now on; what was tried counts in it."""
+        self._recheck, self._priors, self._space, self._size = recheck, priors, space, space.size()
+        self._first += self._rechecks
         self._points_seen = sum(map(self._is_point, self._seen))
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))

@@ -168,7 +168,7 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for line in there(run.stderr):
-        if "3 of 6 sets compiled" in line:
+        if "3 of 6 single sets compiled" in line:
             run.send_signal(signal.SIGINT)
             break
     out, errors = run.communicate(timeout=60)
