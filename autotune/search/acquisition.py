@@ -22,7 +22,7 @@ IMPROVING_SHARE = 2 / 3
 DRAWN, SAMPLES = 8, 96
 """Draws whose best sets are candidates, and draws that compare the candidates."""
 
-LOOKS = 400
+LOOKS = 200
 """Draws that tell whether another set may gain."""
 
 LEAST_GAIN = 0.003

@@ -53,11 +53,13 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
         space, recheck = narrow_space(run, screener, space, reference)
     together = [("settings that need each other", settings) for settings in space.first]
     first += keeping_rules(run.spec, together, defaults, run.view.note)
-    screened = screened_by(run.store)
+    screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
+    power = first_aa_run.power
     proposer = Proposer(
         run.spec, space, first=first, stored=open_study(run.spec, run.storage or run.store.path / JOURNAL),
         recheck=recheck, rule_defaults=defaults, priors=priors_of(space, screened),
-        memory=known_memory(run.spec, space, run.store.of(AaRecord)[0], screened),
+        memory=known_memory(run.spec, space, first_aa_run, screened),
+        provable=power.smallest if power is not None and power.smallest is not None else 0.0,
     )  # fmt: skip
     return Trials(run, proposer, screener, whole)
 
@@ -132,6 +134,11 @@ class Trials:
         if config is None and step.is_last:
             config = self._proposer.ask_best(number, taken=trying)
         return config or self._proposer.ask(number, taken=trying)
+
+    @property
+    def why_none(self) -> str:
+        """Why nothing was proposed when there was nothing."""
+        return self._proposer.why_none
 
     def _evaluate(self, config: TrialConfig) -> TrialResult | TrialTask:
         """Returns a set's result if it needs no measurement, or the task of a lane."""
