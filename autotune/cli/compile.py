@@ -47,9 +47,7 @@ def screen(
         machines = gpu.scopes(opened.job.topology) if (gpu := opened.job.target) is not None else None
         build_space(spec, known, None, machines=machines)  # refuses wrong values before anything is lowered
         space = build_space(spec, known, opened.reference(), machines=machines)
-        found = opened.run(
-            domains(space), named_sets(spec, known, every=recipes), chains=chains(space), progress=note
-        )
+        found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space), progress=note)
     from autotune.results.screen_words import screen_lines
 
     if as_json:

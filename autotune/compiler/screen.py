@@ -406,7 +406,7 @@ class Screener:
                 break
             no_ops = search.no_ops
         else:
-            verdicts |= dict.fromkeys(no_ops, {"effect": Effect.NO_OP})
+            verdicts |= {name: {"effect": Effect.NO_OP} for name in no_ops}
         return report.settled(verdicts).model_copy(update=self._cost())
 
     def _to_measure(self, settings: FlagSet) -> FlagSet:

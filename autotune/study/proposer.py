@@ -238,7 +238,7 @@ class Proposer:
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         if not self._is_gain_likely(number, shown):
             self.why_none = f"no gain of {format_share(self._least)} or more is expected from another set"
-            return self.ask_best(number, taken=now_tried)  # it has fewer settings to leave out than sets that were tried
+            return self.ask_best(number, taken=now_tried)  # it has fewer settings to leave out than tried sets
         others = [self._under_way(s, {}) for s in sorted(now_tried, key=str)]
         answer = self._answers(number, shown, others)
         fitted = functools.cache(lambda: self._additive(0).fit([*shown, *others]))

@@ -2,9 +2,11 @@
 
 The search begins when the sets of one setting are compiled. What does nothing alone is searched last: groups of such
 settings are compiled beside the measurements of GPUs, on processors that these can spare, and where there are none,
-before the search. One thread does all compiling. A screen that fails is noted and never ends a study. The described GPU differs from the
-one that runs, so what the screen calls no-ops is tried there in two sets: all at their first values, and all at their
-last. If one fails, or its interval excludes the reference's time, they return to the space.
+before the search. One thread does all compiling. A screen that fails is noted and never ends a study.
+
+The described GPU differs from the one that runs, so what the screen calls no-ops is tried there in two sets: all at
+their first values, and all at their last. If one fails, or its interval excludes the reference's time, they return to
+the space.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
 
 @pytest.fixture
 def screened(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySpec, Any], None]:
-    """Lets the screen of a simulated study, which by itself has none, compile by rules, and groups before the search."""
+    """Lets the screen of a simulated study, which has none, compile by rules, and groups before the search."""
     monkeypatch.setattr(StudyScreener, "_has_room_beside", lambda *_: False)
 
     def screened(spec: StudySpec, rules: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -106,10 +104,10 @@ def test_a_study_without_a_gain_ends_its_search_and_does_not_take_it_up_again(ru
     assert diary.started == []
 
 
-def test_a_pair_that_acts_only_together_is_found_before_the_search_ends(run_replay: Run) -> None:
-    pair = dict(itertools.islice(((n, "1") for n in NAMES), 2))
-    spec = replay_study(effects={" ".join(f"{n}={v}" for n, v in pair.items()): 0.95}, noise={"white_sd": 0.001})
-    conclusion, store, _ = run_replay(spec, trials=60, space=SPACE)
-    assert there(store.last(SearchEnd)).trials < 60
-    assert conclusion.settings == FlagSet(pair)
-    assert math.isclose(there(conclusion.ratio), 0.95, abs_tol=0.01)
+@pytest.mark.parametrize(("gain", "best"), [(of_one, {NAMES[3]}), (of_a_pair, {NAMES[3], NAMES[7]})])
+def test_what_gains_among_many_that_do_nothing_is_tried_before_the_search_ends(gain: Any, best: set[str]) -> None:
+    tried: list[Iterable[str]] = []
+    while (config := after(tried, gain).ask(len(tried) + 1)) is not None and len(tried) < 40:
+        tried.append(tuple(config.settings))
+    assert len(tried) < 40
+    assert any(best <= set(names) for names in tried)
