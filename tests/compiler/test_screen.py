@@ -41,6 +41,7 @@ from tests.compiler.rules import (
     screen,
     space,
 )
+from tests.console import autotune
 from tests.runs import there
 from tests.tables import toml_beside
 
@@ -158,6 +159,16 @@ def test_what_is_not_settled_in_time_is_skipped_and_never_called_a_no_op(is_stop
         assert bool(found) == (allowed == len(whole.compiled)), allowed
     with pytest.raises(StoppedError):  # not even the reference
         screen(Stopped()).run(values, {})
+
+
+@pytest.mark.gate
+def test_a_wrong_value_is_refused_before_anything_is_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.compiler.compiler.CompileWorker", None)  # none can start
+    study = tmp_path / "study.toml"
+    study.write_text(CASES["programs"]["several"].replace("[true, false]", '["DEFAULT", false]'), encoding="utf-8")
+    refused = autotune("screen", study, XDG_CACHE_HOME=str(tmp_path))
+    assert refused.returncode == 2
+    assert "must be legal but got 'DEFAULT'" in refused.stderr
 
 
 @pytest.mark.gate
