@@ -440,7 +440,7 @@ class CellBuilder:
 
             if under(FlagSet()) is None:
                 continue
-            acting = _QuickSearch(under, left, {}).run(self._chains, self._progress)
+            acting = _QuickSearch(under, left, {}).run(self._chains, lambda rows: self._progress(rows, rows))
             if acting.unsettled:
                 raise StoppedError("the time for compiling is up")
             for name, others in acting.found_active.items():

@@ -67,7 +67,7 @@ SPACES = {
 }  # fmt: skip
 
 
-def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
+def brute_force(space: Space) -> dict[str, Any]:
     """Screens a space, compiles all of it, and compares."""
     job = CompileJob(
         entry=f"harness.tiny_steps:{space.step}",
@@ -76,10 +76,8 @@ def brute_force(space: Space, kernel_cache: Path) -> dict[str, Any]:
         topology=parse_topology(f"1x{space.devices}"),
         paths=(str(Path(__file__).parents[1]),),
     )
-    # Kernels are compiled once, whichever set has them: it changes no program, and halves the time.
-    baseline = FlagSet({**space.baseline, "xla_gpu_kernel_cache_file": str(kernel_cache)})
     with Compiler(job) as compiler:
-        screen = Screener(compiler, baseline=baseline, catalog=load_catalog())
+        screen = Screener(compiler, baseline=FlagSet(space.baseline), catalog=load_catalog())
         started = time.monotonic()
         report = screen.run(space.domains, {})
         screened_s = time.monotonic() - started

@@ -32,6 +32,7 @@ name = "killed"
 entry = "llama"
 [search]
 trials = {trials}
+sampler = "random"  # which makes all of them
 [search.settings]
 xla_cpu_prefer_vector_width = [128, 256, 512]
 xla_backend_optimization_level = [0, 1, 2, 3]

@@ -65,7 +65,7 @@ class KnownCompiler:
         no_ops = {n: v for n, v in self.domains.items() if set(alone[n].values()) == {plain}}
         active = {n: v for n, v in self.domains.items() if n not in no_ops}
         search = InteractionSearch(self.program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
-        found = search.run(chains or {}, lambda done, of: None)
+        found = search.run(chains or {}, lambda done: None)
         return set(no_ops) - set(found.found_active) - set(found.unsettled), found
 
     def lost(self, no_ops: set[str]) -> set[str]:

@@ -45,11 +45,9 @@ def screen(
     with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
         known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), opened.target_name)
         machines = gpu.scopes(opened.job.topology) if (gpu := opened.job.target) is not None else None
+        build_space(spec, known, None, machines=machines)  # refuses wrong values before anything is lowered
         space = build_space(spec, known, opened.reference(), machines=machines)
-        found = opened.run(
-            domains(space), named_sets(spec, known, every=recipes), chains=chains(space),
-            progress=lambda done, of: note(f"{done} of {of} sets compiled"),
-        )  # fmt: skip
+        found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space), progress=note)
     from autotune.results.screen_words import screen_lines
 
     if as_json:

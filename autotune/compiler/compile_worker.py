@@ -46,6 +46,9 @@ LOG_BYTES = 2_000_000
 ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its cost estimate of each kernel; the program stays the same."""
 
+KERNEL_CACHE = "xla_gpu_kernel_cache_file"
+"""Flag of a file of compiled kernels: those that the sets of a worker have in common are compiled once."""
+
 Progress = Callable[[str], None]
 
 
@@ -135,11 +138,12 @@ class CompileWorker:
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        asked = settings.without(*(n for n in settings if n.startswith("xla_dump_")))
+        asked = settings.without(*(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))))
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as made:
             folder = Path(made)
             flags = [asked.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
             flags += [ESTIMATES] if has_estimates and self._job.target else []
+            flags += [f"--{KERNEL_CACHE}={self._folder / 'kernels'}"] if self._job.target else []
             self._send(
                 "compile",
                 folder=str(folder),

@@ -38,6 +38,9 @@ RANDOM_ROWS = 8
 FULL_ROWS = 2
 """Full rows for a combination before it is tried alone, because others may hide it."""
 
+ROWS_AHEAD = 2
+"""Rows that are compiled side by side."""
+
 PAIRS_ALONE = 64
 """Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
 
@@ -72,17 +75,26 @@ class InteractionSearch:
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
         active: The other settings with their values.
+        ahead: Compiles sets that are needed next, several at once.
 
     Attributes:
         no_ops: Those that are left.
     """
 
     def __init__(
-        self, program: Program, no_ops: Domains, active: Domains, *, seed: int = 0, pairs_alone: int = PAIRS_ALONE
+        self,
+        program: Program,
+        no_ops: Domains,
+        active: Domains,
+        *,
+        seed: int = 0,
+        pairs_alone: int = PAIRS_ALONE,
+        ahead: Callable[[Sequence[FlagSet]], None] = lambda sets: None,
     ) -> None:
         self.no_ops = {n: list(v) for n, v in no_ops.items() if v}
         self.found = Interactions()
         self._program = program
+        self._ahead = ahead
         self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()])}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
@@ -90,8 +102,8 @@ class InteractionSearch:
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
 
-    def run(self, chains: Chains, progress: Callable[[int, int], None]) -> Interactions:
-        """Compiles rows until all combinations are covered, or the time is up.
+    def run(self, chains: Chains, progress: Callable[[int], None]) -> Interactions:
+        """Compiles rows until all combinations are covered, or the time is up; `progress` gets the number of rows.
 
         Nothing is settled if the default does not compile.
         """
@@ -103,8 +115,9 @@ class InteractionSearch:
             self._queue = [*self._chained(chains), *self._mending()]
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
                 self.found.rows += 1
+                self._ahead([s for row in self._queue[:ROWS_AHEAD] for s in (row.without(*self.no_ops), row)])
                 self._try(self._queue.pop(0))
-                progress(self.found.rows, self.found.rows + len(self._queue))
+                progress(self.found.rows)
         except StoppedError:
             self.found.unsettled = tuple(self.no_ops)
         return self.found

@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Schema of cached results; raised when their form or meaning changes."""
 
 

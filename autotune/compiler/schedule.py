@@ -31,6 +31,7 @@ _THUNK = re.compile(r"^( *)(\d+): k(\w+)\s*(?:\[[^\]]*\])?\s*(.*)$")
 _SECTION = re.compile(r"^\s*(\w+):\s*$")
 _NAME = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _LINKS = re.compile(r"\[(?:source|prev=)[^\]]*\]")
+_KERNEL = re.compile(r"(?<=\] )\w+(?= grid: )")
 
 
 @dataclass(slots=True)
@@ -87,8 +88,13 @@ def _open_section(stack: list[Thunk], name: str) -> None:
 
 
 def fingerprint(hlo_digest: str, thunks: str) -> str:
-    """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours."""
-    return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', thunks)}".encode()).hexdigest()[:16]
+    """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours.
+
+    Kernels are numbered in order, for their names depend on which of them XLA had in its cache.
+    """
+    kernels: dict[str, str] = {}
+    numbered = _KERNEL.sub(lambda found: kernels.setdefault(found[0], f"kernel {len(kernels)}"), thunks)
+    return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', numbered)}".encode()).hexdigest()[:16]
 
 
 class Reader:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -45,12 +44,14 @@ class Effect(StrEnum):
     """Effect of a setting on the program.
 
     ``active``: some value changes it. ``no-op``: none does, alone or with others (`autotune.compiler.interaction`).
+    ``alone``: none does by itself, and what they do with others is not known yet.
     ``measure``: read at run time or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value
     changes it, and some do not compile.
     """
 
     ACTIVE = "active"
     NO_OP = "no-op"
+    ALONE = "alone"
     MEASURE = "measure"
     FAILS = "fails"
 
@@ -126,6 +127,13 @@ class ScreenReport(Record):
         """Selects settings by effect."""
         return [s for s in self.settings if s.effect is effect]
 
+    def settled(self, verdicts: Mapping[str, Mapping[str, Any]]) -> ScreenReport:
+        """Returns the report with verdicts on settings without an effect alone; those without a verdict are skipped."""
+        settings = [s.model_copy(update=verdicts.get(s.name)) for s in self.settings]
+        alone = sorted(s.name for s in settings if s.effect is Effect.ALONE)
+        kept = tuple(s for s in settings if s.effect is not Effect.ALONE)
+        return self.model_copy(update={"settings": kept, "skipped": (*alone, *self.skipped)})
+
 
 def find_canary(screener: Screener) -> FlagSet:
     """Finds the first canary that changes the reference's program; LaunchError, and nothing is kept, if none does."""
@@ -171,13 +179,25 @@ class Screener:
         named: Mapping[str, FlagSet],
         *,
         chains: Chains | None = None,
-        progress: Callable[[int, int], None] = lambda done, of: None,
+        progress: Callable[[str], None] = lambda done: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> ScreenReport:
-        """Screens named sets, settings one at a time, then combinations of those without an effect alone.
+        """Screens sets and settings alone, then the settings without an effect alone in groups; see those methods."""
+        report = self.alone(domains, named, progress=progress, is_over=is_over)
+        return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
+
+    def alone(
+        self,
+        domains: Domains,
+        named: Mapping[str, FlagSet],
+        *,
+        progress: Callable[[str], None] = lambda done: None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> ScreenReport:
+        """Screens named sets, and settings one at a time.
 
         Args:
-            progress: Called with the numbers of compiled and of planned sets.
+            progress: Called with what is done.
             is_over: Called before each compilation but those of the reference; once it is true, the rest is skipped.
 
         Raises:
@@ -186,35 +206,36 @@ class Screener:
         reference, canary = self.reference(), find_canary(self)
         self.is_over = is_over
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        # Settings of the autotuner are always measured, and may interact with others.
-        others = {n: v for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
-        wanted = self.wanted(domains, named)
         with contextlib.suppress(StoppedError):  # what is known by then is told
-            self.compile_all(wanted, progress)
-        skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
-        found = [self._setting(n, v) for n, v in domains.items() if n not in skipped]
-        before = len(wanted)
-        found, unsettled = self._interaction_test(
-            found, others, chains or {}, lambda done, of: progress(before + done, before + of)
-        )
-        skipped |= unsettled
+            self.compile_all(
+                self.wanted(domains, named), lambda done, of: progress(f"{done} of {of} single sets compiled")
+            )
         self.is_over = lambda: False
+        skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
         seen = {(reference.fingerprint, self._to_measure(self.baseline)): [("reference", FlagSet())]}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=self._set_report("reference", FlagSet(), {}),
-            settings=tuple(found),
+            settings=tuple(self._setting(n, v) for n, v in domains.items() if n not in skipped),
             sets=tuple(self._set_report(n, s, seen) for n, s in named.items() if self.is_known(s)),
             limit_bytes=self.limit_bytes(self.baseline),
-            compiled_count=sum(not r.from_cache for r in self._results.values()),
-            cached_count=sum(r.from_cache for r in self._results.values()),
-            duration_s=sum(r.duration_s for r in self._results.values() if not r.from_cache),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
             canary=canary,
             target_digest=self.job.target.digest if self.job.target else "",
+            **self._cost(),
         )
+
+    def _cost(self) -> dict[str, Any]:
+        """What compiling took so far, as fields of a `ScreenReport`."""
+        results = list(self._results.values())
+        compiled = [r for r in results if not r.from_cache]
+        return {
+            "compiled_count": len(compiled),
+            "cached_count": len(results) - len(compiled),
+            "duration_s": sum(r.duration_s for r in compiled),
+        }
 
     def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
         """Sets to compile first: named ones, then single settings, those frequent in named sets first."""
@@ -325,7 +346,7 @@ class Screener:
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
         reports = tuple(self._value(name, value) for value in values)
-        effect = Effect.FAILS if any(r.message for r in reports) else Effect.NO_OP
+        effect = Effect.FAILS if any(r.message for r in reports) else Effect.ALONE
         effect = Effect.ACTIVE if any(r.is_active for r in reports) else effect
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
@@ -350,26 +371,43 @@ class Screener:
             "compile_s": program.compile_s,
         }
 
-    def _interaction_test(
-        self, settings: Sequence[SettingReport], others: Domains, chains: Chains, progress: Callable[[int, int], None]
-    ) -> tuple[list[SettingReport], set[str]]:
-        """Tests the settings that are no-ops alone under each kernel choice; also returns the unsettled ones."""
-        no_ops = {s.name: [v.value for v in s.values if not v.message] for s in settings if s.effect is Effect.NO_OP}
-        active = {s.name: [v.value for v in s.values] for s in settings if s.name not in no_ops} | dict(others)
-        own_choice, done = next(iter(self.choices)), 0
-        found_active, unsettled = dict[str, dict[str, Any]](), set[str]()
+    def together(
+        self,
+        report: ScreenReport,
+        domains: Domains,
+        chains: Chains,
+        *,
+        progress: Callable[[str], None] = lambda done: None,
+        is_over: Callable[[], bool] = lambda: False,
+        on: Callable[[Callable[[], Any]], Any] = lambda work: work(),
+    ) -> ScreenReport:
+        """Settles, under each kernel choice, whether what does nothing alone acts with others; the rest is skipped.
+
+        Args:
+            report: Of `alone`, with the same `domains`.
+            is_over: Called before each compilation; once it is true, what is not settled is skipped.
+            on: Does what compiles, elsewhere if need be, and returns its result.
+        """
+        # Settings of the autotuner are always measured, and may interact with others.
+        values = {s.name: [v.value for v in s.values] for s in report.settings}
+        active = values | {n: list(v) for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
+        no_ops = {s.name: active.pop(s.name) for s in report.of_effect(Effect.ALONE)}
+        own_choice = next(iter(self.choices))
+        verdicts: dict[str, dict[str, Any]] = {}
         for choice, forced in self.choices.items():
-            search = InteractionSearch(functools.partial(self._program_under, forced), no_ops, active)
-            found = search.run(chains, lambda row, of, done=done: progress(done + row, done + of))  # type: ignore[misc]
-            done += found.rows
+            groups = _Groups(self, forced, " ".join(filter(None, ("groups", choice))), progress, is_over, on)
+            search = InteractionSearch(groups.program, no_ops, active, ahead=groups.compile)
+            acting = search.run(chains, groups.tell)
             under = choice if choice != own_choice else ""
-            for name, others_of_it in found.found_active.items():
-                found_active[name] = {"effect": Effect.ACTIVE, "interacts_with": others_of_it, "under": under}
+            for name, others in acting.found_active.items():
+                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": under}
                 active[name] = no_ops[name]
-            unsettled |= set(found.unsettled)
-            no_ops = {} if unsettled else search.no_ops
-        left = [s.model_copy(update=found_active.get(s.name)) for s in settings if s.name not in unsettled]
-        return left, unsettled
+            if acting.unsettled:
+                break
+            no_ops = search.no_ops
+        else:
+            verdicts |= {name: {"effect": Effect.NO_OP} for name in no_ops}
+        return report.settled(verdicts).model_copy(update=self._cost())
 
     def _to_measure(self, settings: FlagSet) -> FlagSet:
         """The part of a set that compiling cannot judge."""
@@ -387,6 +425,36 @@ class Screener:
                 same_as = next((first for first, other in earlier if self._programs(other) == mine), None)
             earlier.append((name, settings))
         return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Groups:
+    """Compiles groups of settings under one kernel choice; see `Screener.together`."""
+
+    screener: Screener
+    forced: FlagSet
+    name: str
+    progress: Callable[[str], None]
+    is_over: Callable[[], bool]
+    on: Callable[[Callable[[], Any]], Any]
+
+    def tell(self, count: int) -> None:
+        """Says how many are done; how many will be is not known."""
+        self.progress(f"{self.name}: {count} done")
+
+    def program(self, settings: FlagSet) -> str | None:
+        """See `autotune.compiler.interaction.Program`."""
+        self.compile([settings])
+        return self.screener.fingerprint(settings.merge(self.forced))
+
+    def compile(self, sets: Sequence[FlagSet]) -> None:
+        """Compiles sets; StoppedError if the time is up."""
+        wanted = [s.merge(self.forced) for s in sets]
+        if all(map(self.screener.is_known, wanted)):
+            return
+        if self.is_over():
+            raise StoppedError("the time for compiling is up")
+        self.on(lambda: self.screener.compile_all(wanted))
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
@@ -465,7 +533,7 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """Removes no-ops and values that do not fit in memory from a space.
+    """Removes no-ops, also what does nothing alone so far, and values that do not fit in memory from a space.
 
     Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
     on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
@@ -474,7 +542,7 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
     found = {s.name: s for s in report.settings}
-    no_ops = {} if keeps_no_ops else {n: s for n, s in found.items() if s.effect is Effect.NO_OP}
+    no_ops = {} if keeps_no_ops else {n: s for n, s in found.items() if s.effect in (Effect.NO_OP, Effect.ALONE)}
     reasons = {n: _no_op_reason(s, report) for n, s in no_ops.items()}
     kept: list[Parameter] = []
     for parameter in space.parameters:

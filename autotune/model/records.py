@@ -102,7 +102,7 @@ class SearchEnd(Stamped):
     asked: Count
     budget_s: Elapsed | None = None
     is_exhausted: bool = False
-    """Whether every point of the space is tried."""
+    """Whether every point of the space is tried, or no gain is expected of the others."""
 
 
 class SettingEffect(Record):

@@ -18,6 +18,7 @@ MOST_CHANGES = 6
 _EFFECTS = {
     Effect.ACTIVE: "active",
     Effect.NO_OP: "no-ops",
+    Effect.ALONE: "without an effect alone",
     Effect.MEASURE: "to be measured",
     Effect.FAILS: "do not compile",
 }
@@ -26,11 +27,15 @@ _EFFECTS = {
 def describe_screen(report: ScreenReport) -> list[str]:
     """Summarises a screen in a few lines."""
     place = f"{report.target} {report.topology}" if report.limit_bytes is not None else "this CPU"
-    counts = ", ".join(f"{len(report.of_effect(effect))} {words}" for effect, words in _EFFECTS.items())
+    found = {words: len(report.of_effect(effect)) for effect, words in _EFFECTS.items()}
+    counts = ", ".join(f"{count} {words}" for words, count in found.items() if count)
     canary = f"; flags are applied: the canary [{report.canary}] changes the program"
     lines = [f"screen for {place}: {counts}{canary}"]
     if no_ops := report.of_effect(Effect.NO_OP):
         lines.append(f"no-ops here, left out of the search: {', '.join(s.name for s in no_ops)}")
+    if alone := report.of_effect(Effect.ALONE):
+        names = ", ".join(s.name for s in alone)
+        lines.append(f"searched last, unless compiling them in groups shows what they do: {names}")
     lines += [f"{s.name} acts {how}" for s in report.settings if (how := format_interaction(s))]
     lines += [f"{s.name} is the same program as {s.same_as}" for s in report.sets if s.same_as and not s.to_measure]
     lines += [f"{s.name} does not fit: peak {format_bytes(s.peak_bytes)}" for s in report.sets if s.fits is False]

@@ -22,6 +22,9 @@ IMPROVING_SHARE = 2 / 3
 DRAWN, SAMPLES = 8, 96
 """Draws whose best sets are candidates, and draws that compare the candidates."""
 
+LOOKS = 200
+"""Draws that tell whether another set may gain."""
+
 LEAST_GAIN = 0.003
 """Expected improvement, in typical effects, below which the best set of one draw is more informative."""
 
@@ -69,6 +72,28 @@ def propose(
         if gains.max() >= LEAST_GAIN * model.scale:
             return np.asarray(table[int(np.argmax(gains))])
     return next((c for c in reversed(explored) if c.tobytes() in is_new), next(iter(is_new.values())))
+
+
+def chance_of_gain(
+    model: AdditiveModel,
+    failures: FailureModel,
+    memory: MemoryModel,
+    rng: np.random.Generator,
+    *,
+    tried: Codes,
+    least: float,
+) -> float:
+    """Returns the probability that a set gains at least `least` (a log ratio), and as much over all sets `tried`.
+
+    A tried set that gains less counts as the default, for its gain could not be proven.
+    """
+    draws = model.draws(rng, LOOKS)
+    tables = (draws.tables(at) for at in range(LOOKS))
+    best = [memory.candidates(t, failures.risks, FAILURE_COST * model.scale, rng)[-1] for t in tables]
+    settled = np.array([model.design.settle(codes) for codes in best])
+    reached = draws.totals(tried).min(axis=1)
+    proven = np.where(reached > -least, 0.0, reached)
+    return float((proven - np.diagonal(draws.totals(settled)) >= least).mean())
 
 
 def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:

@@ -18,7 +18,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
-from autotune.search.acquisition import propose
+from autotune.search.acquisition import chance_of_gain, propose
 from autotune.search.additive import JUMPS, AdditiveModel, Observations
 from autotune.search.failures import FailureModel
 from autotune.search.memory import MemoryModel, Peaks
@@ -160,6 +160,14 @@ class AdditiveFlagSampler(BaseSampler):
         coded = CodedSpace(self._space_of(trials), self._flags)
         rng = np.random.default_rng([self._seed, len(trials)])
         return self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS)
+
+    def chance_of_gain(self, trials: Sequence[FrozenTrial], *, least: float) -> float:
+        """Returns the probability that another set gains `least` (a log ratio) over all finished trials' sets."""
+        coded, model, failures, memory = self.fit(trials)
+        rows = [codes for codes, _ in coded.split(trials)[0]]
+        tried = coded.table([*rows, model.design.neutral])
+        rng = np.random.default_rng([self._seed, len(trials)])
+        return chance_of_gain(model, failures, memory, rng, tried=tried, least=least)
 
     def _fit(
         self,

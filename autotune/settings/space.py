@@ -283,7 +283,10 @@ class SpaceBuilder:
         for value in parameter.choices or (str(parameter.low), str(parameter.high)):
             refused = setting.refused(value) if setting.flag is not None and value != DEFAULT else ""
             if problem := refused or setting.out_of_range(value):
-                raise SettingError(f"`search.settings.{name}`: {value!r} {problem}")
+                raise SettingError(
+                    f"each value of `search.settings.{name}` must be legal but got {value!r}: {name} {problem}; "
+                    f"write {DEFAULT!r} for its default"
+                )
         self.found[name] = parameter
 
     def expect(self, picked: Sequence[Setting]) -> None:

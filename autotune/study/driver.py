@@ -165,8 +165,10 @@ class Driver:
         config = trials.propose(step, trying)
         if config is None and self._in_hand:
             return Wait()  # what is being tried may fail, or open the space
+        if config is None and trials.settle(wait=True):
+            return None
         if config is None:
-            self._run.view.note(f"the whole space is tried: the search ends after {count} of {asked} trials")
+            self._run.view.note(f"{trials.why_none}: the search ends after {count} of {asked} trials")
             trials.end_search(is_exhausted=True)
             return None
         pending = trials.begin(config, most=step.most)

@@ -26,10 +26,12 @@ from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.model.units import format_share
 from autotune.rundir.optuna_study import ENQUEUED_KEY, NUMBER_KEY, OptunaStudy
 from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace, format_condition, format_domain
 from autotune.study.effects import StudyEffects
+from autotune.study.plan import ENOUGH_TO_TELL
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
@@ -56,6 +58,9 @@ STARTUP_TRIALS = 8
 
 CHANGES = 2
 """Settings that a random proposal changes on average."""
+
+LEAST_CHANCE = 0.05
+"""Chance of another set to gain what a proof can show below which it is not worth a trial."""
 
 FEW_REPEATS = 5
 """Known sets in a row after which a sampler counts as stuck on its favourite, and a random set is drawn."""
@@ -95,7 +100,11 @@ def known_memory(
 
 
 class Proposer:
-    """Proposes the next set, never a known one: those of `first` and of `recheck` before the sampler's."""
+    """Proposes the next set, never a known one: those of `first` and of `recheck` before the sampler's.
+
+    Args:
+        provable: The smallest gain (a share) that proofs of the study can show.
+    """
 
     def __init__(
         self,
@@ -108,15 +117,18 @@ class Proposer:
         rule_defaults: Mapping[str, str] | None = None,
         priors: Mapping[str, float] | None = None,
         memory: KnownMemory | None = None,
+        provable: float = 0.0,
     ) -> None:
         self._spec = spec
         self._space = space
         self._recheck = recheck
         self._min_effect = spec.measure.min_effect
+        self._least = max(self._min_effect, provable)
+        self.why_none = ""
+        """Why no set was proposed when there was none."""
         self._rule_defaults = rule_defaults or {}
         self._notes: list[str] = []
-        no_ops = recheck.sets if recheck else ()
-        self._first = [*first, *((NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s))]
+        self._first = [*first, *self._rechecks]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         # Known sets, and how many of them are points of the space; the default is known from the start.
@@ -132,6 +144,12 @@ class Proposer:
         self._stored = stored
         self._enqueued: dict[FlagSet, dict[str, Any]] = {}
         """Sets that somebody enqueued in the study's storage, with the values by which it names them."""
+
+    @property
+    def _rechecks(self) -> list[tuple[str, FlagSet]]:
+        """The sets of all no-ops of the screen."""
+        no_ops = self._recheck.sets if self._recheck is not None else ()
+        return [(NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s)]
 
     def begin(self, config: TrialConfig) -> None:
         """Opens a trial in the study's storage."""
@@ -188,7 +206,12 @@ class Proposer:
     def _widen(self, whole: SearchSpace) -> None:
         more = len(whole.parameters) - len(self._space.parameters)
         self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
-        self._recheck, self._space, self._size = None, whole, whole.size()
+        self.move_to(whole, recheck=None, priors=self._priors)
+
+    def move_to(self, space: SearchSpace, *, recheck: NoOpRecheck | None, priors: Mapping[str, float]) -> None:
+        """Searches another space from now on; what was tried counts in it."""
+        self._recheck, self._priors, self._space, self._size = recheck, priors, space, space.size()
+        self._first += self._rechecks
         self._points_seen = sum(map(self._is_point, self._seen))
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
@@ -209,9 +232,13 @@ class Proposer:
         for origin, settings in self._first:
             if settings not in self._seen and settings not in now_tried:
                 return self._config(number, settings, origin)
+        self.why_none = "the whole space is tried"
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
             return None
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
+        if not self._is_gain_likely(number, shown):
+            self.why_none = f"no gain of {format_share(self._least)} or more is expected from another set"
+            return self.ask_best(number, taken=now_tried)  # it has fewer settings to leave out than tried sets
         others = [self._under_way(s, {}) for s in sorted(now_tried, key=str)]
         answer = self._answers(number, shown, others)
         fitted = functools.cache(lambda: self._additive(0).fit([*shown, *others]))
@@ -224,6 +251,17 @@ class Proposer:
             if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
         return None
+
+    def _is_gain_likely(self, number: int, shown: Sequence[FrozenTrial]) -> bool:
+        """Whether another set gains what a proof can show with a chance worth a trial; only the own sampler can tell.
+
+        With fewer trials than settings it cannot, either: it would go by what it expects of most settings.
+        """
+        measured = sum("failure" not in t.user_attrs for t in shown)
+        if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._space.parameters)):
+            return True
+        sampler = self._additive(_seed(f"{self._spec.seed}/{number}"))
+        return sampler.chance_of_gain(shown, least=-math.log1p(-self._least)) >= LEAST_CHANCE
 
     def ask_enqueued(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
         """Returns the first set that somebody enqueued in the study's storage; those that cannot be run are refused."""

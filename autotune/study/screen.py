@@ -1,17 +1,22 @@
 """The screen of a study: compiles sets without a GPU to decide which are worth a measurement (`docs/screening.md`).
 
-One thread does all compiling. A screen that fails is noted and never ends a study. The described GPU differs from the
-one that runs, so what the screen calls no-ops is tried there in two sets: all at their first values, and all at their
-last. If one fails, or its interval excludes the reference's time, they return to the space.
+The search begins when the sets of one setting are compiled. What does nothing alone is searched last: groups of such
+settings are compiled beside the measurements of GPUs, on processors that these can spare, and where there are none,
+before the search. One thread does all compiling. A screen that fails is noted and never ends a study.
+
+The described GPU differs from the one that runs, so what the screen calls no-ops is tried there in two sets: all at
+their first values, and all at their last. If one fails, or its interval excludes the reference's time, they return to
+the space.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -93,13 +98,16 @@ class StudyScreener:
         self._view = view
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
+        self._groups: Future[ScreenReport] | None = None
+        self._groups_end_s = math.inf
         self._screen: Screener | None = None
         self._is_on = True
         self._believes_memory = True
         self.kept_s = 0.0
 
     def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """Screens a space and the sets `named`, unless that was done; returns the space that needs measurements."""
+        """Screens a space and the sets `named`, unless that was done; returns the space to search first."""
         target: Target | None = None
         topology: Topology | None = None
         try:
@@ -107,10 +115,11 @@ class StudyScreener:
                 target, topology = self._cluster(reference)
             screen = self._open(target, topology)
             self.report = self._known(screen) or self._run(screen, space, named)
-            left = narrowed(space, self.report)
-            for line in describe_screen(self.report):
-                self._view.note(line)
-            self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
+            if self.report.of_effect(Effect.ALONE):
+                self._begin_groups(screen, self.report, space)
+                if not self._has_room_beside(screen):
+                    self.settled(wait=True)
+            left = self.left(space)
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
@@ -120,6 +129,52 @@ class StudyScreener:
                 "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
             )
         return left
+
+    def left(self, space: SearchSpace) -> SearchSpace:
+        """Returns what of a space needs measurements by the report, and says so."""
+        assert self.report is not None
+        left = narrowed(space, self.report)
+        for line in describe_screen(self.report):
+            self._view.note(line)
+        self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
+        return left
+
+    def _has_room_beside(self, screen: Screener) -> bool:
+        """Whether groups can be compiled beside a measurement without disturbing it."""
+        return screen.job.target is not None and bool(spare_processors(screen.job.topology.gpus_per_node))
+
+    def _begin_groups(self, screen: Screener, report: ScreenReport, space: SearchSpace) -> None:
+        self._groups = self._beside.submit(
+            screen.together, report, domains(space), chains(space), on=self._wait, progress=self._show,
+            is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
+        )  # fmt: skip
+
+    def _show(self, done: str) -> None:
+        """Shows what is compiled, unless something is measured, which is shown then."""
+        if not self.is_measuring():
+            self._view.phase(f"screening, {done[:80]}")
+
+    def settled(self, *, wait: bool = False) -> bool:
+        """Whether verdicts on what does nothing alone have come since the last call: the report then has them.
+
+        Args:
+            wait: Whether to wait for that, within the limit of a screen's time.
+        """
+        groups = self._groups
+        if groups is None or not (wait or groups.done()):
+            return False
+        started = time.monotonic()
+        if wait:
+            self._groups_end_s = started + self._limit_s()
+        try:
+            self.report = groups.result()
+        except Exception as error:
+            self._give_up(error)
+            assert self.report is not None
+            self.report = self.report.settled({})
+        self._groups = None
+        self._record(self.report, started)
+        return True
 
     def _open(self, target: Target | None, topology: Topology | None) -> Screener:
         """Opens the compile workers for a cluster, or for this CPU, without compiling anything."""
@@ -131,7 +186,7 @@ class StudyScreener:
                 topology=topology,
                 cache_dir=default_cache_dir(caller_environment()) / "screen",
                 processors=lambda: len(os.sched_getaffinity(0)),  # fewer beside a measurement: `_give_way`
-                progress=lambda what: self._view.phase(f"screening, {what[:80]}"),
+                progress=self._show,
             )
         )
         return self._screen
@@ -163,26 +218,29 @@ class StudyScreener:
         started = time.monotonic()
         limit_s = self._limit_s()
         report = self._wait(
-            lambda: screen.run(
-                values, named, chains=chains(space),
-                progress=lambda done, of: self._view.phase(f"screening: {done} of {of} sets compiled"),
-                is_over=lambda: limit_s is not None and time.monotonic() - started > limit_s,
+            lambda: screen.alone(
+                values, named, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s
             )
-        )  # fmt: skip
+        )
+        self._record(report, started)
+        return report
+
+    def _record(self, report: ScreenReport, started: float) -> None:
         self._store.append(
             ScreenRecord(
                 target=report.target, topology=report.topology, versions=compiler_versions(),
                 report=report.model_dump(mode="json"), duration_s=round(time.monotonic() - started, 3),
             )
         )  # fmt: skip
-        return report
 
-    def _limit_s(self) -> float | None:
+    def _limit_s(self) -> float:
+        """Seconds for which the study may still wait for its screen."""
         budget_s = self._spec.search.time_budget
         if budget_s is None:
-            return None
+            return math.inf
         left_s = budget_s - self._store.watch.total_s - self.kept_s
-        return max(0.0, min(SHARE_OF_BUDGET * budget_s, left_s))
+        waited_s = sum(r.duration_s for r in self._store.of(ScreenRecord))
+        return max(0.0, min(SHARE_OF_BUDGET * budget_s - waited_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         self._is_on = False
@@ -221,6 +279,7 @@ class StudyScreener:
         if self._screen is not None:
             self._screen.abort()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._beside.shutdown(wait=True, cancel_futures=True)
         self._resources.close()
 
 

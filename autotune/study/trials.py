@@ -47,19 +47,21 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
         run.view.note(f"{name}: {remark}")
     if cannot_act := format_cannot_act(space):
         run.view.note(f"left out: {cannot_act}")
-    first, defaults = list(run.setup.first), run.setup.rule_defaults
+    first, defaults, whole = list(run.setup.first), run.setup.rule_defaults, space
     recheck: NoOpRecheck | None = None
     if screener is not None:
         space, recheck = narrow_space(run, screener, space, reference)
     together = [("settings that need each other", settings) for settings in space.first]
     first += keeping_rules(run.spec, together, defaults, run.view.note)
-    screened = screened_by(run.store)
+    screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
+    power = first_aa_run.power
     proposer = Proposer(
         run.spec, space, first=first, stored=open_study(run.spec, run.storage or run.store.path / JOURNAL),
         recheck=recheck, rule_defaults=defaults, priors=priors_of(space, screened),
-        memory=known_memory(run.spec, space, run.store.of(AaRecord)[0], screened),
+        memory=known_memory(run.spec, space, first_aa_run, screened),
+        provable=power.smallest if power is not None and power.smallest is not None else 0.0,
     )  # fmt: skip
-    return Trials(run, proposer, screener)
+    return Trials(run, proposer, screener, whole)
 
 
 def narrow_space(
@@ -80,16 +82,18 @@ def narrow_space(
 class Trials:
     """The trials of one session."""
 
-    def __init__(self, run: StudyRun, proposer: Proposer, screener: StudyScreener | None) -> None:
+    def __init__(self, run: StudyRun, proposer: Proposer, screener: StudyScreener | None, whole: SearchSpace) -> None:
         self._run = run
         self._store = run.store
         self._proposer = proposer
         self._screener = screener
+        self._whole = whole
         self._known = Known(run.store)
         self._causes_seen = 0
 
     def refresh(self) -> None:
         """Tells the proposer what was recorded since the last call, and the user what the proposer has to say."""
+        self.settle()
         for result in self._known.refresh():
             self._proposer.tell(result)
         causes = self._store.since(FailingSetRecord, self._causes_seen)
@@ -98,6 +102,19 @@ class Trials:
         failing += [cause.smallest for cause in causes if cause.smallest not in failing]
         for text in self._proposer.news():
             self._run.view.note(text)
+
+    def settle(self, *, wait: bool = False) -> bool:
+        """Takes in what the screen has shown beside the search, once; returns whether there was anything.
+
+        Args:
+            wait: Whether to wait for it.
+        """
+        if self._screener is None or not self._screener.settled(wait=wait):
+            return False
+        assert self._screener.report is not None
+        report, left = self._screener.report, self._screener.left(self._whole)
+        self._proposer.move_to(left, recheck=recheck_of(self._whole, report), priors=priors_of(left, report))
+        return True
 
     def begin(self, config: TrialConfig, *, most: int | None) -> PendingTask | None:
         """Returns a trial for a lane; None if its result is known already, which it records."""
@@ -117,6 +134,11 @@ class Trials:
         if config is None and step.is_last:
             config = self._proposer.ask_best(number, taken=trying)
         return config or self._proposer.ask(number, taken=trying)
+
+    @property
+    def why_none(self) -> str:
+        """Why nothing was proposed when there was nothing."""
+        return self._proposer.why_none
 
     def _evaluate(self, config: TrialConfig) -> TrialResult | TrialTask:
         """Returns a set's result if it needs no measurement, or the task of a lane."""

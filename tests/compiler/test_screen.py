@@ -41,6 +41,7 @@ from tests.compiler.rules import (
     screen,
     space,
 )
+from tests.console import autotune
 from tests.runs import there
 from tests.tables import toml_beside
 
@@ -161,6 +162,16 @@ def test_what_is_not_settled_in_time_is_skipped_and_never_called_a_no_op(is_stop
 
 
 @pytest.mark.gate
+def test_a_wrong_value_is_refused_before_anything_is_lowered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.compiler.compiler.CompileWorker", None)  # none can start
+    study = tmp_path / "study.toml"
+    study.write_text(CASES["programs"]["several"].replace("[true, false]", '["DEFAULT", false]'), encoding="utf-8")
+    refused = autotune("screen", study, XDG_CACHE_HOME=str(tmp_path))
+    assert refused.returncode == 2
+    assert "must be legal but got 'DEFAULT'" in refused.stderr
+
+
+@pytest.mark.gate
 def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     study.write_text(CASES["programs"]["several"], encoding="utf-8")
@@ -168,7 +179,7 @@ def test_ctrl_c_shows_what_is_known_and_the_same_command_goes_on(tmp_path: Path)
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for line in there(run.stderr):
-        if "3 of 6 sets compiled" in line:
+        if "3 of 6 single sets compiled" in line:
             run.send_signal(signal.SIGINT)
             break
     out, errors = run.communicate(timeout=60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,10 @@ P2P = ("xla_gpu_enable_pipelined_p2p", "xla_gpu_collective_permute_decomposer_th
 
 
 @pytest.mark.gate
-def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_makes_them(tmp_path: Path) -> None:
+def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_makes_them() -> None:
     names = (*P2P, "xla_gpu_collective_permute_combine_threshold_bytes")
     whole = SPACES["pipeline"]
-    found = brute_force(replace(whole, domains={n: whole.domains[n] for n in names}), tmp_path / "kernels")
+    found = brute_force(replace(whole, domains={n: whole.domains[n] for n in names}))
     assert found["distinct_programs"] == 2
     assert {n: set(c) for n, c in found["active_only_with"].items()} == {P2P[0]: {P2P[1]}, P2P[1]: {P2P[0]}}
     assert found["no_ops"] == [names[2]]
@@ -26,8 +25,8 @@ def test_sends_and_receives_of_a_pipeline_are_found_though_no_setting_alone_make
 
 
 @pytest.mark.gate
-def test_what_a_graph_holds_is_active_though_only_with_cublas_kernels(tmp_path: Path) -> None:
-    found = brute_force(replace(SPACES["one GPU"], domains=GRAPHS), tmp_path / "kernels")
+def test_what_a_graph_holds_is_active_though_only_with_cublas_kernels() -> None:
+    found = brute_force(replace(SPACES["one GPU"], domains=GRAPHS))
     assert found["active_only_under"] == {"xla_gpu_enable_command_buffer": "with cuBLAS GEMMs"}
     assert found["distinct_programs"] > found["distinct_with_the_compilers_own_choice"]
     assert found["points_lost"] == []

@@ -59,8 +59,8 @@ def taught(store: Store) -> EffectsRecord:
 def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
     found = taught(wide)
     by_name = {s.name: s for s in found.settings}
-    assert (found.trials, set(by_name)) == (28, {p.name for p in WIDE.parameters})
-    assert found.measured == sum(r.failure is None for r in wide.of(TrialResult)) < 28
+    assert (found.trials, set(by_name)) == (len(wide.of(TrialResult)), {p.name for p in WIDE.parameters})
+    assert found.measured == sum(r.failure is None for r in wide.of(TrialResult)) < found.trials
     for pair, ratio in PLANTED.items():
         name, _, value = pair.partition("=")
         (effect,) = (v for v in by_name[name].values if v.value == value)
@@ -99,7 +99,9 @@ def test_it_is_written_once_for_the_same_trials_and_anew_for_more(run_replay: Ru
 
 
 def test_the_search_ends_with_the_best_predicted_set_and_finalists_differ_from_it_in_what_acts(wide: Store) -> None:
-    assert [(r.number, r.settings) for r in wide.of(TrialResult) if r.origin == PREDICTED_BEST] == [(28, BEST)]
+    *_, last = wide.of(TrialResult)
+    assert (last.settings, last.origin) == (BEST, PREDICTED_BEST)
+    assert last.number < 28  # no other set was expected to gain
     (proven,) = [f for f in wide.of(FinalistResult) if f.stage == "confirm"]
     assert proven.settings == BEST
     chosen = worth_proving(wide.of(TrialResult), count=3, min_effect=0.005, effects=taught(wide))

@@ -138,7 +138,8 @@ def test_a_finished_study_run_again_does_nothing_more(run_replay: Run) -> None:
 
 
 def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: Run) -> None:
-    _, store, diary = run_replay(replay_study(), trials=1000, space=SearchSpace(SPACE.parameters[1:]))
+    at_random = replay_study(study={"search": {"sampler": "random"}})
+    _, store, diary = run_replay(at_random, trials=1000, space=SearchSpace(SPACE.parameters[1:]))
     results = store.of(TrialResult)
     assert len({r.settings for r in results}) == len(results) == 3 * 2 * 3 - 1
     assert any("whole space is tried" in n for n in diary.notes)

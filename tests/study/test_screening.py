@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.compiler.screen import ScreenReport
+from autotune.compiler.screen import Effect, Screener, ScreenReport
 from autotune.compiler.targets import load_target
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -27,7 +28,7 @@ from autotune.study import screen as stage
 from autotune.study.driver import run_study
 from autotune.study.screen import LARGEST_PRIOR, NO_OPS_TOGETHER, StudyScreener, contradicts, is_wanted, priors_of
 from harness.simulated import GivenSetup, given_run
-from tests.compiler.rules import BUFFER, COMBINE, OVERLAP, SLOP, TRITON, Deaf, Rules, screen, space
+from tests.compiler.rules import BUFFER, COMBINE, DECOMPOSE, OVERLAP, P2P, SLOP, TRITON, Deaf, Rules, screen, space
 from tests.runs import Diary, Noting, asking, replay_study, there
 from tests.tables import toml_beside
 
@@ -50,7 +51,8 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
 
 @pytest.fixture
 def screened(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySpec, Any], None]:
-    """Lets the screen of a simulated study, which by itself has none, compile by rules."""
+    """Lets the screen of a simulated study, which has none, compile by rules, and groups before the search."""
+    monkeypatch.setattr(StudyScreener, "_has_room_beside", lambda *_: False)
 
     def screened(spec: StudySpec, rules: Any) -> None:
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
@@ -127,7 +129,7 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
     rules = Rules()
     later = (("duplicate", FlagSet({COMBINE: "11", SLOP: "17"})),)
     _, store, diary, _ = run(study(), rules, trials=2, first=later)
-    assert len(store.of(ScreenRecord)) == 1
+    assert len(store.of(ScreenRecord)) == 2  # alone, then in groups
     assert "screen" not in diary.stages
     asked = {s.without(TRITON) for s in rules.compiled}
     assert asked <= {FlagSet(), FlagSet({COMBINE: "11", SLOP: "17"}), FlagSet({COMBINE: "11"})}
@@ -139,8 +141,8 @@ def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_other
     rules = Rules()
     rules.job.target = load_target("h100-sxm", versions={"jax-cuda13-plugin": "1"})
     _, store, _, _ = run(study(), rules, trials=2)
-    reports = [r.report for r in store.of(ScreenRecord) if r.report is not None]
-    assert len({r["target_digest"] for r in reports}) == len(reports) == 2
+    digests = [there(r.report)["target_digest"] for r in store.of(ScreenRecord)]
+    assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
 class Failing(Rules):
@@ -214,6 +216,81 @@ def test_leaving_out_a_setting_that_changes_no_program_is_not_measured(tmp_path:
     ablations = made.store.of(AblationResult)
     assert conclusion.settings == FlagSet({COMBINE: "11"})
     assert [a.left_out for a in ablations if a.comparison is None] == [SLOP]
+
+
+TOGETHER = SearchSpace(
+    tuple(
+        Parameter(name=n, choices=c, default=c[0])
+        for n, c in {COMBINE: ("7", "11"), P2P: ("false", "true"), DECOMPOSE: ("9", "0"), SLOP: ("95", "17")}.items()
+    )
+)
+PAIR = FlagSet({P2P: "true", DECOMPOSE: "0"})
+
+
+class Beside:
+    """Holds back the verdicts of groups that are compiled beside the search, until told or waited for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.released = threading.Event()
+        together, settled = Screener.together, StudyScreener.settled
+
+        def held_back(*given: Any, is_over: Callable[[], bool], **more: Any) -> ScreenReport:
+            while not self.released.wait(0.01) and not is_over():
+                continue
+            if error is not None:
+                raise error
+            return together(*given, is_over=is_over, **more)
+
+        def noticed(opened: StudyScreener, *, wait: bool = False) -> bool:
+            is_due = self.released.is_set() or wait
+            if wait:
+                self.released.set()
+            return settled(opened, wait=is_due)
+
+        patch.setattr(StudyScreener, "_has_room_beside", lambda *_: True)
+        patch.setattr(Screener, "together", held_back)
+        patch.setattr(StudyScreener, "settled", noticed)
+
+
+def tried_by(run: Run, trials: int, **more: Any) -> tuple[Sequence[TrialResult], Store, Diary]:
+    effects = {f"{COMBINE}=11": 0.97, f"{P2P}=true {DECOMPOSE}=0": 0.9}
+    spec = study(simulation={"effects": effects, "inert": INERT, "noise": {"white_sd": 1e-4}})
+    _, store, diary, _ = run(spec, Rules(), trials=trials, space=TOGETHER, **more)
+    return store.of(TrialResult), store, diary
+
+
+def test_the_search_begins_with_what_acts_alone_and_what_acts_together_joins_as_it_is_found(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Beside(monkeypatch)  # waited for when there is nothing else to try
+    results, store, _ = tried_by(run, 8)
+    assert [r.settings for r in results[:2]] == [FlagSet({COMBINE: "11"}), FlagSet({SLOP: "17"})]
+    assert results[1].origin == NO_OPS_TOGETHER
+    assert any(PAIR.merge(r.settings) == r.settings for r in results)
+    assert sum(SLOP in r.settings for r in results) == 1
+    alone, settled = (ScreenReport.model_validate(r.report) for r in store.of(ScreenRecord))
+    assert {s.name for s in alone.of_effect(Effect.ALONE)} == {P2P, DECOMPOSE, SLOP}
+    assert [s.name for s in settled.of_effect(Effect.NO_OP)] == [SLOP]
+
+
+def test_a_study_that_ended_before_its_groups_goes_on_with_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch)
+    results, store, _ = tried_by(run, 1)
+    assert [r.settings for r in results] == [FlagSet({COMBINE: "11"})]
+    assert len(store.of(ScreenRecord)) == 1
+    beside.released.set()
+    results, store, diary = tried_by(run, 6)
+    assert len(store.of(ScreenRecord)) == 2
+    assert "screen" not in diary.stages
+    assert any(PAIR.merge(r.settings) == r.settings for r in results)
+
+
+def test_what_no_group_could_settle_is_searched(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Beside(monkeypatch, RuntimeError("the compiler is gone"))
+    results, store, diary = tried_by(run, 8)
+    assert any("the compiler is gone" in note for note in diary.notes)
+    assert any(SLOP in r.settings and r.origin != NO_OPS_TOGETHER for r in results)
+    assert set(there(there(store.last(ScreenRecord)).report)["skipped"]) == {P2P, DECOMPOSE, SLOP}
 
 
 @pytest.mark.parametrize(("more", "versions", "on", "said"), CASES["screened"])
