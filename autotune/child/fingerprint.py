@@ -103,19 +103,17 @@ def figures_of(lowered: Any, compiled: Any) -> dict[str, Any]:
     An executable that JAX loaded from its cache has no machine code to hash, so the process that compiled it keeps them
     beside it.
     """
-    kept = None
-    if os.environ.get(CACHE_SWITCH) == "true":
+    is_cached = os.environ.get(CACHE_SWITCH) == "true"
+    if is_cached:
         name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
-        kept = Path(os.environ[CACHE_FOLDER], f"{KEPT}{name}")
+        file = Path(os.environ[CACHE_FOLDER], f"{KEPT}{name}")
         with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads(kept.read_text(encoding="utf-8")))
-    found = {"fingerprint": fingerprint(compiled), "collective_bytes": collective_bytes(compiled.as_text())}
-    if kept is not None:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+    figures = {"fingerprint": fingerprint(compiled), "collective_bytes": collective_bytes(compiled.as_text())}
+    if is_cached:
         with contextlib.suppress(OSError):
-            written = kept.with_name(f".{kept.name}")
-            written.write_text(json.dumps(found), encoding="utf-8")
-            written.replace(kept)
-    return found
+            file.write_text(json.dumps(figures), encoding="utf-8")  # what is cut off is no JSON
+    return figures
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:

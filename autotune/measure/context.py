@@ -114,7 +114,8 @@ class MeasurementContext:
     @property
     def first_start_s(self) -> float:
         """Seconds that the first process of the A/A run took to start: others may load what it compiled."""
-        return self._first_report.start_s if self._first_report is not None else 0.0
+        assert self._first_report is not None
+        return self._first_report.start_s
 
     @property
     def now_s(self) -> float:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, KERNELS_FLAG
+from autotune.child.fingerprint import CACHE_FOLDER, KEPT, KERNELS_FLAG
 from autotune.machine.files import CACHES, Scratch, remove_tree
 from autotune.model.flags import FlagSet
 from autotune.workers.settings_check import IN_FORCE
@@ -30,17 +30,8 @@ MOST_SETS = 6
 
 MARK = "LIBTPU_INIT_ARGS"
 
-FIXED = {
-    CACHE_SWITCH: "true",
-    "JAX_COMPILATION_CACHE_MAX_SIZE": "-1",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-    "JAX_RAISE_PERSISTENT_CACHE_ERRORS": "false",
-}
-
-_HAS_ITS_OWN = re.compile(r"(?!option\.).*(cache|pgle).*", re.IGNORECASE)
-_CHOOSES_KERNELS = re.compile(r".*(autotun|deterministic|exhaustive).*")
+_STEERS_CACHE = re.compile(IN_FORCE["steers_cache"])
+_CHOOSES_KERNELS = re.compile(IN_FORCE["chooses_kernels"])
 _KEEPS_KERNELS = re.compile("|".join(IN_FORCE["keeps_kernels"]))
 
 
@@ -61,15 +52,16 @@ class Caches:
 
     def added_to(self, environment: Mapping[str, str], settings: FlagSet) -> dict[str, str]:
         """Returns a worker's environment with the caches of its set; without them where they cannot be written."""
-        own: dict[str, str] = {}
+        variables = dict(environment)
         with self._lock, contextlib.suppress(OSError):
-            if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.fullmatch, settings)):
-                own |= _flags_with(environment, _kernels_of(settings, self._root()))
-            if self._keeps_programs and not any(map(_HAS_ITS_OWN.fullmatch, settings)):
-                folder = _programs_of(settings, self._root())
+            if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.search, settings)):
+                kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
+                variables |= settings.of_kind("xla").merge(kernels).to_environment()
+            if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
+                folder = str(_programs_of(settings, self._root()))
                 mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
-                own |= {**FIXED, CACHE_FOLDER: str(folder), MARK: mark}
-        return {**environment, **own}
+                variables |= {**IN_FORCE["cache"], CACHE_FOLDER: folder, MARK: mark}
+        return variables
 
     def close(self) -> None:
         """Removes the folders; safe to call twice."""
@@ -95,8 +87,8 @@ def _programs_of(settings: FlagSet, root: Path) -> Path:
     folder = folder or Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     os.utime(folder)
     by_age = sorted(root.glob("programs-*"), key=lambda path: path.stat().st_mtime_ns)
-    for old in by_age[:-MOST_SETS]:
-        remove_tree(old)
+    for unused in by_age[:-MOST_SETS]:
+        remove_tree(unused)
     return folder
 
 
@@ -109,8 +101,3 @@ def _kernels_of(settings: FlagSet, root: Path) -> Path:
     folder = root / f"kernels-{deciding.digest}"
     folder.mkdir(exist_ok=True)  # XLA wants it to be there
     return folder
-
-
-def _flags_with(environment: Mapping[str, str], kernels: Path) -> dict[str, str]:
-    flag = "" if re.search(r"[\s'\"\\]", str(kernels)) else f"--{KERNELS_FLAG}={kernels}"
-    return {"XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} {flag}".strip()} if flag else {}

@@ -56,8 +56,9 @@ class ProgramWatch:
     def __init__(self, environment: Mapping[str, str], platform: str = "cpu") -> None:
         self._scratch = Scratch(COMPILES)
         self._read: dict[str, tuple[int, int]] | None = None
-        is_cached = environment.get(CACHE_SWITCH) == "true"
-        self._kept = Path(environment[CACHE_FOLDER], f"{KEPT}programs") if is_cached else None
+        self._record: Path | None = None
+        if environment.get(CACHE_SWITCH) == "true":
+            self._record = Path(environment[CACHE_FOLDER], f"{KEPT}programs")
         flags, own = environment.get("XLA_FLAGS", ""), dump_flag(self._scratch.path)
         self._given = FlagSet.parse(flags)
         self.problem = ""
@@ -103,15 +104,16 @@ class ProgramWatch:
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
         before = self._listing()
-        known: dict[str, Any] = earlier.get("modules", {})
-        modules, took_s = self._modules_of(before, may_be_none=bool(known))
+        modules: dict[str, Any] = earlier.get("modules", {})
+        compiled, took_s = self._modules_of(before, may_be_none=bool(modules))
         if self._listing() != before:
             raise NotKnown("a module is being written")
-        if known and not modules.keys() <= known.keys():
+        modules = modules or compiled
+        if not compiled.keys() <= modules.keys():
             raise NotKnown("its processes compile different programs")
         self._read = before
-        self._keep({"modules": known or modules})
-        return {**self._figures_of(known or modules), "compile_s": took_s}
+        self._keep({"modules": modules})
+        return {**self._figures_of(modules), "compile_s": took_s}
 
     def has_compiled_more(self) -> bool:
         """Whether something was compiled since `read_programs`."""
@@ -122,15 +124,16 @@ class ProgramWatch:
 
     def _earlier(self) -> dict[str, Any]:
         """Returns what an earlier process of the set kept; empty if there was none."""
-        with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads(self._kept.read_text(encoding="utf-8"))) if self._kept is not None else {}
+        if self._record is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return dict(json.loads(self._record.read_text(encoding="utf-8")))
         return {}
 
-    def _keep(self, known: Mapping[str, Any]) -> None:
+    def _keep(self, record: Mapping[str, Any]) -> None:
         """Keeps what is known for later processes; where that fails they find no programs either (`Caches`)."""
-        if self._kept is not None:
+        if self._record is not None:
             with contextlib.suppress(OSError):
-                replace_file(self._kept, json.dumps(known))
+                replace_file(self._record, json.dumps(record))
 
     def close(self) -> None:
         """Removes the folder; safe to call twice."""
@@ -145,25 +148,25 @@ class ProgramWatch:
         self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool
     ) -> tuple[dict[str, tuple[int, dict[str, int]]], float]:
         """Returns largest memory and opcodes of each compiled module by its digest, and the seconds of all."""
-        modules = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
-        if not modules and not may_be_none:
+        names = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
+        if not names and not may_be_none:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
-        if modules != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
+        if names != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
         folder = self._scratch.path
-        found: dict[str, tuple[int, dict[str, int]]] = {}
+        modules: dict[str, tuple[int, dict[str, int]]] = {}
         took_s = 0.0
-        for module in sorted(modules):
+        for module in sorted(names):
             files = [n for n in listing if n.startswith(f"{module}.")]
             if not {module + BUFFERS, module + MEMORY, module + OPTIONS} <= set(files):
                 raise NotKnown(f"{module} is not whole in the dump")
             if (total := _TOTAL.search(_text(folder / (module + MEMORY)))) is None:
                 raise NotKnown(f"what {module} needs of memory cannot be read")
             counts = opcodes(_text(folder / (module + AFTER)))
-            found[_digest(folder, module, files)] = (int(total[1]), counts)
+            modules[_digest(folder, module, files)] = (int(total[1]), counts)
             written = [listing[n][1] for n in files]
             took_s += (max(written) - min(written)) / 1e9
-        return found, took_s
+        return modules, took_s
 
     def _figures_of(self, modules: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields that follow from the modules; equal ones count once, for JAX loads the second."""
