@@ -343,7 +343,7 @@ class Interleaved(Comparer):
         noise = read_aa_noise(
             groups,
             settle_steps=steps,
-            start_s=context.first_start_s,
+            start_s=context.first_report.start_s,
             pair_s=pair_duration_s(pairs),
             least=FEWEST_LONG_PAIRS,
         )
@@ -608,11 +608,11 @@ class Isolated(Comparer):
         found = self._compare(request)
         assert found.comparison is not None
         return AaRun(
-            reference=found.reference,
+            reference=self.context.first_report,
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=noise_of_aba_runs(found.pairs, start_s=self.context.first_start_s),
+            noise=noise_of_aba_runs(found.pairs, start_s=self.context.first_report.start_s),
         )
 
 

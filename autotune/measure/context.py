@@ -112,10 +112,10 @@ class MeasurementContext:
         return self.assignment.aa_run.noise.settle_steps if self.assignment.aa_run is not None else 0
 
     @property
-    def first_start_s(self) -> float:
-        """Seconds that the first process of the A/A run took to start: others may load what it compiled."""
+    def first_report(self) -> WorkerReport:
+        """The report of the lane's first process: others may load what it compiled, and so start sooner."""
         assert self._first_report is not None
-        return self._first_report.start_s
+        return self._first_report
 
     @property
     def now_s(self) -> float:

@@ -166,7 +166,7 @@ def test_limits_and_durations_are_those_of_a_first_start(mode: str, tmp_path: Pa
     runner = TaskRunner(spec, Folders(tmp_path), Warming(spec, Simulation()), Told())
     record = runner.do(Assignment(folder=("aa_run",)))
     assert isinstance(record, AaRecord)
-    assert record.noise.start_s == 60.0
+    assert record.noise.start_s == record.reference.start_s == 60.0
     assert time_limits_after(spec, record).start_s == START_FACTOR * 60.0
 
 
