@@ -31,6 +31,7 @@ from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import FOLDERS
 from autotune.study import preflight
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
+from autotune.workers.caches import Caches
 from harness.noise import NOISE_MODELS, Machine, NoiseModel, Process
 
 LOSSES = (6.5, 6.1, 5.8, 5.6, 5.5)
@@ -155,6 +156,7 @@ class SimulatedLauncher(Launcher):
         self._seed = spec.seed if seed is None else seed
         self._starts: Counter[str] = Counter()
         self.limits = TimeLimits()  # nothing hangs
+        self.caches = Caches()
         self._machine = Machine(model, np.random.default_rng(self._seed))
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:

@@ -7,12 +7,15 @@ their process and the order of fields are left out.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
@@ -28,6 +31,13 @@ _ARRAY = re.compile(r"\b[a-z]+(\d*)\w*\[([\d,]*)\]")
 HLO, THUNKS, METADATA = "optimized.hlo", "thunks.txt", "thunk_names.txt"
 OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
 """Files in the folder of a compilation; METADATA has the names of thunks."""
+
+CACHE_SWITCH, CACHE_FOLDER = "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"
+KEPT = "kept-"
+"""Starts the names of files beside JAX's cache that hold what its programs are called."""
+
+KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
+"""Flag by which a study keeps kernels; no part of a program."""
 
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
 _MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
@@ -81,10 +91,29 @@ def fingerprint(compiled: Any) -> str:
     try:
         parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
     except (AttributeError, RuntimeError, ValueError):
-        flags = os.environ.get("XLA_FLAGS", "").encode()
-        return "t" + hashlib.sha256(text + b"\0" + flags).hexdigest()[:15]
+        flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if KERNELS_FLAG not in flag]
+        return "t" + hashlib.sha256(text + b"\0" + " ".join(flags).encode()).hexdigest()[:15]
     digests = sorted(hashlib.sha256(part).digest() for part in parts)
     return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]
+
+
+def figures_of(lowered: Any, compiled: Any) -> dict[str, Any]:
+    """Fingerprint and `collective_bytes` of a compiled JAX function, under the names that they have in a report.
+
+    An executable that JAX loaded from its cache has no machine code to hash, so the process that compiled it keeps them
+    beside it.
+    """
+    is_cached = os.environ.get(CACHE_SWITCH) == "true"
+    if is_cached:
+        name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+        file = Path(os.environ[CACHE_FOLDER], f"{KEPT}{name}")
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+    figures = {"fingerprint": fingerprint(compiled), "collective_bytes": collective_bytes(compiled.as_text())}
+    if is_cached:
+        with contextlib.suppress(OSError):
+            file.write_text(json.dumps(figures), encoding="utf-8")  # what is cut off is no JSON
+    return figures
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:

@@ -46,7 +46,7 @@ class Job:
         tell("import")
         import jax
 
-        from autotune.child.fingerprint import collective_bytes, fingerprint
+        from autotune.child.fingerprint import figures_of
         from workloads.base import jit_step
         from workloads.loading import load
 
@@ -79,7 +79,8 @@ class Job:
         self.grad_norm: float | None = None
         self._told_in: dict[str, str | None] = {"loss": None}
         compile_start = time.perf_counter()
-        compiled = step.lower(state, self._batches[0]).compile()
+        lowered = step.lower(state, self._batches[0])
+        compiled = lowered.compile()
         compile_s = time.perf_counter() - compile_start
         tell("warm-up")
         self._step = compiled
@@ -96,8 +97,7 @@ class Job:
         self.report = {
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # on CPU
             **jax_report(jax, versions, _own_places(job, wanted)),
-            "fingerprint": fingerprint(compiled),
-            "collective_bytes": collective_bytes(compiled.as_text()),
+            **figures_of(lowered, compiled),
             "device_count": wanted,
             "process_count": job["process_count"],
             "compile_s": compile_s,

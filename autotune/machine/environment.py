@@ -49,8 +49,7 @@ def child_environment(
     env["JAX_PLATFORMS"] = PLATFORMS.get(platform_name, platform_name)
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
-    # A shared cache would hand one trial's compilation or autotuning to another: its key ignores NCCL_*, CUDA_* and
-    # memory variables.
+    # A cache of the program's own would hand one set's compilation to another; see `autotune.workers.caches`.
     env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     env["PYTHONUNBUFFERED"] = "1"
     env.update(settings.to_environment())

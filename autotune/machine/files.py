@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-COMPILES, LANE, FOLDERS = "autotune-screen-", "autotune-held-", "autotune-folder-"
+COMPILES, LANE, FOLDERS, CACHES = "autotune-screen-", "autotune-held-", "autotune-folder-", "autotune-cache-"
 """Prefixes of scratch folders."""
 
 _YOUNG_S = 60.0

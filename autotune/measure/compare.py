@@ -343,7 +343,7 @@ class Interleaved(Comparer):
         noise = read_aa_noise(
             groups,
             settle_steps=steps,
-            start_s=statistics.median(r.start_s for r in (reference.report, *reports)),
+            start_s=context.first_report.start_s,
             pair_s=pair_duration_s(pairs),
             least=LEAST_AA_PAIRS,
         )
@@ -607,13 +607,12 @@ class Isolated(Comparer):
         request = ComparisonRequest(candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs))
         found = self._compare(request)
         assert found.comparison is not None
-        start_s = statistics.mean((found.reference.start_s, found.candidate.start_s))
         return AaRun(
-            reference=found.reference,
+            reference=self.context.first_report,
             seconds=[found.candidate],
             pairs=found.pairs,
             comparison=found.comparison,
-            noise=noise_of_aba_runs(found.pairs, start_s=start_s),
+            noise=noise_of_aba_runs(found.pairs, start_s=self.context.first_report.start_s),
         )
 
 

@@ -25,7 +25,7 @@ from autotune.measure.loss_gate import (
     refuse_unusable_dtype,
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit, refuse_slow_compile
-from autotune.measure.tasks import Assignment, FailingSetTask, TrialTask
+from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, TrialTask
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -95,11 +95,27 @@ class MeasurementContext:
             self._first_report = aa_run.reference
             self.losses = LossGate(self.spec, aa_run.loss_spread, aa_run.loss_tolerance)
             self._launcher.limits = time_limits_after(self.spec, aa_run)
+        is_aa_run = isinstance(assignment.task, AaTask)
+        is_search = isinstance(assignment.task, TrialTask | AblationTask)
+        # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times its own kernels.
+        is_allowed = self.spec.limits.compile is None and self.spec.device.rank_count == 1
+        times_kernels = self.spec.block_sizes.in_order
+        self._launcher.caches.begin(
+            programs=is_allowed and (is_search or not times_kernels),
+            kernels=is_allowed and is_search and times_kernels,
+            anew=is_aa_run,  # it tells how long a first start takes
+        )
 
     @property
     def settle_steps(self) -> int:
         """First steps of each process that are not measured; 0 before the A/A run tells."""
         return self.assignment.aa_run.noise.settle_steps if self.assignment.aa_run is not None else 0
+
+    @property
+    def first_report(self) -> WorkerReport:
+        """The report of the lane's first process: others may load what it compiled, and so start sooner."""
+        assert self._first_report is not None
+        return self._first_report
 
     @property
     def now_s(self) -> float:
@@ -274,6 +290,7 @@ class MeasurementContext:
     def close(self) -> None:
         """Ends every worker."""
         self._launcher.close()
+        self._launcher.caches.close()
         self._reference = None
 
     # ------------------------------------------------------------------ what a worker reports

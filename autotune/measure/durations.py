@@ -120,8 +120,7 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
         f"search.time_budget must hold the A/A run, search and proof but is {format_seconds(budget_s)}: the "
         f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end only after "
         f"{format_seconds(used_s + aa_s)}, and a proof takes several times that. Give it at least "
-        f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a smaller model, a "
-        "compilation cache)"
+        f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a smaller model)"
     )
 
 

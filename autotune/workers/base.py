@@ -18,6 +18,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
+from autotune.workers.caches import Caches
 
 LOG_BYTES = 4_000_000
 """Limit of a log's size."""
@@ -90,6 +91,7 @@ class Launcher(ABC):
 
     Attributes:
         limits: Time limits, in seconds, of workers that are started from now on.
+        caches: What they keep of their compilations, and load.
 
     Raises:
         LaunchError: If no worker of this study can be started here.
@@ -102,6 +104,7 @@ class Launcher(ABC):
         self._study_dir = study_dir
         self._base = base
         self.limits = limits_after(spec.measure)
+        self.caches = Caches()
 
     @abstractmethod
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:

@@ -2,20 +2,23 @@
 
 ``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
 and the options in force. The programs are known only if one process compiled, every module is complete, and nothing is
-compiled later.
+compiled later. What the first process of a set compiled is kept beside JAX's cache, for what a later one loads is in no
+dump.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.fingerprint import opcodes, strip_hlo
-from autotune.machine.files import COMPILES, Scratch
+from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, opcodes, strip_hlo
+from autotune.machine.files import COMPILES, Scratch, replace_file
 from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
 
@@ -53,6 +56,9 @@ class ProgramWatch:
     def __init__(self, environment: Mapping[str, str], platform: str = "cpu") -> None:
         self._scratch = Scratch(COMPILES)
         self._read: dict[str, tuple[int, int]] | None = None
+        self._record: Path | None = None
+        if environment.get(CACHE_SWITCH) == "true":
+            self._record = Path(environment[CACHE_FOLDER], f"{KEPT}programs")
         flags, own = environment.get("XLA_FLAGS", ""), dump_flag(self._scratch.path)
         self._given = FlagSet.parse(flags)
         self.problem = ""
@@ -70,7 +76,7 @@ class ProgramWatch:
         if self.problem:
             return ()
         options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
-        if settings.of_kind("xla") and not options:
+        if settings.of_kind("xla") and not options and not self._earlier():
             return (
                 "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache, or is in a "
                 f"container that does not mount {self._scratch.path.parent})",
@@ -85,20 +91,49 @@ class ProgramWatch:
         Raises:
             NotKnown: If the dump is not complete.
         """
-        if self.problem:
-            raise NotKnown(self.problem)
+        try:
+            return self._programs(process_count)
+        except NotKnown as error:
+            self._keep({"problem": str(error)})
+            raise
+
+    def _programs(self, process_count: int) -> dict[str, Any]:
+        earlier = self._earlier()
+        if problem := self.problem or earlier.get("problem"):
+            raise NotKnown(problem)
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
         before = self._listing()
-        programs = self._programs_of(before)
+        modules: dict[str, Any] = earlier.get("modules", {})
+        compiled, took_s = self._modules_of(before, may_be_none=bool(modules))
         if self._listing() != before:
             raise NotKnown("a module is being written")
+        modules = modules or compiled
+        if not compiled.keys() <= modules.keys():
+            raise NotKnown("its processes compile different programs")
         self._read = before
-        return programs
+        self._keep({"modules": modules})
+        return {**self._figures_of(modules), "compile_s": took_s}
 
     def has_compiled_more(self) -> bool:
         """Whether something was compiled since `read_programs`."""
-        return self._read is not None and self._listing() != self._read
+        has_more = self._read is not None and self._listing() != self._read
+        if has_more:
+            self._keep({"problem": "it compiles more after its warm-up"})
+        return has_more
+
+    def _earlier(self) -> dict[str, Any]:
+        """Returns what an earlier process of the set kept; empty if there was none."""
+        if self._record is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return dict(json.loads(self._record.read_text(encoding="utf-8")))
+        return {}
+
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        """Keeps what is known for later processes; where that fails they find no programs either (`Caches`)."""
+        if self._record is not None:
+            with contextlib.suppress(OSError):
+                replace_file(self._record, json.dumps(record))
 
     def close(self) -> None:
         """Removes the folder; safe to call twice."""
@@ -109,26 +144,38 @@ class ProgramWatch:
         files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
         return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
-    def _programs_of(self, listing: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-        modules = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
-        if not modules:
+    def _modules_of(
+        self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool
+    ) -> tuple[dict[str, tuple[int, dict[str, int]]], float]:
+        """Returns largest memory and opcodes of each compiled module by its digest, and the seconds of all."""
+        names = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
+        if not names and not may_be_none:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
-        if modules != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
+        if names != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
-        folder, parts, peak, took_s, counts = self._scratch.path, list[str](), 0, 0.0, Counter[str]()
-        for module in sorted(modules):
+        folder = self._scratch.path
+        modules: dict[str, tuple[int, dict[str, int]]] = {}
+        took_s = 0.0
+        for module in sorted(names):
             files = [n for n in listing if n.startswith(f"{module}.")]
             if not {module + BUFFERS, module + MEMORY, module + OPTIONS} <= set(files):
                 raise NotKnown(f"{module} is not whole in the dump")
             if (total := _TOTAL.search(_text(folder / (module + MEMORY)))) is None:
                 raise NotKnown(f"what {module} needs of memory cannot be read")
-            parts.append(_digest(folder, module, files))
-            counts.update(opcodes(_text(folder / (module + AFTER))))
-            peak = max(peak, int(total[1]))
+            counts = opcodes(_text(folder / (module + AFTER)))
+            modules[_digest(folder, module, files)] = (int(total[1]), counts)
             written = [listing[n][1] for n in files]
             took_s += (max(written) - min(written)) / 1e9
-        whole = hashlib.sha256("\n".join([*sorted(parts), *_counted(self._given)]).encode())
-        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "compile_s": took_s, "opcodes": counts}
+        return modules, took_s
+
+    def _figures_of(self, modules: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields that follow from the modules; equal ones count once, for JAX loads the second."""
+        whole = hashlib.sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
+        counts = Counter[str]()
+        for _, each in modules.values():
+            counts.update(each)
+        peak = max(peak for peak, _ in modules.values())
+        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "opcodes": counts}
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.child.fingerprint import KERNELS_FLAG
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table, plain_content
 from autotune.model.flags import FlagSet, kind_of
@@ -50,7 +51,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
     own = {n: values[n] for n in IN_FORCE["memory_variables"] if values.get(n) is not None and n not in settings}
     notes = [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
-    if more := sorted(set(in_force) - {*settings, DUMP_FLAG}):
+    if more := sorted(set(in_force) - {*settings, DUMP_FLAG, KERNELS_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))
 

@@ -1,0 +1,103 @@
+"""What one process of a study compiled and later ones load: programs by JAX's cache, GPU kernels by XLA's.
+
+JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them. So each set has its
+own folder, and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which only TPUs read) for a program that names
+another folder itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from autotune.child.fingerprint import CACHE_FOLDER, KEPT, KERNELS_FLAG
+from autotune.machine.files import CACHES, Scratch, remove_tree
+from autotune.model.flags import FlagSet
+from autotune.workers.settings_check import IN_FORCE
+
+LEAST_FREE_BYTES = 2 << 30
+"""Free bytes of the temporary folder below which nothing is kept."""
+
+MOST_SETS = 6
+"""Sets whose programs are kept, those last started."""
+
+MARK = "LIBTPU_INIT_ARGS"
+
+_STEERS_CACHE = re.compile(IN_FORCE["steers_cache"])
+_CHOOSES_KERNELS = re.compile(IN_FORCE["chooses_kernels"])
+_KEEPS_KERNELS = re.compile("|".join(IN_FORCE["keeps_kernels"]))
+
+
+class Caches:
+    """Folders of one lane, removed with its process; a later session of the study begins without."""
+
+    def __init__(self) -> None:
+        self._scratch: Scratch | None = None
+        self._lock = threading.Lock()  # two workers may start at once
+        self._keeps_programs = self._keeps_kernels = False
+
+    def begin(self, *, programs: bool, kernels: bool, anew: bool) -> None:
+        """Says what processes that are started from now on keep and load; `anew` forgets all that was kept."""
+        if anew:
+            self.close()
+        self._keeps_programs = programs
+        self._keeps_kernels = kernels
+
+    def added_to(self, environment: Mapping[str, str], settings: FlagSet) -> dict[str, str]:
+        """Returns a worker's environment with the caches of its set; without them where they cannot be written."""
+        variables = dict(environment)
+        with self._lock, contextlib.suppress(OSError):
+            if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.search, settings)):
+                kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
+                variables |= settings.of_kind("xla").merge(kernels).to_environment()
+            if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
+                folder = str(_programs_of(settings, self._root()))
+                mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
+                variables |= {**IN_FORCE["cache"], CACHE_FOLDER: folder, MARK: mark}
+        return variables
+
+    def close(self) -> None:
+        """Removes the folders; safe to call twice."""
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
+
+    def _root(self) -> Path:
+        """Returns the folder of all; OSError if it cannot be made, or the disk is nearly full."""
+        self._scratch = self._scratch or Scratch(CACHES)
+        if shutil.disk_usage(self._scratch.path).free < LEAST_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._scratch.path
+
+
+def _programs_of(settings: FlagSet, root: Path) -> Path:
+    """Returns the folder of a set's programs, a new one unless a process became ready; drops those not used lately.
+
+    What is loaded without one would have no name, and the mark of a new folder is new, too.
+    """
+    prefix = f"programs-{settings.digest}-"
+    folder = next((path for path in root.glob(f"{prefix}*") if any(path.glob(f"{KEPT}*"))), None)
+    folder = folder or Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    os.utime(folder)
+    by_age = sorted(root.glob("programs-*"), key=lambda path: path.stat().st_mtime_ns)
+    for unused in by_age[:-MOST_SETS]:
+        remove_tree(unused)
+    return folder
+
+
+def _kernels_of(settings: FlagSet, root: Path) -> Path:
+    """Makes the folder of kernels that sets share whose other settings do not decide which kernel a fusion gets.
+
+    XLA's key is the fusion and the device: no flag is in it.
+    """
+    deciding = FlagSet({n: v for n, v in settings.items() if not _KEEPS_KERNELS.fullmatch(n)})
+    folder = root / f"kernels-{deciding.digest}"
+    folder.mkdir(exist_ok=True)  # XLA wants it to be there
+    return folder
