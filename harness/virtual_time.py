@@ -22,6 +22,7 @@ from autotune.model.time_limits import TimeLimits
 from autotune.settings.space import SearchSpace
 from autotune.study.driver import run_study
 from autotune.workers.base import Launcher, Progress, Worker
+from autotune.workers.caches import Caches
 from harness.noise import Process
 from harness.simulated import GivenSetup, MemoryStore, UnloggedLauncher, given_run, silent
 from harness.simulated_machine import SimulatedWorker
@@ -132,18 +133,45 @@ class Times:
         return self.host_s + self.compile_s + self.device_s
 
 
+class VirtualCaches(Caches):
+    """What starts find of the compilations before them: their own set's program, or any set's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sets: set[FlagSet] = set()
+        self._has_kernels = False
+
+    def begin(self, *, programs: bool, kernels: bool, anew: bool) -> None:
+        """See `Caches`."""
+        super().begin(programs=programs, kernels=kernels, anew=anew)
+        if anew:
+            self._sets.clear()
+            self._has_kernels = False
+
+    def hits(self, settings: FlagSet) -> bool:
+        """Whether a start of a set need not compile, or time kernels; the next one may find what it kept."""
+        is_hit = settings in self._sets if self._keeps_programs else False
+        is_hit = is_hit or (self._keeps_kernels and self._has_kernels)
+        if self._keeps_programs:
+            self._sets.add(settings)
+        self._has_kernels = self._has_kernels or self._keeps_kernels
+        return is_hit
+
+
 class VirtualLauncher(Launcher):
     """Starts simulated workers; each start takes its time."""
 
     def __init__(self, spec: StudySpec, clock: VirtualClock, times: Times) -> None:
         self.limits = TimeLimits()  # nothing hangs
+        self.caches: VirtualCaches = VirtualCaches()
         self._machine = UnloggedLauncher(spec)
         self._clock = clock
         self._times = times
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Makes a worker; see `autotune.workers.base.Launcher`."""
-        takes_s = self._times.start_s * (self._times.together if self._clock.beside else 1.0)
+        takes_s = self._times.start_s - (self._times.compile_s if self.caches.hits(settings) else 0.0)
+        takes_s *= self._times.together if self._clock.beside else 1.0
         self._clock.take(takes_s)
         worker = self._machine.start(settings, folder, progress=progress)
         worker.report = worker.report.model_copy(update={"start_s": takes_s})
