@@ -76,9 +76,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     if result.comparison.mode != INTERLEAVED:
         return takes
     costs, starts = _costs(spec, result), spec.block_sizes.starts
-    run_s = costs.run_beside_pairs_s(
-        pairs=proof_size(noise, starts=starts), least_steps=measure.run_steps
-    )
+    run_s = costs.run_beside_pairs_s(pairs=proof_size(noise, starts=starts), least_steps=measure.run_steps)
     return replace(
         takes,
         start_s=costs.start_s,

@@ -170,9 +170,7 @@ class TaskRunner:
         assignment, measure = self.context.assignment, self.context.spec.measure
         noise = assignment.aa_run.noise if assignment.aa_run is not None else None
         plan = trial_plan(noise, most=measure.pairs_cap, starts=starts)
-        return sequential(
-            plan, min_effect=measure.min_effect, incumbent=incumbent, spread=assignment.spread, most=most
-        )
+        return sequential(plan, min_effect=measure.min_effect, incumbent=incumbent, spread=assignment.spread, most=most)
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
         """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
@@ -248,10 +246,10 @@ class TaskRunner:
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:
             return context.program_key(settings, whole) == context.program_key(less, without)
 
+        rule = self._rule(task.most, starts=context.spec.block_sizes.starts)
         request = ComparisonRequest(
-            candidate=less, folder=folder, name=name, rule=self._rule(task.most, starts=context.spec.block_sizes.starts), against=settings,
-            inspect=is_one_program,
-        )  # fmt: skip
+            candidate=less, folder=folder, name=name, rule=rule, against=settings, inspect=is_one_program
+        )
         base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
         try:
             found = self.comparer.compare(request)

@@ -18,6 +18,7 @@ CPU, GPU = MeasureSpec().block_sizes_on("cpu"), MeasureSpec().block_sizes_on("cu
 COST = 0.03
 """What a candidate costs alone, in log, by the power that it draws."""
 
+
 def blocks(
     sizes: BlockSizes, *, clock_s: float, cost: float, step_s: float, pairs: int = 8, count: int = 200, seed: int = 3
 ) -> Floats:

@@ -244,7 +244,10 @@ def test_one_living_reference_and_several_others(run_replay: Run) -> None:
     assert np.std(centres) > 3 * 0.004 * math.sqrt(2 / 3 / 8)  # they are processes of their own
 
 
-@pytest.mark.parametrize(("start_s", "step_s", "pairs"), [(0.0, 0.1, 4), (0.0, 0.01, 8), (18.0, 0.05, 10), (90.0, 0.1, 20), (30.0, 0.8, 2)])
+@pytest.mark.parametrize(
+    ("start_s", "step_s", "pairs"),
+    [(0.0, 0.1, 4), (0.0, 0.01, 8), (18.0, 0.05, 10), (90.0, 0.1, 20), (30.0, 0.8, 2)],
+)
 def test_pairs_of_the_aa_run_go_with_the_cost_of_starting(start_s: float, step_s: float, pairs: int) -> None:
     spec = replay_study(start_s=start_s, step_s=step_s)
     launcher = SimulatedLauncher(spec)
