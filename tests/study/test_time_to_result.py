@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
-from benchmarks.plain_ways import PLAIN_WAYS
-from benchmarks.time_to_result import MACHINES, WAYS, Came, effects_of, keep, one, plain, space_of, study_of, summary
 from harness.simulated import MemoryStore
 from harness.virtual_time import VirtualClock, VirtualPool, virtual_study
 
+BENCHMARK: Any = importlib.import_module("benchmarks.time_to_result")
+MACHINES, WAYS = BENCHMARK.MACHINES, BENCHMARK.WAYS
+
 
 def study(name: str, *, trials: int, seed: int = 1) -> MemoryStore:
-    """A short study on a machine."""
-    machine, effects = MACHINES[name], effects_of(seed)
-    return virtual_study(study_of(machine, effects, seed, trials=trials), space_of(effects), machine.times)
+    """A short study on a machine on which a cache saves nothing."""
+    machine, effects = MACHINES[name], BENCHMARK.effects_of(seed)
+    spec, space = BENCHMARK.study_of(machine, effects, seed, trials=trials), BENCHMARK.space_of(effects)
+    return virtual_study(spec, space, replace(machine.times, compile_s=0.0))
 
 
 def test_a_trial_takes_its_start_and_its_blocks_and_nothing_is_lost_between() -> None:
-    store = study("8 GPUs, start 90 s", trials=2)  # whose starts are longer than the pauses that a stopwatch leaves out
-    machine, sizes = MACHINES["8 GPUs, start 90 s"], store.spec.block_sizes
+    name = "8 GPUs, start 90 s"  # whose starts are longer than the pauses that a stopwatch leaves out
+    store, machine = study(name, trials=2), MACHINES[name]
+    start_s = machine.times.host_s + machine.times.device_s
     trials = store.of(TrialResult)
     for trial in trials:
         assert trial.comparison is not None
-        pair_s = 2 * sizes.steps(machine.step_s) * machine.step_s
-        assert trial.duration_s == pytest.approx(90.0 + trial.comparison.pair_count * pair_s, rel=0.1)
+        pair_s = 2 * store.spec.block_sizes.steps(machine.step_s) * machine.step_s
+        assert trial.duration_s == pytest.approx(start_s + trial.comparison.pair_count * pair_s, rel=0.1)
     last, first = trials[-1], store.of(AaRecord)[0]
     assert last.at_s - first.at_s == pytest.approx(sum(t.duration_s or 0.0 for t in trials), abs=0.1)
     assert store.of(ConclusionRecord)[-1].at_s >= last.at_s
@@ -40,9 +45,10 @@ def test_what_is_started_at_once_is_ready_at_once_and_the_same_twice() -> None:
     store, again = study(name, trials=4), study(name, trials=4)
     runs = [run for run in store.of(ConfirmRun) if not run.is_isolated]
     times, pair_s = MACHINES[name].times, store.of(AaRecord)[0].noise.pair_s
+    start_s = times.together * (times.host_s + times.device_s)
     assert runs
     for run in runs:
-        assert run.duration_s == pytest.approx(times.together * times.start_s + run.pair_count * pair_s, rel=0.1)
+        assert run.duration_s == pytest.approx(start_s + run.pair_count * pair_s, rel=0.1)
     assert [r.at_s for r in again.records()] == [r.at_s for r in store.records()]
 
 
@@ -60,24 +66,27 @@ def test_what_a_pool_does_is_over_when_somebody_waits_for_it() -> None:
 
 
 def test_a_plain_loop_finds_the_optimum_on_a_quiet_machine_and_nothing_where_nothing_gains() -> None:
-    came = one(("H100", "plain loop", 3, True))
+    came = BENCHMARK.one(("H100", "plain loop", 3, True))
     assert came.lost == pytest.approx(0.0, abs=0.01)
     assert came.found is not None
     assert came.searched < came.found < came.end
-    assert one(("H100", "plain loop", 3, False)).winner is None
+    assert BENCHMARK.one(("H100", "plain loop", 3, False)).winner is None
 
 
 def test_a_wrong_winner_is_counted_as_one() -> None:
     machine = MACHINES["H100"]
     noisy = replace(machine, noise=replace(machine.noise, process_sd=0.5))
-    came = [plain(PLAIN_WAYS["plain loop"], noisy, effects_of(seed, gains=()), seed) for seed in range(3)]
-    row = summary("H100", "plain loop", came, came)
+    came = [
+        BENCHMARK.plain(BENCHMARK.PLAIN_WAYS["plain loop"], noisy, BENCHMARK.effects_of(seed, gains=()), seed)
+        for seed in range(3)
+    ]
+    row = BENCHMARK.summary("H100", "plain loop", came, came)
     assert row["wrong"] == row["null_winners"] > 0
 
 
 def test_rows_take_the_place_of_older_ones_in_order(tmp_path: Path) -> None:
-    came = Came(sets=1, sets_per_hour=2.0, answered_per_hour=2.0, searched=3.0, end=4.0)
+    came = BENCHMARK.Came(sets=1, sets_per_hour=2.0, answered_per_hour=2.0, searched=3.0, end=4.0)
     file = tmp_path / "rows.json"
     for way in (WAYS[1], WAYS[0], WAYS[1]):
-        keep(file, summary("H100", way, [came], []))
+        BENCHMARK.keep(file, BENCHMARK.summary("H100", way, [came], []))
     assert [row["way"] for row in json.loads(file.read_text())] == [WAYS[0], WAYS[1]]
