@@ -213,15 +213,20 @@ class _Plan:
         table = self._clock.timetable()
         if table is None:
             return 0.0
-        return self._clock.still_kept(table) if self._last_end is None else table.least_s
+        if self._last_end is None:
+            return self._clock.still_kept(table)
+        return table.least_s if self._clock.allows_proof() else 0.0
 
     def _more_search(self) -> Step | None:
-        """Returns a step of a search that goes on with the time that proofs left; None if it cannot."""
+        """Returns a step of a search that goes on with the time that proofs left; None if it cannot.
+
+        Where no other proof fits, the search gets all of it, and the best set stays unproven.
+        """
         table, end = self._clock.timetable(), self._last_end
         if table is None or not table.is_enough or (end is not None and end.is_exhausted):
             return None
-        step = self._search(table.least_s)
-        return None if isinstance(step, EndSearch) else step
+        steps = (self._search(kept_s) for kept_s in (table.least_s, 0.0))
+        return next((step for step in steps if not isinstance(step, EndSearch)), None)
 
     def _search(self, kept_s: float) -> Step:
         table, trying = self._clock.timetable(), [t for t in self._in_hand if isinstance(t, TrialTask)]
