@@ -59,7 +59,7 @@ STARTUP_TRIALS = 8
 CHANGES = 2
 """Settings that a random proposal changes on average."""
 
-LEAST_CHANCE = 0.05
+LEAST_CHANCE = 0.02
 """Chance of another set to gain what a proof can show below which it is not worth a trial."""
 
 FEW_REPEATS = 5
