@@ -354,12 +354,12 @@ class Interleaved(Comparer):
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
                 found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
+            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
+            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             if reference.report.line_s and number == 0:
                 long = LONG_BLOCKS * context.steps_for(reference)
                 refuse_dishonest(reference.report, found, reference.run_block(long))
                 trace.take(reference, long)
-            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
-            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
             pairs += found
             groups.append(np.asarray([log_ratio(p) for p in found]))
         steps, groups = settling(groups, ages)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.measure.compare import AA_PAIRS, AaRun, Interleaved
+from autotune.measure.compare import AaRun, Interleaved
 from autotune.measure.context import MeasurementContext
 from autotune.measure.pausing import refuse_dishonest, refuse_long_pause
 from autotune.model.errors import LaunchError
@@ -249,7 +249,7 @@ def test_a_study_of_a_program_that_is_paused_ends_with_a_winner_and_starts_it_se
     trials, (aa_run,) = store.of(TrialResult), store.of(AaRecord)
     assert {there(r.comparison).mode for r in trials if r.comparison is not None} == {INTERLEAVED}
     assert aa_run.comparison.mode == INTERLEAVED
-    of_aa_run = 2 + round(aa_run.comparison.pair_count / AA_PAIRS[0])  # the living one, and one in another rounding
+    of_aa_run = 2 + aa_run.noise.degrees  # the living one, and one in another rounding
     in_pairs = 2 * len([*store.of(ConfirmRun), *store.of(AblationResult)])
     started = len(starts.read_text().splitlines())
     assert started <= of_aa_run + len(trials) + in_pairs, "a trial starts its candidate once"
