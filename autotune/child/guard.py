@@ -115,10 +115,28 @@ def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, flo
             for pid in set(alive) - told:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
+                    os.kill(pid, signal.SIGCONT)  # a paused process gets no other signal before
             told.update(alive)
             if not alive:
                 return
             wait()
+
+
+def pause_descendants(root: int, *, but: int) -> None:
+    """Stops all descendants of a process, also new ones, but one; parents first, which then start no more."""
+    told = {but}
+    while new := [pid for pid in descendants(root) if pid not in told]:
+        for pid in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        told.update(new)
+
+
+def resume_descendants(root: int) -> None:
+    """Continues all descendants of a process; children first, so that no parent sees a stopped one."""
+    for pid in reversed(descendants(root)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def reap_all() -> None:

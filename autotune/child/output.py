@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import functools
 import glob
 import json
 import os
@@ -15,6 +16,8 @@ import subprocess
 import termios
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+
+from autotune.child.guard import die_with_parent
 
 LONGEST_LINE, LONGEST_RECORD = 4_000, 65_536
 """Characters of a line, and bytes of a JSON line or a row of a table; what is longer is cut."""
@@ -33,7 +36,10 @@ CANNOT_DRAW = ("", "dumb", "unknown")
 
 
 def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output."""
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
+
+    It ends with this process: nothing would continue it if it was paused.
+    """
     ours, theirs = os.openpty() if terminal else os.pipe()
     environment = dict(os.environ)
     try:
@@ -42,7 +48,7 @@ def start_program(command: Sequence[str], cwd: str, *, terminal: bool) -> tuple[
             environment["TERM"] = "xterm" if (term := environment.get("TERM", "")).lower() in CANNOT_DRAW else term
         program = subprocess.Popen(
             command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=environment,
+            env=environment, preexec_fn=functools.partial(die_with_parent, os.getpid()),
         )  # fmt: skip
     except OSError:
         os.close(ours)

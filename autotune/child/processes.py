@@ -74,6 +74,15 @@ def _opens_gpu(pid: int) -> bool | None:
     return None
 
 
+def names_of(root: int) -> set[str]:
+    """Returns the names of all processes below one, each cut to 15 characters by the kernel."""
+    names = set[str]()
+    for pid in descendants(root):
+        with contextlib.suppress(OSError):
+            names.add((_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip())
+    return names
+
+
 def open_for_writing(root: int) -> set[str]:
     """Returns the files that processes below one have open to write them, without devices and removed files."""
     found = set[str]()

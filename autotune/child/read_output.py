@@ -2,14 +2,17 @@
 
 For a ``job`` over the channel (`autotune.child.channel`) it reads steps, so that the driver never waits for a regular
 expression, and answers with ``phase``, ``ready``, ``block``, ``error`` as workers do; the program does not wait, so a
-``block`` is its next steps. For a ``probe`` it sends ``lines`` (each with its time in seconds; of the output, or of the
-file that the program writes), ``processes`` (of `xla_processes`), ``writes`` (files that it has open to write them) and
-``ended``. On ``stop`` the program is ended as `autotune.child.guard.ENDING` says.
+``block`` is its next steps. From a ``pause`` on it is stopped between blocks, with all that it started: a block is then
+of steps after the first `PAUSED_LINES` lines, timed here and never by the program's own clock. For a ``probe`` it sends
+``lines`` (each with its time in seconds; of the output, or of the file that the program writes), ``processes`` (of
+`xla_processes`), ``writes`` (files that it has open to write them) and ``ended``. On ``stop`` the program is ended as
+`autotune.child.guard.ENDING` says.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import re
 import select
@@ -23,9 +26,9 @@ from typing import Any
 from autotune.child.channel import Channel
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
-from autotune.child.guard import CANNOT_START, end_descendants, write_all
+from autotune.child.guard import CANNOT_START, end_descendants, pause_descendants, resume_descendants, write_all
 from autotune.child.output import Follow, Lines, read_piece, start_program
-from autotune.child.processes import open_for_writing, xla_processes
+from autotune.child.processes import names_of, open_for_writing, xla_processes
 from autotune.child.steps import StepReader, plain
 
 MATCH_LIMIT_S = 2.0
@@ -33,6 +36,20 @@ MATCH_LIMIT_S = 2.0
 
 POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
 KEPT_LINES = 400
+PAUSED_LINES = 2
+"""Lines of steps that never count after a pause: the one in which it falls, and the next."""
+
+FEW_LINES, MOST_LATE = 0.05, 0.5
+"""Shares of a block's lines that may be read at once where it begins and ends, and by which it may begin later for
+that: a program that goes on while it seems paused prints a whole block's lines at once."""
+
+LEAST_LINE_S = 1e-4
+
+CARRIERS = frozenset(
+    ("srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "docker", "podman", "ssh", "raylet")
+)
+"""Programs whose work runs where no signal to their own processes reaches it."""
+
 LINES_AT_ONCE = 40
 """Lines of a message, which even long records keep below the longest message that the driver takes."""
 
@@ -54,6 +71,7 @@ class ProgramRun:
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         self.channel = channel
         self.job = job
+        self._lines = Lines()
         path = job["rules"].get("file")
         self.file = Follow(Path(job["cwd"]) / path) if path else None
         for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
@@ -64,18 +82,14 @@ class ProgramRun:
 
     def run(self) -> int:
         """Runs the program to its end or until ``stop``; returns the exit status."""
-        lines, waiting = Lines(), [self.output, self.channel.fileno()]
+        waiting = [self.output, self.channel.fileno()]
         while True:
             is_over = self.program.poll() is not None  # before its last words are looked for
             readable, _, _ = select.select(waiting, [], [], POLL_S)
             if self.channel.fileno() in readable and not self.take_orders():
                 return 0
-            if self.output in readable:
-                data = read_piece(self.output)
-                if not data:
-                    waiting.remove(self.output)
-                write_all(data)
-                self.take(lines.feed(data or b"\n"), of="output")
+            if self.output in readable and not self.take_output():
+                waiting.remove(self.output)
             if self.file is not None:
                 self.take(self.file.read(), of="file")
             status = self.look()
@@ -83,6 +97,13 @@ class ProgramRun:
                 return status
             if is_over and self.output not in readable:
                 return self.ended()
+
+    def take_output(self) -> bool:
+        """Handles a piece of the output; False at its end."""
+        data = read_piece(self.output)
+        write_all(data)
+        self.take(self._lines.feed(data or b"\n"), of="output")
+        return bool(data)
 
     def end(self) -> None:
         """Ends the program and what it started; the guard ends what is left."""
@@ -131,8 +152,11 @@ class Session(ProgramRun):
         self._arrived_s: list[float] = []
         self._sent = 0
         self._losses: list[tuple[int, float]] = []
-        self._numbers: list[int] = []
+        self._numbers: list[int | None] = []
         self._wanted: list[int] = []
+        self._together: list[int] = []
+        self._pauses = False
+        self._is_paused = False
         self._tells_memory = False
         self._line_count = self._step_line = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
@@ -175,21 +199,41 @@ class Session(ProgramRun):
         return self.no_result(self._nothing_read())
 
     def _wait_for_order(self) -> bool:
-        while (message := self.channel.receive())["type"] == "block":
-            self._wanted.append(message["steps"])
-            self._tells_memory = bool(message.get("memory"))
+        while (message := self.channel.receive())["type"] in ("block", "pause"):
+            if message["type"] == "pause":
+                self._pauses = True
+                self._pause()
+            else:
+                self._wanted.append(message["steps"])
+                self._tells_memory = bool(message.get("memory"))
             if not self.channel.has_message:
                 return True
         return False
 
+    def _pause(self) -> None:
+        """Stops the program and all that it started."""
+        pause_descendants(os.getppid(), but=os.getpid())
+        self._is_paused = True
+
+    def _resume(self) -> None:
+        """Lets the program go on; what it printed before the pause is read first."""
+        while select.select([self.output], [], [], 0.0)[0] and self.take_output():
+            continue
+        self._earliest = len(self._times) + PAUSED_LINES
+        self._is_paused = False
+        resume_descendants(os.getppid())
+
     def _read_all(self, lines: Iterable[str]) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
+        known = len(self._times)
         try:
             for line in lines:
                 self._line_count += 1
                 self._read(line)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        more = len(self._times) - known
+        self._together += [more] * more
 
     def _read(self, line: str) -> None:
         now_s = time.perf_counter()
@@ -201,8 +245,7 @@ class Session(ProgramRun):
                 self.channel.enter("warm-up")
             self._times.append(step.step_s)
             self._step_line = self._line_count
-            if not self._ready and (number := self._reader.counter(line)) is not None:
-                self._numbers.append(number)
+            self._numbers.append(self._reader.counter(line))
             self._arrived_s.append(now_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
@@ -219,21 +262,86 @@ class Session(ProgramRun):
                 "ready",
                 warmup_step_times_s=self._times[:warm],
                 losses=losses[: self.job["check_steps"]],
-                step_numbers=self._numbers,
+                step_numbers=[number for number in self._numbers if number is not None],
+                line_s=self._line_s(),
+                no_pause=self._why_no_pause(),
                 processes=xla_processes(self.program.pid, self.job["variables"]),
                 # Of the machine: the program's own libraries cannot be asked from outside.
                 ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
             )
-        while self._wanted and self._ready and len(self._times) - self._sent >= self._wanted[0]:
-            steps = self._wanted.pop(0)
-            times = self._times[self._sent : self._sent + steps]
-            clock_s = self._arrived_s[self._sent + steps - 1] - self._arrived_s[self._sent - 1]
-            self._sent += steps
-            told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
-            # The output of the last step may be incomplete: the loss is that of an earlier one.
-            step, loss = next((told for told in reversed(self._losses) if told[0] < self._sent), (self._sent, 0.0))
-            lag = self._sent - step
-            self.channel.send("block", step_times_s=times, clock_s=clock_s, loss=loss, loss_lag=lag, **told)
+        if self._wanted and self._is_paused:
+            self._resume()
+        while self._wanted and self._ready:
+            steps = self._wanted[0]
+            first = self._paused_block(steps) if self._pauses else self._sent
+            is_late = self._pauses and first > self._earliest + 1 + MOST_LATE * steps
+            if len(self._times) < first + steps and not is_late:
+                return
+            self._wanted.pop(0)
+            if self._pauses:
+                self._pause()
+            if is_late:
+                told = "it prints several lines at once, as if it did not flush them or had gone on while it was paused"
+                self.channel.send("block", no_pause=told)
+            else:
+                self._send_block(first, first + steps)
+
+    def _paused_block(self, steps: int) -> int:
+        """Index of the first step of a block after a pause; of one that has not ended, if none is complete.
+
+        Where this process had to wait for its turn, it reads several lines at once, later than they came: a block
+        begins and ends at lines that were read alone, or with few of many.
+        """
+        latest, few, at_once = len(self._times) - steps, 1 + int(FEW_LINES * steps), self._together
+        complete = (i for i in range(self._earliest, latest + 1) if max(at_once[i - 1], at_once[i + steps - 1]) <= few)
+        return next(complete, latest + 1)
+
+    def _send_block(self, first: int, last: int) -> None:
+        """Sends the steps of a block, and the losses of all steps since the one before."""
+        told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
+        # The output of the last step may be incomplete: the loss is that of an earlier one.
+        step, loss = next((told for told in reversed(self._losses) if told[0] < last), (last, 0.0))
+        self.channel.send(
+            "block",
+            step_times_s=self._clocked(first, last) if self._pauses else self._times[first:last],
+            clock_s=self._arrived_s[last - 1] - self._arrived_s[first - 1],
+            loss=loss,
+            loss_lag=last - step,
+            dropped=first - self._sent,
+            losses=[(done - 1, loss) for done, loss in self._losses if self._sent <= done < last],
+            **told,
+        )
+        self._sent = last
+        self._losses = [told for told in self._losses if told[0] >= step]
+
+    def _between_lines(self, first: int, last: int) -> list[float]:
+        """Seconds before each of some lines of steps, by the clock of this process."""
+        return [self._arrived_s[i] - self._arrived_s[i - 1] for i in range(first, last)]
+
+    def _line_s(self) -> float:
+        """Median seconds between the first lines of steps."""
+        warm = int(self.job["warmup_steps"])
+        return sorted(self._between_lines(1, warm + 1))[warm // 2]
+
+    def _clocked(self, first: int, last: int) -> list[float]:
+        """Seconds of steps by the clock of this process; a line is of as many steps as its number says."""
+        if self._reader.uses_clock:
+            return self._times[first:last]
+        numbers = [number or 0 for number in self._numbers[first - 1 : last]]
+        counts = [max(1, after - before) for before, after in itertools.pairwise(numbers)]
+        return [s / count for s, count in zip(self._between_lines(first, last), counts, strict=True)]
+
+    def _why_no_pause(self) -> str:
+        """Why this program cannot be measured by pausing it, as a clause; empty if nothing speaks against it."""
+        if self.file is not None:
+            return "its steps are read from a file, which does not tell when a line was written"
+        if not self._reader.uses_clock and None in self._numbers:
+            return "its lines have no number of the step, so only its own clock says how long a step takes"
+        if self._line_s() < LEAST_LINE_S:
+            return "it prints several lines at once, which do not tell when their steps ended"
+        if carriers := sorted(CARRIERS & names_of(os.getppid())):
+            return f"its work may run outside of its own processes, which {carriers[0]} starts"
+        return ""
 
     def ended(self) -> int:
         """Reports why there is no result, or waits for further orders."""

@@ -216,6 +216,9 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     seen = f"{len(steps.at_s)} lines of steps seen{', then it ended by itself' if probe.status is not None else ''}"
     if steps.line_s > SEVERAL * steps.step_s:
         seen = f"a line comes every {format_seconds(steps.line_s)}; {seen}"
+    taking_turns = "reference, candidate, reference, twice"
+    if plan.is_paused:
+        taking_turns = "the candidate starts once, and is paused while the reference runs"
     rows = [
         ("command", shlex.join(plan.spec.workload.shown.command or ())),
         ("interpreter", f"{probe.python}{jaxlib}" if probe.python else "none loaded jaxlib; autotune's own is asked"),
@@ -232,7 +235,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         ("search", f"{len(names)} settings of {preview.build}: {format_names(names, 6)}"),
         ("because", plan.why),
         ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{format_about(plan.trial_s)}: reference, candidate, reference, twice"),
+                 f"{format_about(plan.trial_s)}: {taking_turns}"),
         *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
         ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
     ]  # fmt: skip

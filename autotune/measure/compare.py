@@ -1,10 +1,11 @@
 """One comparison of two sets, as A/A runs, trials, proofs and ablations make it.
 
-Interleaved: both processes live side by side and run blocks in pairs, one idle while the other runs. Within each pair a
-fresh fair coin decides who goes first: the statistics rest on that (see `autotune.stats.estimates`). Isolated: fresh
-runs one after the other, where two do not fit into the device's memory or the program cannot wait. Trials are then ABA
-runs (reference, candidate, reference), so that a steady drift of the machine cancels and what is left of it widens the
-interval; they are stored as two pairs that have the candidate's run in common.
+Interleaved: both processes live side by side and run blocks in pairs, one idle while the other runs: it waits for
+orders, or signals pause it. Within each pair a fresh fair coin decides who goes first: the statistics rest on that (see
+`autotune.stats.estimates`). Isolated: fresh runs one after the other, where two do not fit into the device's memory or
+the program can neither wait nor be paused. Trials are then ABA runs (reference, candidate, reference), so that a steady
+drift of the machine cancels and what is left of it widens the interval; they are stored as two pairs that have the
+candidate's run in common.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from autotune.measure.durations import (
     refuse_short_budget,
 )
 from autotune.measure.loss_gate import LossTrace, refuse_not_finite
+from autotune.measure.pausing import LONG_BLOCKS, refuse_dishonest, refuse_long_pause, why_not_paused
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
@@ -287,7 +289,11 @@ class Interleaved(Comparer):
         return self._isolated() if self.context.share.is_known_isolated(*sets) else self
 
     def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """Isolated, if two processes want one port, lock or the device's memory, and the study leaves the choice."""
+        """Isolated, if pausing, one port, lock or the device's memory is why, and the study leaves the choice."""
+        if not self.context.spec.workload.can_wait:
+            is_reference = isinstance(error, ReferenceFailed) or not sets[1]
+            if why := why_not_paused(self.context, error, is_reference=is_reference):
+                return self._unpaused(why)
         if self.context.spec.measure.mode == "auto" and (what := collision_of(error.failure)):
             self.context.progress.incident(
                 f"two processes of this program want the same {what}, so they run one at a time from now on, as by "
@@ -301,6 +307,18 @@ class Interleaved(Comparer):
             self.context.share.remember(failed)
         return self._isolated()
 
+    def _unpaused(self, why: str) -> Comparer:
+        """Isolated, for a program that must not be paused; LaunchError if the study asks for it."""
+        if self.context.spec.measure.mode == INTERLEAVED:
+            raise LaunchError(
+                f'measure.mode = "{INTERLEAVED}" must be able to pause the program, but {why}; write "auto" or "{ABA}"'
+            )
+        self.context.progress.incident(
+            f"this program is not paused while another one runs, for {why}; it runs one process at a time, as by "
+            f'measure.mode = "{ABA}"'[:500]
+        )
+        return self._isolated()
+
     def _isolated(self) -> Comparer:
         self.context.release_reference()
         return Isolated(self.context)
@@ -310,6 +328,7 @@ class Interleaved(Comparer):
         context, spec = self.context, self.context.spec
         reference = context.reference()
         trace = context.reference_trace or LossTrace(spec, reference.report)
+        refuse_long_pause(reference.report, context.steps_for(reference))
         count = aa_pairs(reference.report, context.steps_for(reference))
         steps = 2 * count * context.steps_for(reference)
         # In the end the reference starts once more, in another rounding.
@@ -337,6 +356,10 @@ class Interleaved(Comparer):
                 reports.append(second.report)
             own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
             ages.append(np.asarray([own, own - traces[1].done + trace.done]))
+            if reference.report.line_s and number == 0:
+                long = LONG_BLOCKS * context.steps_for(reference)
+                refuse_dishonest(reference.report, found, reference.run_block(long))
+                trace.take(reference, long)
             pairs += found
             groups.append(np.asarray([log_ratio(p) for p in found]))
         steps, groups = settling(groups, ages)
@@ -406,6 +429,7 @@ class InterleavedBlocks:
 
     def _block(self, arm: Arm, steps: int) -> Timed:
         worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.block_sizes
+        begun = time.monotonic()
         try:
             with self.context.gpus.block(arm, settle_s=sizes.settle_s):
                 times_s, joules = self.context.meter.measure(lambda: worker.run_block(steps))
@@ -413,6 +437,8 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
+        if worker.report.line_s and joules is not None and worker.last_clock_s is not None:  # of lines that count, too
+            joules *= worker.last_clock_s / (time.monotonic() - begun)
         return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
@@ -568,11 +594,11 @@ class Isolated(Comparer):
         """The steps of one run."""
         spec, meter = self.context.spec, self.context.meter
         steps = self._run_steps or spec.measure.run_steps
-        if spec.workload.can_interleave and self._run_steps is None:
+        if self._run_steps is None and (spec.workload.can_wait or self._beside is not None):
             steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / (self._beside or 1)) if spec.workload.can_interleave else steps
+        block = math.ceil(steps / (self._beside or 1)) if spec.workload.can_wait else steps
         trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
         trace.settle(worker, self.context.settle_steps)
         clocks = list[float | None]()
@@ -586,7 +612,7 @@ class Isolated(Comparer):
             clocks.append(worker.last_clock_s)
             trace.take(worker, count)
         total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
-        if not spec.workload.can_interleave:
+        if not spec.workload.can_wait:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
@@ -595,6 +621,8 @@ class Isolated(Comparer):
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
+        if self._beside is not None and not spec.workload.can_wait:  # it may end: no longer than in its pairs
+            return max(spec.measure.run_steps, self._beside * self.context.steps_for(worker))
         if self._beside is None:
             return spec.block_sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
         return spec.block_sizes.steps_beside_pairs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 import statistics
 import time
@@ -26,6 +27,7 @@ from autotune.measure.loss_gate import (
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit, refuse_slow_compile
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, TrialTask
+from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -36,7 +38,7 @@ from autotune.programs.look import program_python
 from autotune.rundir.store import Folders
 from autotune.settings.doctor import gpu_findings
 from autotune.stats.loss_check import LossSpread
-from autotune.workers.base import Launcher, Worker, WorkerFailed
+from autotune.workers.base import CannotPause, Launcher, Worker, WorkerFailed
 from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 
 R = TypeVar("R")
@@ -140,7 +142,8 @@ class MeasurementContext:
             share = self.share.given(settings, isolated=isolated)
             merged = self.spec.baseline.merge(settings).merge(share)
             try:
-                return self._checked(self._launcher.start(merged, folder, progress=self.progress.phase), settings)
+                worker = self._launcher.start(merged, folder, progress=self.progress.phase)
+                return self._checked(worker, settings, isolated=isolated)
             except WorkerFailed as error:
                 if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
@@ -173,9 +176,11 @@ class MeasurementContext:
         self.release_reference()
         return work(True)
 
-    def _checked(self, worker: Worker, settings: FlagSet) -> Worker:
+    def _checked(self, worker: Worker, settings: FlagSet, *, isolated: bool) -> Worker:
         """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
         try:
+            if not isolated:
+                worker.pause()
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
             is_searched = isinstance(self.assignment.task, TrialTask | FailingSetTask)
@@ -244,6 +249,8 @@ class MeasurementContext:
             folder = self.folders.folder(*aa_folder(self.assignment.lane), "reference")
             try:
                 self._reference = self.start(FlagSet(), folder)
+            except CannotPause:
+                raise
             except WorkerFailed as error:
                 if self.share.is_too_small(error.failure):
                     raise ReferenceFailed(error) from error
@@ -297,7 +304,9 @@ class MeasurementContext:
 
     def steps_for(self, worker: Worker) -> int:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
-        return self.spec.block_sizes.steps(typical_step_s(worker))
+        line_s = worker.report.line_s
+        steps = self.spec.block_sizes.steps(line_s or typical_step_s(worker))
+        return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""

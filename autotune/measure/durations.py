@@ -65,8 +65,8 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
     soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
-        run_steps = None if spec.workload.can_interleave else measure.run_steps
-        line_s = max(step_s, noise.pair_s / (2.0 * run_steps)) if run_steps else step_s  # a line may be of many steps
+        run_steps = None if spec.workload.can_wait else measure.run_steps
+        line_s = max(step_s, result.reference.line_s)
         least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
         soak_s = 2.0 * soak_arm_s(least_s, step_s=line_s, start_s=noise.start_s, run_steps=run_steps)
     takes = Durations(
@@ -76,7 +76,10 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     if result.comparison.mode != INTERLEAVED:
         return takes
     costs, starts = _costs(spec, result), spec.block_sizes.starts
-    run_s = costs.run_beside_pairs_s(pairs=proof_size(noise, starts=starts), least_steps=measure.run_steps)
+    pairs = proof_size(noise, starts=starts)
+    run_s = costs.run_beside_pairs_s(pairs=pairs, least_steps=measure.run_steps)
+    if not spec.workload.can_wait:
+        run_s = costs.start_s + pairs * costs.pair_s / 2.0
     return replace(
         takes,
         start_s=costs.start_s,

@@ -346,14 +346,19 @@ class LossTrace:
         self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
         self.done = first_step(spec)
         self.last: int | None = None
+        self.recent: list[int] = []
+        """Steps that were reported with the last block."""
 
     def take(self, worker: Worker, steps: int) -> None:
         """Takes in what a worker reports after a block of so many steps."""
-        self.done += steps
+        self.done += worker.dropped_steps + steps
         self.last = None
+        self.told = {step: StepLoss(loss) for step, loss in worker.passed_losses} | self.told  # first steps stay
+        self.recent = [step for step, _ in worker.passed_losses]
         if worker.last_loss is not None:
             self.last = self.done - 1 - worker.loss_lag
             self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+            self.recent.append(self.last)
 
     def settle(self, worker: Worker, steps: int) -> None:
         """Runs a worker, without measuring it, until it has done so many steps."""
@@ -372,12 +377,13 @@ class LossTrace:
             )
 
     def beside(self, reference: LossTrace) -> SameStep | None:
-        """Loss after the last block of this candidate, and the reference's at that step; None where one is missing."""
-        if self.last is None or (base := reference.told.get(self.last)) is None:
+        """Loss of the latest step of this candidate's last block that the reference reported, too; None without one."""
+        step = max((step for step in self.recent if step in reference.told), default=None)
+        if step is None:
             return None
-        mine = self.told[self.last]
+        base, mine = reference.told[step], self.told[step]
         return SameStep(
-            step=self.last, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
+            step=step, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
             candidate_norm=mine.grad_norm,
         )  # fmt: skip
 

@@ -62,9 +62,8 @@ class TaskRunner:
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
-        """How a study compares: as it asks, or as its workload allows."""
-        is_isolated = mode == ABA or (mode == "auto" and not self.context.spec.workload.can_interleave)
-        return Isolated(self.context) if is_isolated else Interleaved(self.context)
+        """How a study compares."""
+        return Isolated(self.context) if mode == ABA else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
         """Does one task; a failing set is data, never an exception.

@@ -139,8 +139,11 @@ def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, aske
 
 def _run_process(context: MeasurementContext, worker: Worker, asked: _Asked, run: LongRun) -> None:
     """One process of a long run, until it is enough, or for as long as a program of its own length is sure to last."""
-    longest = max(context.spec.measure.run_steps, context.steps_for(worker))
-    end = None if context.spec.workload.can_interleave else len(run.times) + longest
+    longest, end = context.spec.measure.run_steps, None
+    if context.spec.workload.can_wait:
+        longest = max(longest, context.steps_for(worker))
+    else:
+        end = len(run.times) + longest
     step_s = statistics.median(worker.report.warmup_step_times_s)
     in_all = longest if end is not None else max(asked.least_steps, round(asked.least_s / step_s) if step_s > 0 else 0)
     steps = asked.block or max(1, min(longest, in_all // SAMPLES))

@@ -21,6 +21,9 @@ LONGEST_BLOCK_STEPS = 10_000
 BLOCK_STEPS = 3
 """Fewest counted steps of a block."""
 
+LEAST_LINES, LEAST_PAUSED_S = 5, 0.5
+"""Fewest counted lines, and seconds, of a block of a paused program: a pause costs two lines and some milliseconds."""
+
 WARMUP_STEPS = 5
 """Steps that are run before the first block and never used."""
 

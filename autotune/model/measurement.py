@@ -217,6 +217,8 @@ class WorkerReport(Record):
     loss_dtype: str | None = None
     norm_dtype: str | None = None
     warmup_step_times_s: tuple[Elapsed, ...]
+    line_s: Elapsed = 0.0
+    """Seconds between two lines of a program that is read; 0 of one that waits for orders."""
     peak_bytes: Count | None = None
     """Largest over the devices; on CPU host memory, of a command there its largest compiled program."""
     device_memory: tuple[DeviceMemory, ...] = ()

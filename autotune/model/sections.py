@@ -224,8 +224,8 @@ class WorkloadSpec(Section):
         return shlex.join(["python", "-m", "workloads", str(self.entry), *given])
 
     @property
-    def can_interleave(self) -> bool:
-        """Whether a process of it can wait while another one is measured."""
+    def can_wait(self) -> bool:
+        """Whether a process of it waits for orders between blocks; another one is paused by signals."""
         return self.command is None or self.hook
 
 
@@ -295,8 +295,9 @@ class MeasureSpec(Section):
     """Longest time for one block; past it the process counts as hung. Default: ten times the reference's, at least 2
     minutes."""
     mode: Literal["auto", "interleaved", "aba"] = "auto"
-    """``interleaved``: two resident processes alternate block by block. ``aba``: fresh runs one at a time, reference,
-    candidate, reference. ``auto``: interleaved where the program can and the memory holds two."""
+    """``interleaved``: two resident processes alternate block by block; a `command` without the hook is paused by
+    signals (docs/tune.md). ``aba``: fresh runs one at a time, reference, candidate, reference. ``auto``: interleaved
+    where the program can and the memory holds two."""
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     """Steps that are measured in each fresh run of an ABA run."""
 
@@ -310,15 +311,15 @@ class MeasureSpec(Section):
         """Processes of the reference that the A/A run starts beside the living one, interleaved."""
         return 2 + self.pairs_cap // 20
 
-    def block_sizes_on(self, platform: str, *, can_interleave: bool = True) -> BlockSizes:
+    def block_sizes_on(self, platform: str, *, can_wait: bool = True) -> BlockSizes:
         """Sizes of blocks and of isolated runs on a platform (``cpu`` or ``cuda``).
 
-        Of a program that cannot be interleaved nothing is left out but its warm-up, for it may end.
+        Of an isolated run of a program that does not wait only its warm-up is left out, for it may end.
         """
         sizes = dict(GPU_SIZES if platform == "cuda" else CPU_SIZES)
         if self.block_s != "auto":
             sizes["block_s"] = self.block_s
-        if not can_interleave:
+        if not can_wait:
             sizes["steady_s"] = 0.0
         return BlockSizes(block_steps=BLOCK_STEPS, **sizes)
 

@@ -86,7 +86,7 @@ FEWEST_TRIALS = 4
 """Trials that the budget holds which is named where one is too small."""
 
 SOAK_STEPS, SOAK_STEPS_OF_RUNS, SOAK_STEPS_OF_GRAPHS = 200, 20, 1000
-"""Fewest steps of a soak, where the program can be interleaved and where it runs by itself; of a set whose command
+"""Fewest steps of a soak, where the program waits for orders and where it runs by itself; of a set whose command
 buffers hold collectives, see `HUNG_AT`."""
 
 
@@ -125,10 +125,6 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
-        if self.measure.mode == "interleaved" and not self.workload.can_interleave:
-            raise ValueError(
-                'a `command` without the hook can not be interleaved: `measure.mode` must be "auto" or "aba"'
-            )
         mesh, count = self.workload.mesh, self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:
             raise ValueError(
@@ -271,11 +267,11 @@ class StudySpec(Section):
     @property
     def block_sizes(self) -> BlockSizes:
         """Sizes of blocks and isolated runs on this study's devices."""
-        return self.measure.block_sizes_on(self.device.platform, can_interleave=self.workload.can_interleave)
+        return self.measure.block_sizes_on(self.device.platform, can_wait=self.workload.can_wait)
 
     def soak_steps(self, settings: Mapping[str, str]) -> int:
         """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
-        if not self.workload.can_interleave:
+        if not self.workload.can_wait:
             return SOAK_STEPS_OF_RUNS
         return SOAK_STEPS_OF_GRAPHS if captures_collectives(settings) else SOAK_STEPS
 

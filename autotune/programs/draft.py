@@ -10,16 +10,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from autotune.model.block_sizes import WARMUP_STEPS
+from autotune.child.read_output import PAUSED_LINES
+from autotune.child.steps import StepReader
+from autotune.model.block_sizes import LEAST_LINES, WARMUP_STEPS
 from autotune.model.errors import StudyFileError
 from autotune.model.files import packaged_table, packaged_template
+from autotune.model.measurement import ABA
 from autotune.model.options import plain_value
 from autotune.model.redaction import redact_command
 from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, parse_study
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
+from autotune.stats.estimates import SequentialPlan
 from autotune.stats.long_run import soak_arm_s
-from autotune.stats.proof import LEAST_PAIRS
+from autotune.stats.proof import ISOLATED_PAIRS, LEAST_PAIRS
 
 _KINDS = packaged_table("device_kinds.toml")
 
@@ -28,6 +32,9 @@ RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
 
 MOST_STEPS = 1000
 FINALISTS, PROCESSES = 2, 20
+AA_STARTS = 5
+"""Processes that an A/A run of paused ones starts."""
+
 PAIRS_CAP, ABA_RUNS = 26, 2
 """`measure.pairs_cap`, and the ABA runs of a trial that it stands for: a trial nominates, fresh processes decide."""
 
@@ -53,6 +60,8 @@ class Plan:
     starts: int
     """Most times that the study starts it, within its budget."""
     trial_s: float
+    is_paused: bool
+    """Whether its processes are to take turns by pauses: a trial starts one then, else six."""
     budget_s: float
     needed_s: float
     """Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit."""
@@ -71,8 +80,14 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     asked, seen = found.request, found.steps
     steps, soak_s = _sizes(found)
     run_s = seen.start_s + steps * seen.line_s
-    trial_s = ABA_RUNS * 3 * run_s
-    needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
+    is_paused = _can_be_paused(found)
+    if is_paused:
+        pair_s = 2 * (LEAST_LINES + PAUSED_LINES) * seen.line_s
+        trial_s = seen.start_s + SequentialPlan(cap=PAIRS_CAP).looks[0] * pair_s
+        needed_s = (AA_STARTS + FEWEST_TRIALS + 2 * LEAST_PAIRS) * trial_s + ISOLATED_PAIRS * 2 * run_s
+    else:
+        trial_s = ABA_RUNS * 3 * run_s
+        needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
     least_s = max(soak_s, SOAK_STEPS_OF_RUNS * seen.line_s)
     needed_s += 2 * soak_arm_s(least_s, step_s=seen.line_s, start_s=seen.start_s, run_steps=steps)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
@@ -82,12 +97,22 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         schema=SCHEMA.as_uri(), said=said, name=name, shown=" ".join(redact_command(asked.command)), found=found,
         baseline={n: plain_value(v) for n, v in found.own.settings.items()}, kind=kind, trials=trials,
         budget_s=budget_s, steps=steps, pairs_cap=PAIRS_CAP, finalists=FINALISTS, processes=PROCESSES, soak_s=soak_s,
+        mode="auto" if is_paused else ABA,
     )  # fmt: skip
     starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * FINALISTS * PROCESSES + 2)
     return Plan(
         spec=parse_study(tomllib.loads(text), source="the study that was drawn up"), text=text, why=kind["why"],
-        run_s=run_s, starts=math.ceil(starts), trial_s=trial_s, budget_s=budget_s, needed_s=needed_s,
+        run_s=run_s, starts=math.ceil(starts), trial_s=trial_s, is_paused=is_paused, budget_s=budget_s,
+        needed_s=needed_s,
     )  # fmt: skip
+
+
+def _can_be_paused(found: ProbeResult) -> bool:
+    """Whether processes of a program can take turns, as far as a look tells: one that ended by itself is too short."""
+    if found.probe.status is not None or "file" in found.rules:
+        return False
+    reader = StepReader(found.rules)
+    return reader.uses_clock or reader.counter(found.steps.example) is not None
 
 
 def _sizes(found: ProbeResult) -> tuple[int, float]:

@@ -278,7 +278,7 @@ class Lanes:
             return
         self._shown.add(lane.name)
         spec = self._store.spec
-        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_interleave:
+        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_wait:
             self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
         self._view.aa_run(aa_run)
 

@@ -42,6 +42,17 @@ class WorkerFailed(Exception):
         self.infrastructure = infrastructure
 
 
+PAUSE_PHASE = "pause"
+"""Phase of the failure of `CannotPause`."""
+
+
+class CannotPause(WorkerFailed):
+    """A program cannot take turns with another one by being paused; the message says why, as a clause."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE))
+
+
 class Worker(Protocol):
     """One running program under one flag set. Not thread-safe; idle between calls."""
 
@@ -59,11 +70,19 @@ class Worker(Protocol):
     last_memory: MemoryUse | None = None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
+    dropped_steps: int = 0
+    """Steps before those of the last block that were not counted, because of a pause."""
+    passed_losses: Sequence[tuple[int, float]] = ()
+    """Numbers and losses of all steps since the block before, where a worker tells each; steps count from 0."""
     last_clock_s: float | None = None
     """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs steps and returns the seconds of each; WorkerFailed if it died, hung, or its loss is not finite."""
+
+    def pause(self) -> None:
+        """Has a program that does not wait for orders stop between blocks from now on; `CannotPause` if it cannot."""
+        return
 
     def close(self) -> None:
         """Ends the worker and its child processes; safe to call twice, never raises."""

@@ -18,7 +18,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import NOT_TOLD, Failure, FailureKind, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, reader_command
+from autotune.workers.base import CannotPause, GuardedProcess, Progress, WorkerFailed, reader_command
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
@@ -171,7 +171,15 @@ class HookWorker(CommandWorker):
 class ReadWorker(CommandWorker):
     """The user's unchanged program, whose output `autotune.child.read_output` reads."""
 
+    def pause(self) -> None:
+        """Stops the program between blocks; see `base.Worker`."""
+        if self._why_no_pause:
+            raise CannotPause(self._why_no_pause)
+        for process in self._processes:
+            process.send({"type": "pause"})
+
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+        self._why_no_pause = str(message["no_pause"])
         processes = message["processes"]
         is_on_cpu = self._spec.device.platform == "cpu"
         if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):

@@ -20,7 +20,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.workers.base import GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
+from autotune.workers.base import CannotPause, GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
 from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
 
@@ -172,8 +172,11 @@ class LocalWorker(Worker):
             asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self.limits.of_block(steps), None)
+        if why := blocks[0].get("no_pause"):
+            raise CannotPause(str(why))
         self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))
-        self._trained += steps
+        self.dropped_steps = int(blocks[0].get("dropped", 0))
+        self._trained += self.dropped_steps + steps
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
@@ -188,6 +191,7 @@ class LocalWorker(Worker):
                 raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
         if self.report.losses:  # a worker without a loss sends 0
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
+            self.passed_losses = [(int(number), float(value)) for number, value in block.get("losses", ())]
 
     def close(self) -> None:
         """Asks all processes to stop, then ends them; see `base.Worker`."""
@@ -261,7 +265,7 @@ class LocalWorker(Worker):
 
 def first_step(spec: StudySpec) -> int:
     """Returns the number of the first step of a worker's first block, counted from 0."""
-    return WARMUP_STEPS + (CHECK_STEPS if spec.workload.can_interleave else 0)
+    return WARMUP_STEPS + (CHECK_STEPS if spec.workload.can_wait else 0)
 
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:

@@ -81,11 +81,11 @@ def test_an_identity_is_of_what_is_measured_and_survives_json() -> None:
 
 
 def test_what_the_study_as_a_whole_must_fulfil_is_said_without_an_empty_key() -> None:
-    workload = {"command": ["train"], "read": {"pattern": "(?P<step_s>.*)"}}
+    workload = {"command": ["train"], "hook": True}
     with pytest.raises(StudyFileError) as caught:
-        parse_study({"name": "s", "workload": workload, "measure": {"mode": "interleaved"}})
+        parse_study({"name": "s", "workload": workload, "device": {"process_count": 2, "count": 2}})
     assert "``" not in str(caught.value)
-    assert "`measure.mode` must be" in str(caught.value)
+    assert "`device.process_count` is" in str(caught.value)
 
 
 @pytest.mark.parametrize(
