@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +13,12 @@ from autotune.machine.telemetry import NO_WATCH, EnergyMeter
 from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Pair, Stamped, WorkloadFacts
-from autotune.model.records import Callbacks
+from autotune.model.measurement import INTERLEAVED, Comparison, Pair, Stamped, WorkloadFacts
+from autotune.model.records import Callbacks, TrialOutcome, TrialStatus
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
+from autotune.stats.estimates import NORMAL, Estimate
 from autotune.study import lanes
 from autotune.study.run import StudyRun
 from autotune.workers.base import Launcher
@@ -131,3 +133,19 @@ def given_run(
         make_engine=here,
         storage=storage,
     )
+
+
+def measured_as(value: float, sd: float) -> TrialOutcome:
+    """The outcome of a trial whose log ratio is `value`, with a standard error."""
+    half = NORMAL.inv_cdf(0.975) * sd
+    low, high = math.exp(value - half), math.exp(value + half)
+    estimate = Estimate(ratio=math.exp(value), low=low, high=high, level=0.95, pair_count=8)
+    comparison = Comparison(
+        estimate=estimate,
+        reference_step_s=1.0,
+        candidate_step_s=math.exp(value),
+        pair_count=8,
+        mode=INTERLEAVED,
+        stopped="simulated",
+    )
+    return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)

@@ -15,16 +15,14 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Comparison, Failure, FailureKind, WorkerReport
+from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.search.sampler import USUAL_SD
-from autotune.stats.estimates import Estimate
 from autotune.study.proposer import KnownMemory, Proposer
 from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
 from benchmarks.search.problems import Codes, Problem
-
-_Z = 1.959964
+from harness.simulated import measured_as
 
 LIMIT_BYTES = 60 * 10**9
 """What a simulated set may need."""
@@ -132,7 +130,7 @@ class Product(Remembers):
         if value is None:
             hits = self.problem.hits_a_hazard(codes[None])[0]
             return dict(_failed(FailureKind.CRASH if hits else FailureKind.OUT_OF_MEMORY))
-        return {**dict(_measured(value, sd)), "worker": _report(float(self.problem.peaks(codes[None])[0]))}
+        return {**dict(measured_as(value, sd)), "worker": _report(float(self.problem.peaks(codes[None])[0]))}
 
     def _find_culprit(self, codes: Codes) -> None:
         for cause in self.problem.hazards:
@@ -183,21 +181,6 @@ class Ceiling(Product):
         whole = self._whole.defaults.copy()
         whole[self._kept] = codes
         return whole
-
-
-def _measured(value: float, sd: float) -> TrialOutcome:
-    estimate = Estimate(
-        ratio=math.exp(value), low=math.exp(value - _Z * sd), high=math.exp(value + _Z * sd), level=0.95, pair_count=8
-    )
-    comparison = Comparison(
-        estimate=estimate,
-        reference_step_s=1.0,
-        candidate_step_s=math.exp(value),
-        pair_count=8,
-        mode="interleaved",
-        stopped="simulated",
-    )
-    return TrialOutcome(status=TrialStatus.MEASURED, comparison=comparison)
 
 
 def _report(peak: float) -> WorkerReport:

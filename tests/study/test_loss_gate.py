@@ -471,7 +471,8 @@ class Told:
 
     last_loss: float | None = None
     last_norm: float | None = None
-    loss_lag = 0
+    loss_lag = dropped_steps = 0
+    passed_losses: tuple[tuple[int, float], ...] = ()
 
 
 def report(**more: Any) -> WorkerReport:

@@ -13,7 +13,7 @@ from autotune.model.records import SearchEnd, TrialResult
 from autotune.model.spec import parse_study
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.proposer import Proposer
-from benchmarks.search.strategies import _measured
+from harness.simulated import measured_as
 from tests.runs import Run, replay_study, there
 
 NAMES = tuple(f"xla_{i:02d}" for i in range(12))
@@ -36,7 +36,7 @@ def after(sets: Sets, gain: Callable[[set[str]], float], *, sd: float = QUIET, *
     proposer = Proposer(study, SPACE, first=(), **more)
     for number, names in enumerate(sets, start=1):
         settings = FlagSet(dict.fromkeys(names, "1"))
-        outcome = _measured(-gain(set(names)) + draw.gauss(0, sd), sd)
+        outcome = measured_as(-gain(set(names)) + draw.gauss(0, sd), sd)
         params = there(SPACE.locate(settings))
         proposer.tell(TrialResult(number=number, settings=settings, origin="a", params=params, **dict(outcome)))
     return proposer

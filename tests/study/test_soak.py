@@ -50,6 +50,7 @@ def test_a_soak_is_not_repeated_unless_a_longer_one_is_asked_for(run_replay: Run
 def test_a_soak_of_a_program_that_prints_every_tenth_step_lasts_as_long_as_asked(run_replay: Run) -> None:
     def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         on_blocks(worker, lambda times, done: setattr(worker, "last_clock_s", 10 * sum(times)))
+        worker.report = worker.report.model_copy(update={"line_s": 0.3})
 
     workload = {"command": ["python", "train.py"], "read": {"pattern": r"step (?P<step>\d+)"}}
     study = {"workload": workload, "confirm": {"soak": "60s"}, "measure": {"run_steps": 50}}
