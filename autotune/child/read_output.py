@@ -157,7 +157,7 @@ class Session(ProgramRun):
         self._together: list[int] = []
         self._pauses = False
         self._is_paused = False
-        self._tells_memory = False
+        self._tells_memory = self._may_end = False
         self._line_count = self._step_line = 0
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
@@ -206,6 +206,7 @@ class Session(ProgramRun):
             else:
                 self._wanted.append(message["steps"])
                 self._tells_memory = bool(message.get("memory"))
+                self._may_end = bool(message.get("may_end"))
             if not self.channel.has_message:
                 return True
         return False
@@ -296,9 +297,10 @@ class Session(ProgramRun):
         complete = (i for i in range(self._earliest, latest + 1) if max(at_once[i - 1], at_once[i + steps - 1]) <= few)
         return next(complete, latest + 1)
 
-    def _send_block(self, first: int, last: int) -> None:
+    def _send_block(self, first: int, last: int, **told: Any) -> None:
         """Sends the steps of a block, and the losses of all steps since the one before."""
-        told = {"memory": memory_in_use(self.program.pid)} if self._tells_memory else {}
+        if self._tells_memory and not told:
+            told = {"memory": memory_in_use(self.program.pid)}
         # The output of the last step may be incomplete: the loss is that of an earlier one.
         step, loss = next((told for told in reversed(self._losses) if told[0] < last), (last, 0.0))
         self.channel.send(
@@ -357,6 +359,9 @@ class Session(ProgramRun):
             self._answer()
         since = self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
         error = last_exception(collections.deque(self._last, since))
+        if error is None and status == 0 and self._may_end and self._wanted and len(self._times) > self._sent:
+            self._send_block(self._sent, len(self._times), has_ended=True)
+            return status
         if error is None and status == 0:
             error = "NoResult", self._too_few() if self._times else self._nothing_read()
         if error is not None:

@@ -14,7 +14,6 @@ from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.stats.aa_noise import proof_size, trial_plan
-from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
 
 AA_SHARE = 0.2
@@ -65,10 +64,9 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
     soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
-        run_steps = None if spec.workload.can_wait else measure.run_steps
         line_s = max(step_s, result.reference.line_s)
         least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
-        soak_s = 2.0 * soak_arm_s(least_s, step_s=line_s, start_s=noise.start_s, run_steps=run_steps)
+        soak_s = 2.0 * (least_s + noise.start_s)
     takes = Durations(
         start_s=noise.start_s, trial_s=aba_s, block_pair_s=0.0, pair_s=longer * pair_s, isolated_s=0.0,
         ablation_s=aba_s, soak_s=longer * soak_s,

@@ -59,6 +59,8 @@ class LongRun:
     lasted_s: float = 0.0
     """Seconds of its steps, those between the lines of a program that does not print each step included."""
     starts: int = 0
+    longest: int = 0
+    """Steps of the process that ran longest."""
     block: int | None = None
     report: WorkerReport | None = None
     failure: Failure | None = None
@@ -108,6 +110,7 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
         steps_s=round(run.lasted_s, 3),
         step_count=len(run.times),
         starts=run.starts,
+        longest=run.longest,
         loss=loss,
         failure=failure,
         arms=arms,
@@ -138,20 +141,21 @@ def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, aske
 
 
 def _run_process(context: MeasurementContext, worker: Worker, asked: _Asked, run: LongRun) -> None:
-    """One process of a long run, until it is enough, or for as long as a program of its own length is sure to last."""
-    longest, end = context.spec.measure.run_steps, None
+    """One process of a long run, until it is enough, or the program has come to its own end."""
+    longest = context.spec.measure.run_steps
     if context.spec.workload.can_wait:
         longest = max(longest, context.steps_for(worker))
-    else:
-        end = len(run.times) + longest
-    step_s = statistics.median(worker.report.warmup_step_times_s)
-    in_all = longest if end is not None else max(asked.least_steps, round(asked.least_s / step_s) if step_s > 0 else 0)
+    line_s = max(worker.report.line_s, statistics.median(worker.report.warmup_step_times_s))
+    in_all = max(asked.least_steps, round(asked.least_s / line_s) if line_s > 0 else 0)
     steps = asked.block or max(1, min(longest, in_all // SAMPLES))
     run.block = run.block or steps
-    while not asked.is_enough(run) and (end is None or len(run.times) < end):
-        times = worker.run_block(steps if end is None else min(steps, end - len(run.times)))
+    worker.may_end = not context.spec.workload.can_wait
+    before = len(run.times)
+    while not asked.is_enough(run) and not worker.has_ended:
+        times = worker.run_block(steps)
         run.times += times
-        run.lasted_s += max(sum(times), worker.last_clock_s or 0.0) if end is not None else sum(times)
+        run.longest = max(run.longest, len(run.times) - before)
+        run.lasted_s += max(sum(times), worker.last_clock_s or 0.0) if worker.may_end else sum(times)
         if run.starts == 1 and worker.last_loss is not None:  # a second process learns from the start again
             run.losses.append((len(run.times), worker.last_loss))
         if run.starts == 1 and worker.last_memory is not None:

@@ -470,6 +470,8 @@ class SoakRecord(TaskRecord):
     step_count: Count
     starts: Count
     """Processes that it took; several where a program ends by itself."""
+    longest: Count = 0
+    """Steps of the process that ran longest."""
     loss: LossCheck | None = None
     """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None

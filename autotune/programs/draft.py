@@ -22,7 +22,6 @@ from autotune.model.spec import FEWEST_TRIALS, SOAK_STEPS_OF_RUNS, StudySpec, pa
 from autotune.model.units import format_seconds
 from autotune.programs.look import LEAST_STEPS, ProbeResult
 from autotune.stats.estimates import SequentialPlan
-from autotune.stats.long_run import soak_arm_s
 from autotune.stats.proof import ISOLATED_PAIRS, LEAST_PAIRS
 
 _KINDS = packaged_table("device_kinds.toml")
@@ -89,7 +88,7 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         trial_s = ABA_RUNS * 3 * run_s
         needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
     least_s = max(soak_s, SOAK_STEPS_OF_RUNS * seen.line_s)
-    needed_s += 2 * soak_arm_s(least_s, step_s=seen.line_s, start_s=seen.start_s, run_steps=steps)
+    needed_s += 2 * (least_s + seen.start_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
     kind = _KINDS["cpu" if asked.platform == "cpu" else "one_gpu" if found.device_count == 1 else "several_gpus"]
     filters = {"toml": to_toml, "comment": _one_line, "duration": _duration, "seconds": format_seconds}

@@ -42,6 +42,9 @@ from autotune.stats.long_run import LEAST_SAMPLES
 
 RUNNING = "running"
 
+LEAST_LONG_RUN = 200
+"""Steps in one process below which no run is called one without a fault."""
+
 STAGE_WORDS = {
     "confirm": "fresh processes",
     "isolated": "isolated runs",
@@ -252,9 +255,18 @@ def format_soak(record: SoakRecord) -> str:
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
-    too_short = captures_collectives(record.settings) and record.step_count / max(1, record.starts) <= HUNG_AT
+    too_short = captures_collectives(record.settings) and record.longest <= HUNG_AT
     graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
-    return f"{record.step_count} steps in {record.steps_s:.0f} s without a fault{seen}{loss}{graphs}"
+    return f"{_ran(record)}{seen}{loss}{graphs}"
+
+
+def _ran(record: SoakRecord) -> str:
+    """Formats how long a soak was; a short process shows no fault that comes late."""
+    steps = f"{record.step_count} steps in {record.steps_s:.0f} s"
+    if record.starts > 1:
+        steps += f" of {record.starts} processes, the longest of {record.longest} steps"
+    is_long = record.longest >= LEAST_LONG_RUN
+    return f"{steps} without a fault" if is_long else f"{steps}, too few in one process to show a fault that comes late"
 
 
 def _seen(record: SoakRecord) -> list[str]:

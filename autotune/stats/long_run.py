@@ -232,17 +232,6 @@ def _sure_distance(found: Sequence[float], errors: Sequence[float], *, process_s
     return max(NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * inside, student_quantile(2 * ALPHA_SOAK, len(found) - 1) * between)
 
 
-def soak_arm_s(least_s: float, *, step_s: float, start_s: float, run_steps: int | None) -> float:
-    """Returns the seconds of one arm of a soak.
-
-    Args:
-        least_s: Seconds of steps.
-        run_steps: Steps after which a process is started anew; None if one runs to the end.
-    """
-    starts = 1 if run_steps is None or step_s <= 0.0 else math.ceil(least_s / (run_steps * step_s))
-    return least_s + starts * start_s
-
-
 def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
     """Mean step time of each of `SEGMENTS` equal parts of a run, in seconds; fewer where there are too few steps."""
     parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(SEGMENTS, len(step_times_s))))

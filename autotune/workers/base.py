@@ -70,6 +70,10 @@ class Worker(Protocol):
     last_memory: MemoryUse | None = None
     """Memory in use at the end of the last block; None if not requested or unknown."""
 
+    may_end: bool = False
+    """Lets a program come to its own end within a block, which is then shorter."""
+    has_ended: bool = False
+    """Whether it did, without an error."""
     dropped_steps: int = 0
     """Steps before those of the last block that were not counted, because of a pause."""
     passed_losses: Sequence[tuple[int, float]] = ()

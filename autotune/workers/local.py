@@ -169,9 +169,10 @@ class LocalWorker(Worker):
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         began_s = time.monotonic()
         for process in self._processes:
-            asked = {"fresh": self.fresh_batches, "memory": self.watches_memory}
+            asked = {"fresh": self.fresh_batches, "memory": self.watches_memory, "may_end": self.may_end}
             process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
         blocks = self._gather("block", self.limits.of_block(steps), None)
+        self.has_ended = any(block.get("has_ended", False) for block in blocks)
         if why := blocks[0].get("no_pause"):
             raise CannotPause(str(why))
         self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))

@@ -22,7 +22,6 @@ from autotune.stats.long_run import (
     lost_gain,
     segments,
     slower_total,
-    soak_arm_s,
     stalled_total,
 )  # fmt: skip
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
@@ -206,8 +205,6 @@ def test_figures_of_stalls_totals_and_segments_by_hand() -> None:
     assert compare_totals([1.0, 1.0], [2.0], work_ratio=2.0).log_ratio == pytest.approx(0.0)
     assert segments([1.0, 3.0]) == (1.0, 3.0)
     assert segments([1.0, 3.0] * 5 + [5.0, 7.0] * 5) == (2.0,) * 5 + (6.0,) * 5
-    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=None) == 32.0
-    assert soak_arm_s(30.0, step_s=0.01, start_s=2.0, run_steps=300) == pytest.approx(30.0 + 10 * 2.0)
 
 
 STALLED = {"steps": 40, "count": 1, "typical_s": 0.1, "lost_s": 1.0}

@@ -63,6 +63,47 @@ def test_a_soak_of_a_program_that_prints_every_tenth_step_lasts_as_long_as_asked
     assert there(takes).soak_s == pytest.approx(2 * (60 + 4 * 2.0), rel=0.1)
 
 
+READ = {
+    "workload": {"command": ["python", "train.py"], "read": {"pattern": r"step (?P<step>\d+)"}},
+    "measure": {"run_steps": 50},
+}
+"""A program whose steps are read; a run of a proof counts 50 of them."""
+
+
+def test_what_a_read_program_does_late_in_one_process_is_seen(run_replay: Run) -> None:
+    """Its loss is no number from step 401 on: of many processes of 50 steps none would show it."""
+
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def fail(times: Times, done: int) -> None:
+            if done + len(times) > 400:
+                raise failed(FailureKind.WRONG_LOSS, "the loss became nan by step 401")
+
+        if settings.get("xla_a") == "1" and "soak" in folder.parts:
+            on_blocks(worker, fail)
+
+    spec = replay_study(effects=FAST, noise="quiet", step_s=0.03, study=READ)
+    conclusion, store, _ = run_replay(spec, trials=1, first=PLANTED, launcher=Noting(spec, after=after))
+    (record,) = store.of(SoakRecord)
+    assert there(record.failure).kind is FailureKind.WRONG_LOSS
+    assert record.starts == 1
+    assert conclusion.outcome is not Outcome.WINNER
+
+
+def test_a_read_program_that_is_short_is_started_again_and_the_longest_process_is_told(run_replay: Run) -> None:
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def end(times: Times, done: int) -> None:
+            worker.has_ended = worker.may_end and done + len(times) >= 150
+
+        on_blocks(worker, end)
+
+    spec = replay_study(effects=FAST, noise="quiet", step_s=0.03, study=READ)
+    _, store, _ = run_replay(spec, trials=1, first=PLANTED, launcher=Noting(spec, after=after))
+    (record,) = store.of(SoakRecord)
+    assert record.starts > 1
+    assert 150 <= record.longest < 200
+    assert f"the longest of {record.longest} steps, too few in one process" in format_soak(record)
+
+
 def test_a_set_that_hangs_late_is_no_winner_and_the_sentence_says_why(run_replay: Run) -> None:
     def hang(times: Times, done: int) -> None:
         if done + len(times) > 400:
@@ -182,7 +223,7 @@ def test_every_text_says_what_the_soak_saw_and_that_a_set_which_hung_elsewhere_n
         steps = store.spec.soak_steps(held)
         assert (steps > 838) is captures
         for count in (steps, 400):
-            told = format_soak(record.model_copy(update={"settings": held, "step_count": count, "starts": 1}))
+            told = format_soak(record.model_copy(update={"settings": held, "longest": count}))
             assert ("838" in told) is (captures and count == 400)
 
 

@@ -71,6 +71,19 @@ def test_a_program_that_is_too_short_says_how_long_it_must_be(start: Start) -> N
         worker.run_block(20)
 
 
+def test_a_long_run_goes_on_until_the_program_s_own_end(start: Start) -> None:
+    worker = start(study(plain("", "60"), measure={"run_steps": 20}))
+    worker.may_end = True
+    assert len(worker.run_block(30)) == 30
+    assert not worker.has_ended
+    assert 0 < len(worker.run_block(1000)) <= 60 - 30 - WARMUP_STEPS
+    assert worker.has_ended
+    failing = start(study(plain("swallowed")))
+    failing.may_end = True
+    with pytest.raises(WorkerFailed, match="ranks differ"):
+        failing.run_block(50)
+
+
 def test_steps_read_before_the_program_ended_count(start: Start) -> None:
     assert len(start(study(plain("", "13"))).run_block(8)) == 8
 
