@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,22 +22,19 @@ from autotune.model.flags import DEFAULT, FlagSet, reaches_out
 from autotune.model.measurement import WorkerReport
 from autotune.model.options import INTERPRETER, option_sets
 from autotune.model.records import BUILDS, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
-from autotune.model.redaction import redact_command
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import format_change, format_share
 from autotune.programs.arrival import DEVICE_COUNT
 from autotune.results.format import format_estimate, format_failure
-from autotune.settings.catalog import Tier
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport, probe_build
-from autotune.settings.space import SpaceBuilder, format_names
+from autotune.settings.space import format_names
 from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
 from autotune.study.driver import Driver, aa_run, probe
 from autotune.study.plan import most_pairs
-from autotune.study.preflight import Preflight
 from autotune.study.run import StudyRun
 
 TRIAL = 1
@@ -113,18 +109,6 @@ def study_of(builds: Builds, words: Sequence[str], base: StudySpec, *, name: str
     return parse_study(data, source="the study of two builds")
 
 
-def first_slower(count: int, compare: Callable[[int], Outcome]) -> tuple[int, int]:
-    """Bisects builds by comparing them with the first: the last not slower, the first slower; apart if not settled."""
-    last, first = 0, count - 1
-    while first - last > 1:
-        middle = (last + first) // 2
-        outcome = compare(middle)
-        if outcome not in (Outcome.WINNER, Outcome.NOTHING_BEATS_THE_DEFAULT):
-            break
-        last, first = (last, middle) if outcome is Outcome.WINNER else (middle, first)
-    return last, first
-
-
 def measure_builds(run: StudyRun, builds: Builds) -> None:
     """Measures the old build against the new one until the proof is settled, from where an earlier session stopped.
 
@@ -170,7 +154,6 @@ def _conclusion(run: StudyRun, trial: TrialResult, result: FinalistResult | None
         sentence += format_program_change(trial.worker, run.reference)
         if outcome is Outcome.WINNER:
             won = {"settings": result.settings, "trial": TRIAL, "estimate": back}
-            sentence += _format_advice(run, builds)
     return ConclusionRecord(
         outcome=outcome, sentence=sentence, trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(), **won
     )
@@ -204,63 +187,3 @@ def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> t
     if slower > RULED_OUT:
         return Outcome.INCONCLUSIVE, f"not settled: the difference {found}"
     return outcome, f"no difference found {found}"
-
-
-# ---------------------------------------------------------------------- flags that win the time back
-
-
-def other_defaults(run: StudyRun, builds: Builds) -> FlagSet:
-    """Returns flags that give the new build the old one's defaults, where these differ and can act in this program.
-
-    A boolean flag that only the new build has, with the default true, is false. The caller's settings, diagnostics and
-    flags that the catalogue does not judge are left out.
-    """
-    old, new = (KnownSettings(build.report) for build in builds)
-    was = {name: old[name].default for name, flag in old.build.flags.items() if flag.sets == (name,)}
-    is_on = {name for name, flag in new.build.flags.items() if (flag.type, flag.default) == ("bool", "true")}
-    was |= dict.fromkeys(is_on - old.build.flags.keys(), "false")
-    found = for_build(FlagSet({name: value for name, value in was.items() if value}), new)  # none writes an empty list
-    space = SpaceBuilder(run.spec, new, run.reference, 1)
-    elsewhere = "xla_gpu_" if run.spec.device.platform == "cpu" else "xla_cpu_"
-
-    def may_act(name: str) -> bool:
-        is_judged = not new[name].is_catalogued or new[name].entry.tier not in (Tier.TOOL, Tier.LISTED)
-        return is_judged and not name.startswith(elsewhere) and not space.cannot_act(new[name])
-
-    return FlagSet({n: v for n, v in found.items() if n not in builds.new.settings and may_act(n)})
-
-
-def restoring(run: StudyRun, builds: Builds) -> Preflight | None:
-    """Makes a study of `other_defaults` under the new build, which tries all of them first; None without any."""
-    if not (flags := other_defaults(run, builds)):
-        return None
-    data = run.spec.model_dump(context=WITH_SECRETS)
-    name, every = f"defaults of {builds.names[0]}", 2 ** len(flags) - 1
-    data |= {"name": f"{run.spec.name}-flags", "description": f"{name} under {builds.names[1]}"}
-    data["workload"] |= {"command": [builds.new.python, *(run.spec.workload.command or ())[1:]]}
-    data["search"] |= {
-        "trials": min(len(flags) + 1, every), "settings": {n: [DEFAULT, value] for n, value in flags.items()},
-        "first": [{"name": name, "settings": dict(flags)}], "options": {},
-    }  # fmt: skip
-    spec = parse_study(data, source="the study of other defaults")
-    known = KnownSettings(builds.new.report)
-    return Preflight(spec=spec, known=known, python=builds.new.python, first=((f"set {name}", flags),))
-
-
-def format_restored(restored: StudyRun, back: Estimate | None, old: str) -> str:
-    """Formats what flags win back of the time that going `back` to the old build wins, or that none does."""
-    found = restored.conclusion
-    if found.estimate is None or back is None:
-        names = format_names([*restored.spec.search.settings], 6)
-        return f"no default of {old} is proven to win that back ({names}): {found.sentence}"
-    won, lost = (format_share(1.0 - estimate.ratio) for estimate in (found.estimate, back))
-    return f"{found.settings} wins back {won} of step time, going back to {old} {lost}: {found.sentence}"
-
-
-def _format_advice(run: StudyRun, builds: Builds) -> str:
-    """Formats the command line that finds what wins the time back; empty without a flag that may, or if it runs."""
-    own = run.command[: [*run.command, "--"].index("--")]  # without the program's
-    if "--restore" in own or not (flags := other_defaults(run, builds)):
-        return ""
-    again = shlex.join(["autotune", "compare-builds", "--restore", *redact_command(run.command)[2:]])
-    return f"; whether {format_names([*flags], 3)} with the old default wins that back is measured by: {again}"
