@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, clock_of, propose, recognise, shape_of
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -459,7 +459,7 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
     """
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
-    at_s = probe.at_s or clock_of(probe.lines) or [math.nan] * len(probe.lines)
+    at_s = probe.at_s or [math.nan] * len(probe.lines)
     for line, now_s in zip(probe.lines, at_s, strict=True):
         step = reader.read(line, now_s) if reader is not None else None
         took, loss = (step.step_s, step.loss) if step is not None else (None, None)
