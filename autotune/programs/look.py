@@ -10,7 +10,6 @@ import shutil
 import statistics
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,9 +50,6 @@ TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
-
-MOST_BYTES = 1 << 30
-"""Limit of a log that was compressed."""
 
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 
@@ -415,39 +411,18 @@ def _interpreter_of(packages: str | None) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """Reads a log or CSV file, also UTF-16 or gzip, or a folder's newest one; AutotuneError if it cannot be read."""
-    found = find(path)
-    if found is None:
+    """Reads a log or CSV file, or a folder's newest one; AutotuneError if it cannot be read, or holds no text."""
+    log = find(path)
+    if log is None:
         raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
     try:
-        content, kind = _text_of(plain_content(found))
-        lines = list(lines_of(found.name.removesuffix(".gz")).feed(content + b"\n"))
+        content = plain_content(log)
+        if b"\0" in content[:4096]:
+            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines")
+        lines = list(lines_of(log.name).feed(content + b"\n"))
     except (OSError, ValueError) as error:
-        raise AutotuneError(f"a log must be readable but {found}: {error}") from error
-    said = [f"read {found}"] if found != path else []
-    return Probe(lines=lines, notes=[*said, f"{found} is {kind}"] if kind else said)
-
-
-_COMPRESSED = {b"\xfd7zXZ": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"PK\x03\x04": "unzip -p"}
-
-
-def _text_of(content: bytes) -> tuple[bytes, str]:
-    """Returns the text of a file as UTF-8, and what else it is; ValueError if it holds no text."""
-    kind = ""
-    if content.startswith(b"\x1f\x8b"):
-        kind = "compressed by gzip"
-        try:
-            content = zlib.decompressobj(31).decompress(content, MOST_BYTES)
-        except zlib.error as error:
-            raise ValueError(f"it is {kind} and damaged: {error}") from None
-    for start, program in _COMPRESSED.items():
-        if content.startswith(start):
-            raise ValueError(f"it is compressed; unpack it first: {program} FILE > log.txt")
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        content, kind = content.decode("utf-16", errors="replace").encode(), "UTF-16"
-    if b"\0" in content[:4096]:
-        raise ValueError("it holds binary data and no text; export its metrics as CSV or JSON lines")
-    return content.removeprefix(b"\xef\xbb\xbf"), kind
+        raise AutotuneError(f"a log must be readable text but {log}: {error}") from error
+    return Probe(lines=lines, notes=[f"read {log}"] if log != path else [])
 
 
 def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:

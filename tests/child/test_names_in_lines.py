@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -138,31 +139,16 @@ def test_a_duration_that_differs_from_the_clock_is_said(before: str, times: floa
 TEXT = "\n".join(printed("step {i} loss {loss:.3f} step_time {d:.3f}s µ")) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (TEXT.encode(), ""),
-        (TEXT.encode("latin-1"), ""),
-        (TEXT.encode("utf-8-sig"), ""),
-        (TEXT.encode("utf-16"), "UTF-16"),
-        (b"\xfe\xff" + TEXT.encode("utf-16-be"), "UTF-16"),
-        (gzip.compress(TEXT.encode()), "gzip"),
-        (gzip.compress(TEXT.encode())[:-9], "gzip"),
-        (TEXT.replace("\n", "\r\n").encode(), ""),
-    ],
-)
-def test_text_of_other_encodings_is_read(tmp_path: Path, content: bytes, kind: str) -> None:
+@pytest.mark.parametrize("content", [TEXT.encode(), TEXT.encode("latin-1"), TEXT.replace("\n", "\r\n").encode()])
+def test_text_of_other_encodings_is_read(tmp_path: Path, content: bytes) -> None:
     (file := tmp_path / "train.log").write_bytes(content)
-    probe = read_log(file)
-    assert kind in "".join(probe.notes)
-    assert bool(probe.notes) == bool(kind)
-    assert recognise(probe.lines)[0].steps >= COUNT - 1
+    assert recognise(read_log(file).lines)[0].steps >= COUNT - 1
 
 
-@pytest.mark.parametrize(("content", "word"), LINES["without_text"])
-def test_a_file_without_text_is_named(tmp_path: Path, content: str, word: str) -> None:
-    (file := tmp_path / "train.log").write_bytes(content.encode("latin-1"))
-    with pytest.raises(AutotuneError, match=word):
+@pytest.mark.parametrize("content", [gzip.compress(TEXT.encode()), lzma.compress(TEXT.encode()), TEXT.encode("utf-16")])
+def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    (file := tmp_path / "train.log").write_bytes(content)
+    with pytest.raises(AutotuneError):
         read_log(file)
 
 
