@@ -159,15 +159,13 @@ class Recognised:
     steps: int
     """Number of lines with a step's duration."""
     step_s: float | None
-    """Median duration; None by the clock of a saved log, or without `tokens_per_step`."""
+    """Median duration; None by the clock of a saved log."""
     example: str
     """A line that is read as a step."""
     by_clock: bool
     agrees: float | None
     """Median printed duration over the time between lines, small for a loop that does not wait for the device; None if
     unknown."""
-    needs_tokens: bool
-    """Whether a rate of tokens is read, which needs `tokens_per_step`."""
     in_bursts: bool
     """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
     name_rank: int = 0
@@ -188,17 +186,15 @@ class Recognised:
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
-def recognise(
-    lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
-) -> list[Recognised]:
+def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
     Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
-    before other names. For as many steps, a preset comes before a JSON key before a pattern.
+    before other names. For as many steps, a preset comes before a JSON key before a pattern. Rates of tokens are left out,
+    because nobody says how many tokens a step has.
 
     Args:
         at: Time of each line, seconds on any clock; a saved log has none.
-        tokens_per_step: Needed for durations from tokens per second.
     """
     cut = [normal(line) for line in lines]
     found = [
@@ -206,7 +202,7 @@ def recognise(
         for rank, rules in _candidates(cut)
         if rules
         and not (rank == IN_BRACKETS and at is not None)
-        and (fit := _fit_of(rules, cut, at, tokens_per_step, rank)) is not None
+        and (fit := _fit_of(rules, cut, at, rank)) is not None
     ]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
@@ -368,12 +364,10 @@ def _in_json(key: str, group: str) -> str:
 
 
 def _fit_of(
-    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int = 0
+    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, rank: int = 0
 ) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
-    reader = StepReader({**rules, "tokens_per_step": tokens or 1})
-    reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
-    blind = reads_tokens and tokens is None
+    reader = StepReader(rules)
     clock_s = at if at is not None else [0.0] * len(lines)
     read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
     found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
@@ -384,13 +378,12 @@ def _fit_of(
         return None
     typical = statistics.median(times)
     passed, bursts = _passed(came) if at is not None else (None, False)
-    agrees = typical / passed if passed and not (clock or blind or bursts) else None
+    agrees = typical / passed if passed and not (clock or bursts) else None
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
-        {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, found[len(found) // 2][0], clock, agrees, reads_tokens,
-        bursts, rank,
+        rules, len(times), None if clock and at is None else typical, found[len(found) // 2][0], clock, agrees, bursts,
+        rank,
     )  # fmt: skip
 
 
@@ -405,14 +398,12 @@ def only_grow(values: Sequence[float]) -> bool:
 def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
     known, few = fit.name_rank < 0, 4 * fit.steps < most
-    blind = fit.needs_tokens and fit.step_s is None
     if fit.by_clock and not known:
         vague = 1 if fit.step_s is not None else 3
     else:
         vague = 2 if fit.name_rank >= MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
     return (
-        fit.doubtful and is_live, blind, not known or few, vague, few, fit.name_rank,
-        -((fit.steps + fit.by_clock) // 4),
+        fit.doubtful and is_live, not known or few, vague, few, fit.name_rank, -((fit.steps + fit.by_clock) // 4),
     )  # fmt: skip
 
 
@@ -454,7 +445,7 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
         return None
     alike = [normal(lines[i]) for i in chosen]
     times = [at[i] for i in chosen] if at is not None else None
-    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
+    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times)) is not None]
     return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
 
 

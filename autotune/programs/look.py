@@ -64,10 +64,6 @@ class ProbeRequest:
     rules: Mapping[str, Any] | None
     """The keys of `[workload.read]`; None to recognise them."""
     limit_s: float
-    terminal: bool | None = None
-    """Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe."""
-    file: str | None = None
-    """The file that it writes, where `rules` do not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +214,8 @@ class StepWatch:
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
-    """Returns the best format with durations; a rate of tokens gives none, for the tokens of a step are not known."""
-    return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
+    """Returns the best format; None if there is none."""
+    return next(iter(recognise(lines, at=at_s)), None)
 
 
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
@@ -237,16 +233,17 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
             probe = run_probe(
                 request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
                 cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
-                file=request.file or (request.rules or {}).get("file"),
+                file=(request.rules or {}).get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
             probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
-    probe, watch = run(terminal=bool(request.terminal))
+    is_on_terminal = bool((request.rules or {}).get("terminal"))
+    probe, watch = run(terminal=is_on_terminal)
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if request.terminal is not None or not is_mute or probe.status or watch.proposed(probe) is not None:
+    if is_on_terminal or not is_mute or probe.status or watch.proposed(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
