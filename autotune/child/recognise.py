@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, SECONDS, StepReader, factor, numbers_of, plain, read_table, step_of, undivided
+from autotune.child.steps import PRESETS, SECONDS, StepReader, numbers_of, plain, read_table, step_of, undivided
 
 FEWEST_STEPS, FEWEST_LINES = 3, 5
 """Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
@@ -159,15 +159,13 @@ class Recognised:
     steps: int
     """Number of lines with a step's duration."""
     step_s: float | None
-    """Median duration; None by the clock without times of lines, or without `tokens_per_step`."""
+    """Median duration; None by the clock of a saved log."""
     example: str
     """A line that is read as a step."""
     by_clock: bool
     agrees: float | None
     """Median printed duration over the time between lines, small for a loop that does not wait for the device; None if
     unknown."""
-    needs_tokens: bool
-    """Whether a rate of tokens is read, which needs `tokens_per_step`."""
     in_bursts: bool
     """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
     name_rank: int = 0
@@ -188,26 +186,23 @@ class Recognised:
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
-def recognise(
-    lines: Sequence[str], *, at: Sequence[float] | None = None, tokens_per_step: int | None = None
-) -> list[Recognised]:
+def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
     Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
-    before other names. For as many steps, a preset comes before a JSON key before a pattern.
+    before other names. For as many steps, a preset comes before a JSON key before a pattern. Rates of tokens are left out,
+    because nobody says how many tokens a step has.
 
     Args:
-        at: Time of each line, seconds on any clock; without it, the times that a saved log tells (`clock_of`).
-        tokens_per_step: Needed for durations from tokens per second.
+        at: Time of each line, seconds on any clock; a saved log has none.
     """
     cut = [normal(line) for line in lines]
-    clock = at if at is not None else clock_of(lines)
     found = [
         fit
         for rank, rules in _candidates(cut)
         if rules
         and not (rank == IN_BRACKETS and at is not None)
-        and (fit := _fit_of(rules, cut, clock, tokens_per_step, rank)) is not None
+        and (fit := _fit_of(rules, cut, at, rank)) is not None
     ]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
@@ -369,12 +364,10 @@ def _in_json(key: str, group: str) -> str:
 
 
 def _fit_of(
-    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, tokens: int | None, rank: int = 0
+    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, rank: int = 0
 ) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
-    reader = StepReader({**rules, "tokens_per_step": tokens or 1})
-    reads_tokens = reader.needs_tokens or _TOKENS_PER_S in rules.get("pattern", "")
-    blind = reads_tokens and tokens is None
+    reader = StepReader(rules)
     clock_s = at if at is not None else [0.0] * len(lines)
     read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
     found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
@@ -385,13 +378,12 @@ def _fit_of(
         return None
     typical = statistics.median(times)
     passed, bursts = _passed(came) if at is not None else (None, False)
-    agrees = typical / passed if passed and not (clock or blind or bursts) else None
+    agrees = typical / passed if passed and not (clock or bursts) else None
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
-        {**rules, **({"tokens_per_step": tokens} if reads_tokens and tokens else {})}, len(times),
-        None if blind or (clock and at is None) else typical, found[len(found) // 2][0], clock, agrees, reads_tokens,
-        bursts, rank,
+        rules, len(times), None if clock and at is None else typical, found[len(found) // 2][0], clock, agrees, bursts,
+        rank,
     )  # fmt: skip
 
 
@@ -406,14 +398,12 @@ def only_grow(values: Sequence[float]) -> bool:
 def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
     known, few = fit.name_rank < 0, 4 * fit.steps < most
-    blind = fit.needs_tokens and fit.step_s is None
     if fit.by_clock and not known:
         vague = 1 if fit.step_s is not None else 3
     else:
         vague = 2 if fit.name_rank >= MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
     return (
-        fit.doubtful and is_live, blind, not known or few, vague, few, fit.name_rank,
-        -((fit.steps + fit.by_clock) // 4),
+        fit.doubtful and is_live, not known or few, vague, few, fit.name_rank, -((fit.steps + fit.by_clock) // 4),
     )  # fmt: skip
 
 
@@ -428,70 +418,6 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     if mean <= 0:
         return None, len(each) >= FEWEST_STEPS
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
-
-
-# ---------------------------------------------------------------------- the clock of a saved log
-
-_TIME = r"(?<![\d:.])(\d\d):(\d\d):(\d\d(?:[.,]\d+)?)(?!:)"
-_STAMPS = [re.compile(before + _TIME) for before in ("^.{0,30}?", "^.*?", "^.*")]
-_DAY_S = 86_400.0
-_ON_A_CLOCK = _TIMES.union(_TOTALS, _KNOWN["words"]["clocks"])
-
-
-def clock_of(lines: Sequence[str]) -> list[float] | None:
-    """Returns the time of each line of a saved log in seconds, by time stamps, at line starts first, or printed totals.
-
-    Lines of one time are spread evenly up to the next one. None if the log tells no times.
-    """
-    told = next(filter(None, (_stamps(lines, stamp) for stamp in _STAMPS)), None) or _totals(lines)
-    return None if told is None else _spread(told)
-
-
-def _stamps(lines: Sequence[str], stamp: re.Pattern[str]) -> list[float | None] | None:
-    """Returns the times of day that an expression finds in lines; None if most lines have none."""
-    told: list[float | None] = []
-    day_s = last_s = 0.0
-    for line in lines:
-        found = stamp.match(plain(line[:LONGEST_LINE]))
-        if found is not None:
-            now_s = int(found[1]) * 3600 + int(found[2]) * 60 + float(found[3].replace(",", "."))
-            day_s += _DAY_S * (now_s < last_s - _DAY_S / 2)
-            last_s = now_s
-        told.append(None if found is None else last_s + day_s)
-    known = [time_s for time_s in told if time_s is not None]
-    is_clock = known == sorted(known) and len(set(known)) >= FEWEST_STEPS
-    return told if is_clock and 2 * len(known) >= len(told) else None
-
-
-def _totals(lines: Sequence[str]) -> list[float | None] | None:
-    """Returns the values of the commonest number of the lines that is a total of time; None without one."""
-    rows = [{m.shape: m for m in _all_mentions(line)} for line in lines]
-    counts = collections.Counter(shape for row in rows for shape in row)
-    for shape, count in counts.most_common():
-        found = [row.get(shape) for row in rows]
-        kept = [mention for mention in found if mention is not None]
-        is_time = set(kept[0].words) & _ON_A_CLOCK and "dt" not in kept[0].words
-        if count > FEWEST_STEPS and is_time and only_grow([m.value for m in kept]):
-            size = factor(kept[0].unit or kept[0].group.removeprefix("step_")) or ("time", 1.0)
-            return [mention.value * size[1] if mention is not None else None for mention in found]
-    return None
-
-
-def _all_mentions(line: str) -> Iterator[_Mention]:
-    """Yields the numbers of a line of text or JSON."""
-    yield from mentions_of(normal(line))
-    yield from (_Mention(key, "=", "", float(value)) for key, value in numbers_of(line).items())
-
-
-def _spread(told: Sequence[float | None]) -> list[float]:
-    """Returns times that grow from line to line; the lines of one time share what passes until the next."""
-    known = [time_s for time_s in told if time_s is not None]
-    filled = list(itertools.accumulate((known[0], *(known[0] if t is None else t for t in told)), max))[1:]
-    runs = [(time_s, len(list(group))) for time_s, group in itertools.groupby(filled)]
-    times: list[float] = []
-    for (time_s, count), (later_s, _) in itertools.pairwise([*runs, (2 * runs[-1][0] - runs[-2][0], 1)]):
-        times += [time_s + (later_s - time_s) * i / count for i in range(count)]
-    return times
 
 
 # ---------------------------------------------------------------------- lines that no rule fits
@@ -519,13 +445,13 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
         return None
     alike = [normal(lines[i]) for i in chosen]
     times = [at[i] for i in chosen] if at is not None else None
-    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times, None)) is not None]
+    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times)) is not None]
     return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
 
 
 def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
-    rows = [list(_all_mentions(line)) for line in lines]
+    rows = [list(mentions_of(line)) or [_Mention(n, "=", "", float(x)) for n, x in numbers_of(line).items()] for line in lines]
     columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
     counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
     lost = _loss_of(rows[-1])

@@ -22,8 +22,7 @@ def submit(
     requeue: Annotated[bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")] = False,
     grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
-    account: Annotated[str | None, typer.Option(help="Account that is charged.")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch.")] = None,
+    sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch: --account=NAME.")] = None,
     srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
     setup: Annotated[
         list[str] | None,
@@ -58,7 +57,7 @@ def submit(
     )
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
-        account=account, time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),
+        time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
     )  # fmt: skip
     script = render_script(spec, request, program, with_storage=storage is not None)

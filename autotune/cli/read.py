@@ -24,10 +24,7 @@ SHOWN_LINES = 40
 
 SHOWN_CHARACTERS = 200
 
-_SILENT = (
-    "it printed nothing, neither into a pipe nor on a terminal; let it print each step, write a file that "
-    "`--file` or [workload.read] `file` names, or put autotune.hook.steps into its loop"
-)
+_SILENT = "it printed nothing, neither into a pipe nor on a terminal; let it print each step, as docs/tune.md says"
 
 
 def read(
@@ -38,7 +35,6 @@ def read(
     unit: Annotated[str | None, typer.Option(help="What that key holds, such as step_ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="How the loss is read.")] = None,
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Of a command: the file that it writes its metrics to.")] = None,
     study: Annotated[Path | None, typer.Option(help="Take how steps are read from this study file.")] = None,
     limit: Annotated[str, typer.Option(help="Longest time for a command, such as 30s or 2m.")] = "60s",
     as_json: options.Json = False,
@@ -81,8 +77,8 @@ def read(
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         probe = read_log(path)
     else:
-        probe = _run(what, rules, file, options.seconds_of(limit, "--limit"))
-    fits = [] if rules else recognise(probe.lines, at=probe.at_s or None, tokens_per_step=tokens_per_step)
+        probe = _run(what, rules, options.seconds_of(limit, "--limit"))
+    fits = [] if rules else recognise(probe.lines, at=probe.at_s or None)
     found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
     if as_json:
         print_json(found)
@@ -95,21 +91,20 @@ def read(
         raise typer.Exit(1)
 
 
-def _run(command: Sequence[str], rules: Mapping[str, Any], file: Path | None, limit_s: float) -> Probe:
-    """Runs a command once, with the lines of the file that it writes in place of its output."""
+def _run(command: Sequence[str], rules: Mapping[str, Any], limit_s: float) -> Probe:
+    """Runs a command once; its lines are those of the file that the rules name, if they do."""
     from autotune.machine.child_process import format_end
     from autotune.programs.look import ProbeRequest, default_platform, run_request
 
     request = ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=limit_s,
-        terminal=rules.get("terminal") or None, file=str(file) if file is not None else None,
+        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=limit_s
     )  # fmt: skip
     probe, _ = run_request(request, tell=lambda text: None)
-    if not probe.lines and file is None:
+    if not probe.lines:
         probe.notes.append(_SILENT)
     if probe.status:
         probe.notes.append(f"it {format_end(probe.status)}")
-    if file is not None:
+    if "file" in rules:
         probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
     return probe
 
@@ -153,8 +148,6 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe)
         said.append("the time between lines counts, which this log does not have; a command shows it")
     if doubt := doubt_of(by):
         said.append(doubt)
-    if by is not None and by.needs_tokens and "tokens_per_step" not in found["rules"]:
-        said.append("tokens each second are read: say --tokens-per-step to have steps of them")
     rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
     tokens = rules.pop("tokens_per_step", None)
     said += ["", "[workload.read]", *(f"{key} = {to_toml(value)}" for key, value in rules.items())]

@@ -6,17 +6,14 @@ time limit, and requeues the job if that was requested.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import SlurmError, ask_slurm, has_slurm, slurm_client_environment
+from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError
 from autotune.model.files import packaged_template
 from autotune.model.redaction import redact_text
@@ -27,9 +24,6 @@ LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
-
-NEVER_STARTS = ("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit")
-"""Reasons of SLURM to keep a job waiting until somebody changes the job or its partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +42,8 @@ class JobRequest:
     """Puts a job that was stopped before its end back into the queue."""
     exclusive: bool = True
     """Shares the nodes with no other job, whose noise would be in every measurement."""
-    account: str | None = None
     sbatch: tuple[str, ...] = ()
-    """More options for sbatch."""
+    """More options for sbatch, such as ``--account=NAME``."""
     srun: tuple[str, ...] = ()
     """More arguments for every srun."""
     setup: tuple[str, ...] = ()
@@ -130,18 +123,15 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
 
 def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
     """Formats a warning of GPUs that would be paid for and never used; None if all are used."""
-    device, given = spec.device, request.nodes * (request.gpus_per_node or 0)
-    of_group = (request.gpus_per_node or 0) * device.node_count
-    of_trial = min(device.count or of_group, of_group) if device.platform == "cuda" else 0
-    idle = given - request.nodes // device.node_count * of_trial
+    device = spec.device
+    of_lane = (request.gpus_per_node or 0) * device.node_count
+    of_trial = min(device.count or of_lane, of_lane) if device.platform == "cuda" else 0
+    idle = (of_lane - of_trial) * (request.nodes // device.node_count)
     if idle == 0:
         return None
-    if of_trial == 0:
-        return f"all {given} GPUs would stand idle: the study is for the CPU; leave --gpus-per-node out"
     return (
-        f"{idle} of {given} GPUs would stand idle: a lane of {device.node_count} nodes runs one trial at a time, of "
-        f"`device.count = {device.count}`; ask for --gpus-per-node {-(-of_trial // device.node_count)}, or set "
-        f"`device.count = {of_group}`"
+        f"{idle} GPUs would stand idle: a lane has {of_lane} and runs one trial at a time, which takes {of_trial}; ask "
+        "for fewer --gpus-per-node, or raise `device.count`"
     )
 
 
@@ -177,21 +167,12 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
 
 
 def _check_setup(lines: Sequence[str]) -> None:
-    """Refuses set-up lines that are not bash, or that look like a secret."""
-    text = "\n".join(lines)
+    """Refuses set-up lines that look like a secret."""
     if secret := [line for line in lines if redact_text(line) != line]:
         raise StudyFileError(
             f"a set-up line must hold no secret, for the script is a file, but got {redact_text(secret[0])!r}; set it "
             "in the environment of your call instead, which the job inherits"
         )
-    if any(not (c.isprintable() or c in "\n\t") for c in text):
-        raise StudyFileError("a set-up line must be printable text but got a control character; write it without")
-    if lines and (bash := shutil.which("bash")) is not None:
-        done = subprocess.run([bash, "-n"], input=text + "\n", capture_output=True, text=True, check=False, timeout=30)
-        if done.returncode != 0:
-            raise StudyFileError(
-                f"the set-up lines must be bash but it says: {done.stderr.strip()[:300]}; correct --setup"
-            )
 
 
 def _directive(option: str) -> str:
@@ -214,7 +195,7 @@ def submit_script(program: Program, script: str, *, storage: str | None) -> str:
     """Writes the script and submits it with the URL of the Optuna storage in its environment; returns the job's number.
 
     Raises:
-        LaunchError: If SLURM refuses the job, or would never start it; no script is left behind.
+        LaunchError: If SLURM refuses the job; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
     if not has_slurm():
@@ -227,22 +208,7 @@ def submit_script(program: Program, script: str, *, storage: str | None) -> str:
     program.script.write_text(script, encoding="utf-8")
     try:
         job = ask_slurm(["sbatch", "--parsable", str(program.script)], client).strip().partition(";")[0]
-        _cancel_hopeless(job, client)
     except LaunchError:
         program.script.unlink()
         raise
     return job
-
-
-def _cancel_hopeless(job: str, client: Mapping[str, str]) -> None:
-    """Cancels a job that SLURM has taken but would never start."""
-    reason = ""
-    with contextlib.suppress(SlurmError):  # a busy controller: the job stands
-        reason = ask_slurm(["squeue", "-h", "-j", job, "-o", "%r"], client).strip()
-    if reason in NEVER_STARTS:
-        ask_slurm(["scancel", job], client)
-        raise LaunchError(
-            f"a job must fit its partition but SLURM would never start this one ({reason}), so it is cancelled; "
-            "`scontrol show partition` has the limits: ask for fewer --nodes or less --time; with --requeue a study "
-            "continues over several jobs"
-        )

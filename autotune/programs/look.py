@@ -10,14 +10,13 @@ import shutil
 import statistics
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, clock_of, propose, recognise, shape_of
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, propose, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -52,9 +51,6 @@ LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
 
-MOST_BYTES = 1 << 30
-"""Limit of a log that was compressed."""
-
 _NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 
 
@@ -68,10 +64,6 @@ class ProbeRequest:
     rules: Mapping[str, Any] | None
     """The keys of `[workload.read]`; None to recognise them."""
     limit_s: float
-    terminal: bool | None = None
-    """Whether it gets a pseudo-terminal; None tries one if it prints no steps into a pipe."""
-    file: str | None = None
-    """The file that it writes, where `rules` do not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +214,8 @@ class StepWatch:
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
-    """Returns the best format with durations; a rate of tokens gives none, for the tokens of a step are not known."""
-    return next((fit for fit in recognise(lines, at=at_s) if not fit.needs_tokens), None)
+    """Returns the best format; None if there is none."""
+    return next(iter(recognise(lines, at=at_s)), None)
 
 
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
@@ -241,16 +233,17 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
             probe = run_probe(
                 request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
                 cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
-                file=request.file or (request.rules or {}).get("file"),
+                file=(request.rules or {}).get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
             probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
-    probe, watch = run(terminal=bool(request.terminal))
+    is_on_terminal = bool((request.rules or {}).get("terminal"))
+    probe, watch = run(terminal=is_on_terminal)
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if request.terminal is not None or not is_mute or probe.status or watch.proposed(probe) is not None:
+    if is_on_terminal or not is_mute or probe.status or watch.proposed(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
@@ -415,39 +408,18 @@ def _interpreter_of(packages: str | None) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """Reads a log or CSV file, also UTF-16 or gzip, or a folder's newest one; AutotuneError if it cannot be read."""
-    found = find(path)
-    if found is None:
+    """Reads a log or CSV file, or a folder's newest one; AutotuneError if it cannot be read, or holds no text."""
+    log = find(path)
+    if log is None:
         raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
     try:
-        content, kind = _text_of(plain_content(found))
-        lines = list(lines_of(found.name.removesuffix(".gz")).feed(content + b"\n"))
+        content = plain_content(log)
+        if b"\0" in content[:4096]:
+            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines")
+        lines = list(lines_of(log.name).feed(content + b"\n"))
     except (OSError, ValueError) as error:
-        raise AutotuneError(f"a log must be readable but {found}: {error}") from error
-    said = [f"read {found}"] if found != path else []
-    return Probe(lines=lines, notes=[*said, f"{found} is {kind}"] if kind else said)
-
-
-_COMPRESSED = {b"\xfd7zXZ": "xz -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc", b"PK\x03\x04": "unzip -p"}
-
-
-def _text_of(content: bytes) -> tuple[bytes, str]:
-    """Returns the text of a file as UTF-8, and what else it is; ValueError if it holds no text."""
-    kind = ""
-    if content.startswith(b"\x1f\x8b"):
-        kind = "compressed by gzip"
-        try:
-            content = zlib.decompressobj(31).decompress(content, MOST_BYTES)
-        except zlib.error as error:
-            raise ValueError(f"it is {kind} and damaged: {error}") from None
-    for start, program in _COMPRESSED.items():
-        if content.startswith(start):
-            raise ValueError(f"it is compressed; unpack it first: {program} FILE > log.txt")
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        content, kind = content.decode("utf-16", errors="replace").encode(), "UTF-16"
-    if b"\0" in content[:4096]:
-        raise ValueError("it holds binary data and no text; export its metrics as CSV or JSON lines")
-    return content.removeprefix(b"\xef\xbb\xbf"), kind
+        raise AutotuneError(f"a log must be readable text but {log}: {error}") from error
+    return Probe(lines=lines, notes=[f"read {log}"] if log != path else [])
 
 
 def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -459,7 +431,7 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
     """
     reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
-    at_s = probe.at_s or clock_of(probe.lines) or [math.nan] * len(probe.lines)
+    at_s = probe.at_s or [math.nan] * len(probe.lines)
     for line, now_s in zip(probe.lines, at_s, strict=True):
         step = reader.read(line, now_s) if reader is not None else None
         took, loss = (step.step_s, step.loss) if step is not None else (None, None)

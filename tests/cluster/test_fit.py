@@ -64,15 +64,10 @@ def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: Any, wo
     assert told is None if not words else words in str(told)
 
 
-def test_gpu_hours_are_foretold_and_what_a_warning_advises_leaves_none_idle() -> None:
+def test_gpu_hours_are_foretold() -> None:
     assert estimate(request_of()) == "takes at most 64.0 GPU-hours (4 nodes x 8 GPUs x 2 h 0 min)"
     assert "8.0 node-hours (4 nodes x 2 h" in estimate(request_of(gpus_per_node=None))
     assert estimate(request_of(requeue=True)).startswith("each job takes")
-    told = idle_gpus(spec_of(count=6, node_count=2), request_of())
-    assert "--gpus-per-node 3" in str(told)
-    assert "`device.count = 16`" in str(told)
-    assert idle_gpus(spec_of(count=6, node_count=2), request_of(gpus_per_node=3)) is None
-    assert idle_gpus(spec_of(count=16, node_count=2), request_of()) is None
 
 
 def run_script(text: str, folder: Path, *, programs: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -99,10 +94,9 @@ def test_set_up_lines_reach_the_driver_and_one_that_fails_ends_the_job(tmp_path:
     assert "the set-up failed: no-such-program --x" in done.stderr
 
 
-@pytest.mark.parametrize(("line", "words"), CASES["refused_set_up_lines"])
-def test_a_set_up_line_that_breaks_the_script_is_refused(line: str, words: str) -> None:
-    with pytest.raises(StudyFileError, match=words) as caught:
-        script_of(spec_of(count=8), request_of(setup=(line,)))
+def test_a_set_up_line_with_a_secret_is_refused() -> None:
+    with pytest.raises(StudyFileError) as caught:
+        script_of(spec_of(count=8), request_of(setup=("export WANDB_API_KEY=0123456789abcdef",)))
     assert "0123456789abcdef" not in str(caught.value)
     script_of(spec_of(count=8), request_of(setup=("export WANDB_API_KEY=$MY_KEY",)))
 
