@@ -24,7 +24,7 @@ from autotune.rundir.store import RECORDS, Store
 from autotune.settings.probe import ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.builds import Build, Builds, study_of
+from autotune.study.builds import Build, Builds, study_of_builds
 from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
@@ -337,6 +337,6 @@ def builds_session(
     folder: Path | None, builds: Builds = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
 ) -> StudyRun:
     """A session that compares two builds on a simulated machine."""
-    study = study_of(builds, ["train.py"], base, name="builds", pairs=None)
+    study = study_of_builds(builds, ["train.py"], base, name="builds", pairs=None)
     spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
     return given_run(spec, folder, GivenSetup(given_space=SearchSpace(())), Diary())

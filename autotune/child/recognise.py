@@ -190,8 +190,8 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
     """Finds the rules that fit lines of output, best first.
 
     Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
-    before other names. For as many steps, a preset comes before a JSON key before a pattern. Rates of tokens are left out,
-    because nobody says how many tokens a step has.
+    before other names. For as many steps, a preset comes before a JSON key before a pattern. Rates of tokens are left
+    out, because nobody says how many tokens a step has.
 
     Args:
         at: Time of each line, seconds on any clock; a saved log has none.
@@ -200,9 +200,7 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
     found = [
         fit
         for rank, rules in _candidates(cut)
-        if rules
-        and not (rank == IN_BRACKETS and at is not None)
-        and (fit := _fit_of(rules, cut, at, rank)) is not None
+        if rules and not (rank == IN_BRACKETS and at is not None) and (fit := _fit_of(rules, cut, at, rank)) is not None
     ]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
@@ -451,7 +449,10 @@ def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recog
 
 def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
-    rows = [list(mentions_of(line)) or [_Mention(n, "=", "", float(x)) for n, x in numbers_of(line).items()] for line in lines]
+    rows = [
+        list(mentions_of(line)) or [_Mention(n, "=", "", float(x)) for n, x in numbers_of(line).items()]
+        for line in lines
+    ]
     columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
     counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
     lost = _loss_of(rows[-1])

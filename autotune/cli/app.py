@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import builds, cluster, compile, flags, read, results, run, show, tune
+from autotune.cli import ab, builds, cluster, compile, flags, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -36,6 +36,7 @@ for _command in (
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
 app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
+app.command(context_settings=_OWN_OPTIONS_FIRST)(ab.ab)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
 add_examples(app)

@@ -42,7 +42,8 @@ def compare_builds(
     from autotune.model.records import Outcome
     from autotune.programs.look import default_platform
     from autotune.rundir.store import STUDY, Store
-    from autotune.study.builds import Builds, find_build, measure_builds, study_of
+    from autotune.study.ab import measure_variants
+    from autotune.study.builds import Builds, find_build, study_of_builds
     from autotune.study.recheck import NothingToSearch
 
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
@@ -54,8 +55,8 @@ def compare_builds(
     path = options.RUNS / (name or f"{tune.name_of(['python', *words])}-builds")
     base = Store.open(path).spec if (path / STUDY).exists() else _look(asked, words, builds)
     conclusion = run_to_conclusion(
-        study_of(builds, words, base, name=path.name, pairs=pairs), path, study_dir=Path.cwd(), as_json=as_json,
-        setup=NothingToSearch(), do=lambda run: measure_builds(run, builds),
+        study_of_builds(builds, words, base, name=path.name, pairs=pairs), path, study_dir=Path.cwd(), as_json=as_json,
+        setup=NothingToSearch(), do=lambda run: measure_variants(run, builds.variants),
     ).conclusion  # fmt: skip
     if as_json:
         print_json(plain(conclusion, python=builds.new.python, run=str(path)))

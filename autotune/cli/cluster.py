@@ -22,7 +22,9 @@ def submit(
     requeue: Annotated[bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")] = False,
     grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
-    sbatch: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch: --account=NAME.")] = None,
+    sbatch: Annotated[
+        list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch: --account=NAME.")
+    ] = None,
     srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
     setup: Annotated[
         list[str] | None,

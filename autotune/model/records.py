@@ -470,8 +470,8 @@ class SoakRecord(TaskRecord):
     step_count: Count
     starts: Count
     """Processes that it took; several where a program ends by itself."""
-    longest: Count = 0
-    """Steps of the process that ran longest."""
+    longest: Count | None = None
+    """Steps of the process that ran longest; None in a record from before that was kept."""
     loss: LossCheck | None = None
     """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None

@@ -415,7 +415,9 @@ def read_log(path: Path) -> Probe:
     try:
         content = plain_content(log)
         if b"\0" in content[:4096]:
-            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines")
+            raise ValueError(
+                "it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines"
+            )
         lines = list(lines_of(log.name).feed(content + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable text but {log}: {error}") from error

@@ -255,17 +255,22 @@ def format_soak(record: SoakRecord) -> str:
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
     seen = "".join(f"; {words}" for words in _seen(record))
     loss = f"; {record.loss.words}" if record.loss is not None else ""
-    too_short = captures_collectives(record.settings) and record.longest <= HUNG_AT
+    too_short = captures_collectives(record.settings) and _longest(record) <= HUNG_AT
     graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
     return f"{_ran(record)}{seen}{loss}{graphs}"
+
+
+def _longest(record: SoakRecord) -> int:
+    """Returns the steps of the longest process of a soak."""
+    return record.longest if record.longest is not None else record.step_count // max(1, record.starts)
 
 
 def _ran(record: SoakRecord) -> str:
     """Formats how long a soak was; a short process shows no fault that comes late."""
     steps = f"{record.step_count} steps in {record.steps_s:.0f} s"
     if record.starts > 1:
-        steps += f" of {record.starts} processes, the longest of {record.longest} steps"
-    is_long = record.longest >= LEAST_LONG_RUN
+        steps += f" of {record.starts} processes, the longest of {_longest(record)} steps"
+    is_long = _longest(record) >= LEAST_LONG_RUN
     return f"{steps} without a fault" if is_long else f"{steps}, too few in one process to show a fault that comes late"
 
 

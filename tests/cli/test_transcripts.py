@@ -15,7 +15,7 @@ import pytest
 
 from autotune.model.clock import Stopwatch
 from autotune.study import builds
-from autotune.study.builds import measure_builds
+from autotune.study.ab import measure_variants
 from tests.console import autotune
 from tests.runs import BUILDS, builds_session
 from tests.tables import toml_beside
@@ -44,7 +44,7 @@ def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
 
 def test_two_builds_print_their_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = builds_session(tmp_path / "runs" / "train-builds", effects={f'option.python="{BUILDS.old.python}"': 0.97})
-    measure_builds(run, BUILDS)
+    measure_variants(run, BUILDS.variants)
     known = {build.python: build for build in BUILDS}
     monkeypatch.setattr(builds, "find_build", lambda python, platform, note: known[python])
     monkeypatch.setattr(Stopwatch.__init__, "__defaults__", (lambda: 0.0,))  # a busy machine takes longer

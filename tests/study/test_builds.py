@@ -26,7 +26,8 @@ from autotune.rundir.store import Store
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace
 from autotune.study import builds as study_of_builds
-from autotune.study.builds import Builds, find_build, measure_builds
+from autotune.study.ab import measure_variants
+from autotune.study.builds import Builds, find_build
 from autotune.study.run import StudyRun
 from harness.simulated import GivenSetup
 from tests.console import autotune
@@ -37,7 +38,7 @@ OLD = 'option.python="/old/python"'
 
 
 def compared(run: StudyRun, builds: Builds = BUILDS) -> ConclusionRecord:
-    measure_builds(run, builds)
+    measure_variants(run, builds.variants)
     return run.conclusion
 
 
