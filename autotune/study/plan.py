@@ -44,6 +44,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
+from autotune.stats.estimates import Estimate, least_ratio
 from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
 from autotune.study.budget import TRIAL_SHARE, TimeLeft
 
@@ -477,18 +478,23 @@ def worth_proving(
     does not look promising after it. So an interval that only allows a gain is enough.
 
     Args:
-        effects: Estimates from all trials. With them, the best expected set comes first; of trials that differ only in
-            settings of no expected use one is taken, and of trials of such settings alone those that were faster.
+        effects: Estimates from all trials. With them, the best expected set comes first, unless its own trial was
+            surely slower than the fastest one; of trials that differ only in settings of no expected use one is taken,
+            and of trials of such settings alone those that were faster.
     """
     hopeful = [
         (r.comparison.estimate, r)
         for r in results
         if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
     ]
-    ranked = [r for _, r in sorted(hopeful, key=lambda pair: pair[0].ratio)]
+    hopeful.sort(key=lambda pair: pair[0].ratio)
     if effects is None:
-        return ranked[:count]
-    ranked.sort(key=lambda r: r.settings != effects.best.settings)  # the others stay in their order
+        return [r for _, r in hopeful[:count]]
+
+    def is_expected(estimate: Estimate, result: TrialResult) -> bool:
+        return result.settings == effects.best.settings and least_ratio(estimate, hopeful[0][0]) <= 1.0
+
+    ranked = [r for _, r in sorted(hopeful, key=lambda pair: not is_expected(*pair))]  # the others stay in their order
     different: dict[FlagSet, TrialResult] = {}
     for result in ranked:
         useful = effects.useful(result.settings, least=min_effect)

@@ -110,6 +110,23 @@ def test_the_search_ends_with_the_best_predicted_set_and_finalists_differ_from_i
     assert len(set(acting)) == 3
 
 
+def test_the_best_expected_set_is_not_first_where_its_own_trial_was_surely_slower(wide: Store) -> None:
+    measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    figures = there(measured.comparison)
+
+    def first_of(half_width: float) -> FlagSet:
+        results = []
+        for settings, ratio in ((BEST, 0.91), (FlagSet({"xla_10": 1}), 0.9)):
+            ends = {"low": ratio - half_width, "high": ratio + half_width}
+            estimate = dataclasses.replace(figures.estimate, ratio=ratio, **ends)
+            comparison = figures.model_copy(update={"estimate": estimate})
+            results.append(measured.model_copy(update={"settings": settings, "comparison": comparison}))
+        return worth_proving(results, count=2, min_effect=0.005, effects=taught(wide))[0].settings
+
+    assert first_of(0.02) == BEST
+    assert first_of(0.004) == FlagSet({"xla_10": 1})
+
+
 def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
     measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
     figures = there(measured.comparison)
