@@ -27,7 +27,6 @@ from autotune.results import tables
 from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
-from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
     ablation_lines,
@@ -266,28 +265,14 @@ def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
 
 
 def _commands(store: Store) -> list[str]:
-    """Lists commands that show more, use the winner, and repeat the study."""
-    run = shlex.quote(str(store.path))
-    again = [
-        f"{shlex.join(('autotune', *s.command[1:]))}   # made this, on {s.started[:10]}"
-        for s in store.of(SessionRecord)
-        if len(s.command) > 1
-    ]
-    conclusion = store.last(ConclusionRecord)
-    shared = [f"autotune show {run}", *dict.fromkeys(again)]
+    """Lists commands that use the winner, or the one that goes on without."""
+    run, session = shlex.quote(str(store.path)), store.last(SessionRecord)
     try:
-        winner = winner_of(store)
+        winner_of(store)
     except AutotuneError:
-        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # continues where it stopped"]
-    lines = [
+        command = session.command[1:] if session is not None else ()
+        return [f"{shlex.join(('autotune', *command))}   # goes on"] if command else []
+    return [
         f"autotune export {run} --format env -o winner.env",
-        "autotune verify winner.env",
         f"autotune exec {run} -- {store.spec.workload.command_line(store.spec.search.options)}",
-        f"autotune recheck {run}",
-        *shared,
     ]
-    if conclusion is not None and conclusion.trial is not None:
-        lines.append(f"autotune show {run} {conclusion.trial}")
-    lines += [f"# {line}" for line in format_evidence(winner)]
-    lines += [f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items()]
-    return lines
