@@ -240,28 +240,31 @@ def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
 
 
 def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
-    spec, conclusion = store.spec, store.last(ConclusionRecord)
-    facts = conclusion.provenance if conclusion and conclusion.provenance else aa_run.provenance if aa_run else {}
-    rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{_workload(spec)} (hash {spec.workload_hash})"))
+    spec, conclusion, ledger = store.spec, store.last(ConclusionRecord), store.last(LedgerRecord)
+    rows: dict[str, object] = {
+        "run directory": store.path,
+        "study": spec.name,
+        "identity": spec.identity,
+        "workload": f"{_workload(spec)} (hash {spec.workload_hash})",
+    }
+    facts = aa_run.provenance if aa_run is not None else {}
     if aa_run is not None:
         w = aa_run.reference
-        rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))
-        if w.mesh:
-            rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
-        rows.append(("program", w.fingerprint))
-        rows.append(("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"))
-    rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
-    for name, value in facts.items():
-        if name == "memory_bytes":
-            rows.append(("memory", format_bytes(value)))
-        elif name != "versions":
-            rows.append((name.replace("_", " "), str(value)))
-    if (ledger := store.last(LedgerRecord)) is not None:
-        rows.append(("device hours", f"{ledger.device_s / 3600:.3f}, all sessions together"))
-    for s in store.of(SessionRecord):
-        rows.append(("session", f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}"))
-    return rows
+        rows |= {
+            "device": f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)",
+            "mesh": " x ".join(f"{k} {v}" for k, v in w.mesh.items()),
+            "program": w.fingerprint,
+            "loss tolerance": f"{aa_run.loss_tolerance:.1e} (relative)",
+        }
+    if conclusion is not None:
+        facts = conclusion.provenance or facts
+    rows |= {f"version of {name}": version for name, version in sorted(facts.get("versions", {}).items())}
+    rows |= {name.replace("_", " "): fact for name, fact in facts.items() if name not in ("versions", "memory_bytes")}
+    rows["memory"] = format_bytes(facts["memory_bytes"]) if "memory_bytes" in facts else ""
+    if ledger is not None:
+        rows["device hours"] = f"{ledger.device_s / 3600:.3f}, all sessions together"
+    sessions = [f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}" for s in store.of(SessionRecord)]
+    return [*((n, str(value)) for n, value in rows.items() if value != ""), *(("session", text) for text in sessions)]
 
 
 def _commands(store: Store) -> list[str]:
