@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from autotune.compiler.hlo import Work
 from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
@@ -48,8 +49,8 @@ class Collective(Record):
     """``nccl``, or ``kernel`` for XLA's own."""
 
 
-class Op(Record):
-    """One entry of the schedule."""
+class Op(Work):
+    """One entry of the schedule, with the work of a kernel."""
 
     kind: OpKind
     name: str
@@ -65,13 +66,6 @@ class Op(Record):
     """Entries of a loop's condition."""
     trip_count: int | None = None
     """Iterations of a loop; None if unknown."""
-    flops: float = 0.0
-    matrix_flops: float = 0.0
-    matrix_dtype: str | None = None
-    product: tuple[int, int, int, int] | None = None
-    bytes: float = 0.0
-    host_bytes: float = 0.0
-    """With flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`."""
     xla_s: float | None = None
     """Seconds of a kernel by XLA's own cost model."""
     collective: Collective | None = None
