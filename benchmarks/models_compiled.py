@@ -110,6 +110,5 @@ def _collectives(program: Any) -> dict[str, dict[str, float]]:
     return {kind: {"runs": count, "gb": round(counts[f"{kind} bytes a step"] / 1e9, 3)} for kind, count in runs.items()}
 
 
-
 if __name__ == "__main__":
     main()
