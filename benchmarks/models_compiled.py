@@ -16,7 +16,7 @@ from typing import Any
 from autotune.compiler.compile_worker import CompileJob
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.predict import predict_step
-from autotune.compiler.program import collectives
+from autotune.compiler.program import figures
 from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener, find_canary
 from autotune.compiler.targets import compiler_versions, load_target, parse_topology
 from autotune.model.errors import LaunchError
@@ -105,12 +105,9 @@ def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def _collectives(program: Any) -> dict[str, dict[str, float]]:
     """By kind: how many run in a step, and their GB."""
-    found: dict[str, dict[str, float]] = {}
-    for (kind, _), (_, runs, size) in collectives(program).items():
-        row = found.setdefault(kind, {"runs": 0, "gb": 0.0})
-        row["runs"] += runs
-        row["gb"] = round(row["gb"] + size / 1e9, 3)
-    return found
+    counts = figures(program)
+    runs = {name.removesuffix(" runs a step"): count for name, count in counts.items() if name.endswith(" runs a step")}
+    return {kind: {"runs": count, "gb": round(counts[f"{kind} bytes a step"] / 1e9, 3)} for kind, count in runs.items()}
 
 
 if __name__ == "__main__":

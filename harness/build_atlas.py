@@ -164,7 +164,7 @@ def build_atlas(plan: Plan, say: Callable[[str], None], clock: Callable[[], floa
 
     Raises:
         LaunchError: If no CUDA plugin is installed.
-        SettingError: If the existing table cannot be read.
+        ValidationError: If the existing table cannot be read.
     """
     known = KnownSettings(probe_build(driver_python(), platform="cuda"))
     if known.build.plugin is None:

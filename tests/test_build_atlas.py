@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from autotune.compiler.program import CompileResult
 from autotune.machine.environment import driver_python
@@ -209,7 +210,7 @@ def test_a_table_that_was_torn_is_refused_and_kept(tmp_path: Path, rules: Rules)
     path = build_atlas(plan(tmp_path), print)
     torn = path.read_text("utf-8")[:-40]
     path.write_text(torn, "utf-8")
-    with pytest.raises(SettingError, match=r"line \d+ must be a row of the atlas"):
+    with pytest.raises(ValidationError):
         build_atlas(plan(tmp_path), print)
     assert path.read_text("utf-8") == torn
 

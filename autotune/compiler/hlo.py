@@ -14,13 +14,14 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.model.files import packaged_table
+from autotune.model.numbers import Record
 
 Devices = NDArray[np.int64]
 
@@ -320,8 +321,7 @@ Product = tuple[int, int, int, int]
 """Batch, rows, columns and depth of a matrix product: b x m x n x k."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Record):
     """FLOPs and bytes of a kernel."""
 
     flops: float = 0.0
@@ -335,6 +335,10 @@ class Work:
     product: Product | None = None
     """The largest matrix product; None without one, and of attention."""
 
+    def moving(self, touched: float, host_bytes: float) -> Work:
+        """Returns the work with the bytes of the kernel."""
+        return self.model_copy(update={"bytes": touched, "host_bytes": host_bytes})
+
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
     """Counts the work of an instruction outside of fusions."""
@@ -344,12 +348,12 @@ def kernel_work(module: Module, computation: Computation, instruction: Instructi
         fused = module.computations[instruction.called["calls"]]
         touched = _fusion_bytes(fused, instruction)
         moved = touched / 2 if is_on_host else 0.0  # reads a slice, writes a slice
-        return replace(_of_computation(module, fused), bytes=touched, host_bytes=moved)
+        return _of_computation(module, fused).moving(touched, moved)
     touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
     if instruction.opcode == "custom-call":
-        return replace(_of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]), bytes=touched)
+        return _of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]).moving(touched, 0.0)
     moved = float(instruction.shape[0].bytes) if is_on_host and instruction.shape else 0.0
-    return replace(_of_one(module, computation, instruction), bytes=touched, host_bytes=moved)
+    return _of_one(module, computation, instruction).moving(touched, moved)
 
 
 def _of_computation(module: Module, computation: Computation) -> Work:
@@ -372,12 +376,12 @@ def _of_one(module: Module, computation: Computation, instruction: Instruction) 
         return _of_dot(module, computation, instruction)
     if instruction.opcode in ("reduce", "reduce-window"):
         arrays = module.operand_arrays(computation, instruction)
-        return Work(float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
+        return Work(flops=float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
     if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
         return _of_computation(module, module.computations[instruction.called["calls"]])
     if instruction.opcode in NAMES["free"] or not instruction.shape:
         return Work()
-    return Work(float(instruction.shape[0].elements))
+    return Work(flops=float(instruction.shape[0].elements))
 
 
 def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
 
 from pydantic import Field
 
+from autotune.compiler.hlo import Work
 from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
@@ -49,8 +49,8 @@ class Collective(Record):
     """``nccl``, or ``kernel`` for XLA's own."""
 
 
-class Op(Record):
-    """One entry of the schedule."""
+class Op(Work):
+    """One entry of the schedule, with the work of a kernel."""
 
     kind: OpKind
     name: str
@@ -66,13 +66,6 @@ class Op(Record):
     """Entries of a loop's condition."""
     trip_count: int | None = None
     """Iterations of a loop; None if unknown."""
-    flops: float = 0.0
-    matrix_flops: float = 0.0
-    matrix_dtype: str | None = None
-    product: tuple[int, int, int, int] | None = None
-    bytes: float = 0.0
-    host_bytes: float = 0.0
-    """With flops, matrix_flops, matrix_dtype, product, bytes: Work of a kernel; see `autotune.compiler.hlo.Work`."""
     xla_s: float | None = None
     """Seconds of a kernel by XLA's own cost model."""
     collective: Collective | None = None
@@ -147,51 +140,46 @@ def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
         yield from walk(op.content, inner)
 
 
-def collectives(program: CompiledProgram) -> dict[tuple[str, bool], tuple[int, int, int]]:
-    """Maps (kind, is asynchronous) to (collectives in the program, runs in a step, bytes in a step)."""
-    found: dict[tuple[str, bool], tuple[int, int, int]] = {}
-    inside = {id(part) for op, _ in walk(program.schedule) if op.kind is OpKind.START for part, _ in walk(op.content)}
-    for op, times in walk(program.schedule):
-        if op.collective is not None:
-            key = (op.collective.kind, id(op) in inside)
-            a, b, c = found.get(key, (0, 0, 0))
-            found[key] = (a + 1, b + times, c + times * op.collective.bytes)
-    return found
-
-
-def figures(program: CompiledProgram) -> dict[str, Any]:
-    """Countable figures of a program, by name."""
+def figures(program: CompiledProgram) -> Counter[str]:
+    """Countable figures of a program, by name; those of collectives first."""
+    found: Counter[str] = Counter()
     if program.schedule:
-        found = _of_schedule(program)
+        _count(program.schedule, found)
+        found.update({f"custom calls: {name}": n for name, n in program.custom_calls.items()})
     else:  # XLA:CPU shows no thunks
-        found = {f"instructions: {name}": n for name, n in program.opcodes.items()}
+        found.update({f"instructions: {name}": n for name, n in program.opcodes.items()})
     if program.memory is not None:
         found["argument bytes"] = program.memory.argument_bytes
         found["temporary bytes"] = program.memory.temp_bytes
         found["peak bytes"] = program.memory.peak_bytes
-    return found
+    kinds = tuple(f"{op.collective.kind} " for op, _ in walk(program.schedule) if op.collective is not None)
+    return Counter({name: found[name] for name in sorted(found, key=lambda name: (not name.startswith(kinds), name))})
 
 
-def _of_schedule(program: CompiledProgram) -> dict[str, Any]:
-    table, ops = collectives(program), list(walk(program.schedule))
-    held = [op for op, _ in ops if op.kind is OpKind.GRAPH]
-    trips = [op.trip_count for op, _ in ops if op.kind is OpKind.LOOP]
-    kernels = Counter(op.detail for op, _ in ops if op.kind in (OpKind.KERNEL, OpKind.COPY))
-    found: dict[str, Any] = {}
-    for (kind, is_async), (count, _, _) in sorted(table.items()):
-        found[f"{kind} ({'async' if is_async else 'sync'})"] = count
-    for kind in sorted({k for k, _ in table}):
-        found[f"{kind} bytes a step"] = sum(v[2] for (k, _), v in table.items() if k == kind)
-        found[f"{kind} runs a step"] = sum(v[1] for (k, _), v in table.items() if k == kind)
-    found["command buffers"] = len(held)
-    found["kernels in command buffers"] = sum(inner.kind in _LAUNCHED for op in held for inner, _ in walk(op.content))
-    found["loops"] = len(trips)
-    found["loops of unknown length, counted once"] = trips.count(None)
-    found["loop iterations a step"] = sum(n or 1 for n in trips)
-    found |= {f"kernels: {name}": n for name, n in sorted(kernels.items())}
-    found |= {f"custom calls: {name}": n for name, n in sorted(program.custom_calls.items())}
-    found["kernel launches a step"] = sum(t for op, t in ops if op.kind is OpKind.KERNEL)
-    return found
+def _count(
+    ops: tuple[Op, ...], found: Counter[str], times: int = 1, *, is_async: bool = False, is_in_graph: bool = False
+) -> None:
+    """Counts the entries of a part of a schedule that a step runs so many times."""
+    for op in ops:
+        inner_times = times
+        if op.collective is not None:
+            kind = op.collective.kind
+            found[f"{kind} ({'async' if is_async else 'sync'})"] += 1
+            found[f"{kind} bytes a step"] += times * op.collective.bytes
+            found[f"{kind} runs a step"] += times
+        elif op.kind in (OpKind.KERNEL, OpKind.COPY):
+            found[f"kernels: {op.detail}"] += 1
+        elif op.kind is OpKind.GRAPH:
+            found["command buffers"] += 1
+        elif op.kind is OpKind.LOOP:
+            inner_times = times * (op.trip_count or 1)
+            found["loops"] += 1
+            found["loops of unknown length, counted once"] += op.trip_count is None
+        found["kernels in command buffers"] += is_in_graph and op.kind in _LAUNCHED
+        found["kernel launches a step"] += times * (op.kind is OpKind.KERNEL)
+        starts, captures = is_async or op.kind is OpKind.START, is_in_graph or op.kind is OpKind.GRAPH
+        for part in (op.condition, op.content):
+            _count(part, found, inner_times, is_async=starts, is_in_graph=captures)
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:
@@ -199,12 +187,11 @@ def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]
     if reference.fingerprint == candidate.fingerprint:
         return []
     before, after = figures(reference), figures(candidate)
-    names = [n for n in before | after if before.get(n, 0) != after.get(n, 0)]
-    found = [_clause(n, before.get(n, 0), after.get(n, 0)) for n in names]
+    found = [_clause(name, before[name], after[name]) for name in before | after if before[name] != after[name]]
     return found or ["same figures, but other machine code, buffers or order"]
 
 
-def _clause(name: str, old: Any, new: Any) -> str:
+def _clause(name: str, old: int, new: int) -> str:
     if "bytes" in name:
         moved = ("+" if new > old else "-") + format_bytes(abs(new - old))
         return f"{name.replace(' bytes', '')}: {format_bytes(old)} -> {format_bytes(new)} ({moved})"

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class Reader:
         """Fields of an entry for a kernel or copy: its name and its work."""
         done = kernel_work(self._module, computation, instruction)
         estimate = _estimate(instruction, is_matrix=done.matrix_flops > 0)
-        return {**asdict(done), "detail": _what(self._module, instruction), "xla_s": estimate}
+        return {**dict(done), "detail": _what(self._module, instruction), "xla_s": estimate}
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
         """The collective of a thunk; None for starts, dones and other thunks."""

@@ -294,10 +294,7 @@ class Screener:
 
     def _programs(self, settings: FlagSet) -> list[str | None]:
         """Fingerprints of a set's programs, one for each kernel choice."""
-        return [self._program_under(forced, settings) for forced in self.choices.values()]
-
-    def _program_under(self, forced: FlagSet, settings: FlagSet) -> str | None:
-        return self.fingerprint(settings.merge(forced))
+        return [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Fingerprint of a set's program; None if it does not compile."""

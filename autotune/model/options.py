@@ -8,7 +8,6 @@ they are and settings in full.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
@@ -96,37 +95,25 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
 
 
 def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """A command with each option in its place; in a script (see `_is_script`) a value is quoted as one word.
+    """A command with each option in its place.
 
     Raises:
-        SettingError: If a value would not stay one word of a script.
+        SettingError: If a value in a script (see `_is_script`) is not one word of it without quotes.
     """
-    return [
-        _filled_script(part, options) if _is_script(before, part) else filled(part, options)
-        for before, part in zip(("", *command), command, strict=False)
-    ]
+    for before, part in zip(("", *command), command, strict=False):
+        for name in sorted(placeholders([part]) & options.keys()) if _is_script(before, part) else ():
+            if shlex.quote(plain(options[name])) != plain(options[name]):
+                raise SettingError(
+                    f"an option in a script must be one word without quotes but {name} is {plain(options[name])!r} in "
+                    f"{part!r:.200}; give it an argument of its own"
+                )
+    return [filled(part, options) for part in command]
 
 
 def _is_script(before: str, part: str) -> bool:
     """Whether an argument has spaces and is no assignment (``NAME=text``, as for `env`), or follows a ``-c``."""
     is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
     return re.search(r"\s", part) is not None and (not is_assignment or re.fullmatch(r"-\w*c", before) is not None)
-
-
-def _filled_script(part: str, options: Mapping[str, Any]) -> str:
-    values = {name: plain(options[name]) for name in placeholders([part]) & options.keys()}
-    quoted = {name: shlex.quote(value) for name, value in values.items()}
-    if values == quoted:
-        return filled(part, values)
-    plain_words, in_quotes = (dict.fromkeys(values, text) for text in ("two words", "'two words'"))
-    with contextlib.suppress(ValueError):  # a quote that is not closed
-        # Inside quotes of the script, those around a value would end them.
-        if shlex.split(filled(part, in_quotes)) == [filled(word, plain_words) for word in shlex.split(part)]:
-            return filled(part, quoted)
-    raise SettingError(
-        f"an option in a script must stay one word of it but {', '.join(n for n in values if values[n] != quoted[n])} "
-        f"would not in {part!r:.200}; take the quotes around its place away, or give it an argument of its own"
-    )
 
 
 def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:

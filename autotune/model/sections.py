@@ -363,7 +363,7 @@ SAMPLERS = {
 """Classes of the samplers that have a name of their own."""
 
 SettingValue = bool | int | float | str
-Domain = list[SettingValue] | dict[str, SettingValue | list[SettingValue]]
+Domain = list[SettingValue] | dict[str, SettingValue]
 
 
 class NamedSet(Section):

@@ -82,25 +82,29 @@ def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any
     """Returns the conditions of a run from its reference and provenance."""
     report = aa_run.reference if aa_run is not None else None
     # The measured process goes first: autotune itself may run on another machine with other libraries.
-    versions = versions_of(report, facts)
-    if "driver" not in versions and facts.get("driver"):
-        versions["driver"] = str(facts["driver"])
-    on_cpu = spec.device.platform == "cpu"
-    asked = spec.device.count
-    return Conditions(
-        platform=spec.device.platform,
+    versions = {"driver": str(facts["driver"])} if facts.get("driver") else {}
+    nodes, asked = spec.device.node_count, spec.device.count
+    return _conditions(
+        spec.device.platform,
+        facts,
+        versions | versions_of(report, facts),
+        (report.gpus if report else None) or (),
         device_kind=report.device_kind if report else None,
-        device_count=report.device_count // spec.device.node_count if report else None,
-        devices_asked=None if on_cpu or asked is None else asked // spec.device.node_count,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=None if on_cpu else cuda_plugin(versions),
-        cpu=facts.get("cpu") if on_cpu else None,
-        cpus_usable=facts.get("cpus_usable") if on_cpu else None,
+        device_count=report.device_count // nodes if report else None,
+        devices_asked=None if spec.device.platform == "cpu" or asked is None else asked // nodes,
         workload=spec.workload_hash,
         packages=report.packages if report else None,
-        **({} if on_cpu else _of_gpus(versions, (report.gpus if report else None) or ())),
     )
+
+
+def _conditions(
+    platform: str, facts: Mapping[str, Any], versions: Mapping[str, str], gpus: Sequence[GpuState], **known: Any
+) -> Conditions:
+    """Returns conditions by the facts of a machine, and the versions and GPUs of a process there."""
+    of_platform: dict[str, Any] = {name: facts.get(name) for name in ("cpu", "cpus_usable")}
+    if platform == "cuda":
+        of_platform = {"plugin": cuda_plugin(versions), **_of_gpus(versions, gpus)}
+    return Conditions(platform=platform, jax=versions.get("jax"), jaxlib=versions.get("jaxlib"), **of_platform, **known)
 
 
 def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
@@ -120,21 +124,20 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
         gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
     own = like.packages if like is not None else None
     versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
-    driver = versions.get("driver") or facts.get("driver") if platform == "cuda" else None
-    return Conditions(
-        platform=platform if platform == "cpu" or gpus else "cpu",
+    if platform == "cuda" and facts.get("driver"):
+        versions = {"driver": str(facts["driver"]), **versions}
+    here = _conditions(
+        platform,
+        facts,
+        versions,
+        told.gpus,
         device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
         device_count=len(gpus) if platform == "cuda" else None,
         devices_asked=count,
-        jax=versions.get("jax"),
-        jaxlib=versions.get("jaxlib"),
-        plugin=cuda_plugin(versions),
-        cpu=facts["cpu"],
-        cpus_usable=facts["cpus_usable"],
         workload=workload,
         packages=own,
-        **_of_gpus({**versions, "driver": driver}, told.gpus),
     )
+    return here if gpus else here.model_copy(update={"platform": "cpu"})
 
 
 def differences(proven: Conditions, here: Conditions) -> list[Difference]:

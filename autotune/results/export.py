@@ -104,21 +104,6 @@ class Docker(Exporter):
 {% endfor %}
 """
 
-    def render(self, winner: Winner) -> str:
-        """See `Exporter`."""
-        text = super().render(winner)
-        longest = max(len(line.encode()) for line in text.split("\n"))
-        if longest > LONGEST_DOCKER_LINE:
-            raise AutotuneError(
-                f"a Docker env-file's lines must have at most {LONGEST_DOCKER_LINE} bytes but one has {longest}; "
-                "use --format shell as the container's entry point"
-            )
-        return text
-
-
-LONGEST_DOCKER_LINE = 65_535
-"""Bytes; Docker's scanner of env-files takes at most 64 KiB a line, comments included."""
-
 
 class Sbatch(Exporter):
     """A job script; `--export=NAME=value` would split values at commas, so that the script exports them."""

@@ -112,7 +112,7 @@ def _match(
         cost += 1.0 + abs(math.log2(count / own))
     if jaxlib is not None and (far := _version_distance(jaxlib, c.jaxlib)):
         words.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
-        cost += min(3.0, far)
+        cost += far
     return Match(path=path, winner=winner, distance=tuple(words), cost=cost)
 
 
@@ -133,15 +133,10 @@ def _same_name(asked: str, known: str) -> bool:
 
 
 def _version_distance(asked: str, known: str | None) -> float:
-    """Returns 0 if `asked` is equal or a prefix, 0.5 for another patch, 1 and more for another minor version."""
-    if known is None:
-        return 3.0
-    a, b = ([int(p) for p in re.findall(r"\d+", v)] for v in (asked, known))
-    if b[: len(a)] == a:
-        return 0.0
-    if a[:2] == b[:2]:
-        return 0.5
-    return float(1 + abs(a[1] - b[1])) if a[:1] == b[:1] and len(a) > 1 and len(b) > 1 else 3.0
+    """Returns 0 if `asked` is equal or a prefix, else less the more of its leading numbers are the same."""
+    wanted, has = asked.split("."), (known or "").split(".")
+    same = max(n for n in range(len(wanted) + 1) if wanted[:n] == has[:n])
+    return 0.0 if same == len(wanted) else 1.0 / (1 + same)
 
 
 def _slug(text: str) -> str:

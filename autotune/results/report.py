@@ -27,7 +27,6 @@ from autotune.results import tables
 from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
-from autotune.results.export import format_evidence
 from autotune.results.format import (
     aa_lines,
     ablation_lines,
@@ -241,53 +240,42 @@ def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
 
 
 def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
-    spec, conclusion = store.spec, store.last(ConclusionRecord)
-    facts = conclusion.provenance if conclusion and conclusion.provenance else aa_run.provenance if aa_run else {}
-    rows = [("run directory", str(store.path)), ("study", spec.name), ("identity", spec.identity)]
-    rows.append(("workload", f"{_workload(spec)} (hash {spec.workload_hash})"))
+    spec, conclusion, ledger = store.spec, store.last(ConclusionRecord), store.last(LedgerRecord)
+    rows: dict[str, object] = {
+        "run directory": store.path,
+        "study": spec.name,
+        "identity": spec.identity,
+        "workload": f"{_workload(spec)} (hash {spec.workload_hash})",
+    }
+    facts = aa_run.provenance if aa_run is not None else {}
     if aa_run is not None:
         w = aa_run.reference
-        rows.append(("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"))
-        if w.mesh:
-            rows.append(("mesh", " x ".join(f"{k} {v}" for k, v in w.mesh.items())))
-        rows.append(("program", w.fingerprint))
-        rows.append(("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"))
-    rows += [(f"version of {n}", str(v)) for n, v in sorted(facts.get("versions", {}).items())]
-    for name, value in facts.items():
-        if name == "memory_bytes":
-            rows.append(("memory", format_bytes(value)))
-        elif name != "versions":
-            rows.append((name.replace("_", " "), str(value)))
-    if (ledger := store.last(LedgerRecord)) is not None:
-        rows.append(("device hours", f"{ledger.device_s / 3600:.3f}, all sessions together"))
-    for s in store.of(SessionRecord):
-        rows.append(("session", f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}"))
-    return rows
+        rows |= {
+            "device": f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)",
+            "mesh": " x ".join(f"{k} {v}" for k, v in w.mesh.items()),
+            "program": w.fingerprint,
+            "loss tolerance": f"{aa_run.loss_tolerance:.1e} (relative)",
+        }
+    if conclusion is not None:
+        facts = conclusion.provenance or facts
+    rows |= {f"version of {name}": version for name, version in sorted(facts.get("versions", {}).items())}
+    rows |= {name.replace("_", " "): fact for name, fact in facts.items() if name not in ("versions", "memory_bytes")}
+    rows["memory"] = format_bytes(facts["memory_bytes"]) if "memory_bytes" in facts else ""
+    if ledger is not None:
+        rows["device hours"] = f"{ledger.device_s / 3600:.3f}, all sessions together"
+    sessions = [f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}" for s in store.of(SessionRecord)]
+    return [*((n, str(value)) for n, value in rows.items() if value != ""), *(("session", text) for text in sessions)]
 
 
 def _commands(store: Store) -> list[str]:
-    """Lists commands that show more, use the winner, and repeat the study."""
-    run = shlex.quote(str(store.path))
-    again = [
-        f"{shlex.join(('autotune', *s.command[1:]))}   # made this, on {s.started[:10]}"
-        for s in store.of(SessionRecord)
-        if len(s.command) > 1
-    ]
-    conclusion = store.last(ConclusionRecord)
-    shared = [f"autotune show {run}", *dict.fromkeys(again)]
+    """Lists commands that use the winner, or the one that goes on without."""
+    run, session = shlex.quote(str(store.path)), store.last(SessionRecord)
     try:
-        winner = winner_of(store)
+        winner_of(store)
     except AutotuneError:
-        return [*shared, f"autotune run STUDY.toml --run-dir {run}   # continues where it stopped"]
-    lines = [
+        command = session.command[1:] if session is not None else ()
+        return [f"{shlex.join(('autotune', *command))}   # goes on"] if command else []
+    return [
         f"autotune export {run} --format env -o winner.env",
-        "autotune verify winner.env",
         f"autotune exec {run} -- {store.spec.workload.command_line(store.spec.search.options)}",
-        f"autotune recheck {run}",
-        *shared,
     ]
-    if conclusion is not None and conclusion.trial is not None:
-        lines.append(f"autotune show {run} {conclusion.trial}")
-    lines += [f"# {line}" for line in format_evidence(winner)]
-    lines += [f"export {n}={shlex.quote(v)}" for n, v in winner.environment.items()]
-    return lines

@@ -176,24 +176,13 @@ class Chain:
 
 
 def _odds(fisher: Floats, pull: Floats) -> Floats:
-    """Log odds of blocks of each size by the data, shape (sizes, blocks).
-
-    Gaussian elimination over all blocks and sizes at once: for hundreds of matrices of six rows the calls of LAPACK
-    take longer than the arithmetic.
-    """
-    blocks, rank = pull.shape
-    rows = np.empty((len(SIZES), blocks, rank, rank + 1))
-    rows[:, :, :, :rank] = fisher + _PRECISIONS[:, None, None, None] * np.eye(rank)
-    rows[:, :, :, rank] = pull
-    # The prior bounds the least eigenvalue and so every pivot; rounding could violate that.
-    least = _PRECISIONS[:, None]
-    odds = np.zeros((len(SIZES), blocks))
-    for _ in range(rank):
-        pivots = np.maximum(rows[:, :, 0, 0], least)
-        odds += rows[:, :, 0, -1] ** 2 / pivots - np.log(pivots / least)
-        over = rows[:, :, 1:, 0] / pivots[:, :, None]
-        rows = rows[:, :, 1:, 1:] - over[:, :, :, None] * rows[:, :, None, 0, 1:]
-    return 0.5 * odds
+    """Log odds of blocks of each size by the data, shape (sizes, blocks)."""
+    values, vectors = np.linalg.eigh(fisher)
+    along = np.einsum("bij,bi->bj", vectors, pull)
+    # No precision is below the prior's; rounding could violate that.
+    growth = 1.0 + np.maximum(values, 0.0) / _PRECISIONS[:, None, None]
+    gains = along**2 / (growth * _PRECISIONS[:, None, None]) - np.log(growth)
+    return np.asarray(0.5 * gains.sum(axis=2))
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -8,7 +8,6 @@ from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
 from autotune.model.records import (
-    ISOLATED,
     AaRecord,
     ConclusionRecord,
     ConfirmRun,
@@ -69,8 +68,14 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         }
     budget_s = needed_s(run) if end.unproven is not None else None
     if not results:
-        outcome, (budget_s, why) = Outcome.INCONCLUSIVE, _nothing_tried(run)
-        sentence = f"inconclusive: nothing was tried on this machine: {why}"
+        table = run.time.timetable()
+        outcome, sentence = Outcome.INCONCLUSIVE, "inconclusive: nothing was tried on this machine"
+        if table is not None:
+            budget_s = table.needed_s
+            sentence += (
+                ": the A/A run left no time for a trial; with a time budget of at least "
+                f"{format_seconds(budget_s)} the same command continues the study"
+            )
     elif all(r.failure is not None for r in results):
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
@@ -80,12 +85,6 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
     if failed := [s for s in soaks if s.failure is not None]:
         least = min(failed, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
-    if (left := _unsettled(run)) is not None and left.corrected is not None:
-        cap = "isolated" if left.stage == ISOLATED else "processes"
-        sentence += (
-            f"; not settled: {left.settings}, a gain of up to {format_share(1.0 - left.corrected.low)} is not ruled "
-            f"out; a larger `confirm.{cap}` (now {left.most}) or budget continues its proof"
-        )
     return {"outcome": outcome, "sentence": sentence, "needed_s": budget_s}
 
 
@@ -95,53 +94,33 @@ def _objections(end: Conclude, known: dict[FlagSet, str]) -> str:
     return "".join(f"; {settings} looked faster but {why}" for settings, why in told.items())
 
 
-def _unsettled(run: StudyRun) -> FinalistResult | None:
-    """Returns the fastest set whose proof ended without a verdict and does not rule a gain out."""
-    least = 1.0 - run.spec.measure.min_effect
-    last = {(f.stage, f.settings): f for f in run.store.of(FinalistResult)}.values()
-    left = [f for f in last if f.verdict is Verdict.UNRESOLVED and not f.is_vetoed]
-    hopeful = [(f.corrected.ratio, f) for f in left if f.corrected is not None and f.corrected.low < least]
-    return min(hopeful, key=lambda found: found[0])[1] if hopeful else None
-
-
 def needed_s(run: StudyRun) -> float:
     """Returns the time budget, seconds, in which a proof can follow what was done so far."""
     return run.time.elapsed_s + run.time.kept_after("search")
 
 
-def _nothing_tried(run: StudyRun) -> tuple[float | None, str]:
-    """Returns the budget that would do, and why there was no trial."""
-    if run.time.budget_s is None:
-        return None, "there was nothing to try"
-    table, least = run.time.timetable(), "a larger budget"
-    if table is not None:
-        least = f"a time budget of at least {format_seconds(table.needed_s)}"
-    why = f"the A/A run left no time for a trial; with {least} the same command continues the study"
-    return table.needed_s if table is not None else None, why
-
-
 def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
-    min_effect = run.spec.measure.min_effect
+    min_effect, best = run.spec.measure.min_effect, end.unproven
     open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
-    best = end.unproven
+    if best is None and open_gain <= max(min_effect, RULED_OUT):
+        return Outcome.NOTHING_BEATS_THE_DEFAULT, (
+            f"no setting tried beats {run.spec.reference_name} on this machine by more than "
+            f"{format_share(max(open_gain, min_effect))}"
+        )
+    confirm = run.spec.confirm
+    sentence = (
+        f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
+        f"step time up to {format_share(open_gain)} are not ruled out ({settings}); a larger `confirm.processes` (now "
+        f"{confirm.processes}), `confirm.isolated` (now {confirm.isolated}) or time budget continues the study"
+    )
     if best is not None and best.comparison is not None:
         more_s = max(0.0, needed_s(run) - run.time.elapsed_s)
-        return Outcome.INCONCLUSIVE, (
-            "inconclusive: nothing is proven on this machine: the budget left no time for that; best so far, unproven: "
-            f"{best.settings}, ratio {format_estimate(best.comparison.estimate)}; gains of step time up to "
-            f"{format_share(open_gain)} are not ruled out ({settings}); a proof needs {format_seconds(more_s)} more, "
-            "and with a larger budget the same command continues the study"
+        sentence += (
+            f"; best so far, unproven: {best.settings}, ratio {format_estimate(best.comparison.estimate)}; the budget "
+            f"left no time for its proof, which needs {format_seconds(more_s)} more"
         )
-    if open_gain > max(min_effect, RULED_OUT):
-        return Outcome.INCONCLUSIVE, (
-            f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
-            f"step time up to {format_share(open_gain)} are not ruled out ({settings})"
-        )
-    beats = f"no setting tried beats {run.spec.reference_name} on this machine by more than"
-    if open_gain > min_effect:
-        return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} {format_share(open_gain)}"
-    return Outcome.NOTHING_BEATS_THE_DEFAULT, f"{beats} the smallest effect of interest ({format_share(min_effect)})"
+    return Outcome.INCONCLUSIVE, sentence
 
 
 def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> list[tuple[float, str]]:

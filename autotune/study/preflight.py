@@ -15,6 +15,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.plugins import load_class
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
+from autotune.model.sections import Domain, SettingValue
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
@@ -201,12 +202,9 @@ def keeping_rules(
     return tuple(kept)
 
 
-def _values(domain: object) -> list[str | bool | int | float]:
+def _values(domain: Domain) -> list[SettingValue]:
     """Returns the values of a domain to check: all of a list, both ends of a range."""
-    if not isinstance(domain, dict):
-        return list(domain) if isinstance(domain, list) else []
-    listed = [value for of in domain.values() if isinstance(of, list) for value in of]
-    return listed + [domain[k] for k in ("low", "high") if k in domain]
+    return domain if isinstance(domain, list) else [domain[end] for end in ("low", "high") if end in domain]
 
 
 # ---------------------------------------------------------------------- preview

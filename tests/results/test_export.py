@@ -93,9 +93,7 @@ def test_any_text_comes_back_from_json(value: str) -> None:
     assert READERS["json"](render_winner(winner, "json"), Path()) == winner.environment
 
 
-def test_docker_refuses_long_lines_and_sbatch_asks_for_what_was_proven() -> None:
-    with pytest.raises(AutotuneError, match="at most 65535 bytes"):
-        render_winner(make_winner({"NCCL_X": "x" * 66_000}), "docker")
+def test_sbatch_asks_for_what_was_proven() -> None:
     text = render_winner(make_winner({"NCCL_X": "1"}), "sbatch")
     assert "#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\n" in text
 
