@@ -1,8 +1,7 @@
 """Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their names, the clock.
 
 The numbers of a line are ranked by the names and units beside them: how likely each is a step's duration, or the loss.
-For lines that no rule fits, `propose` takes the counter of lines of one shape, which differ in numbers only. Standard
-library only.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import itertools
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
 from autotune.child.steps import PRESETS, SECONDS, StepReader, numbers_of, plain, read_table, step_of, undivided
 
 FEWEST_STEPS, FEWEST_LINES = 3, 5
-"""Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
+"""Least number of readings for a rule to fit, and of lines that are of one shape."""
 
 AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
 """Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
@@ -418,7 +417,7 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
 
 
-# ---------------------------------------------------------------------- lines that no rule fits
+# ---------------------------------------------------------------------- shapes of lines
 
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
@@ -432,48 +431,6 @@ def shape_of(line: str) -> str:
     if keys := numbers_of(line):
         return " ".join([_JSON, *sorted(keys)])
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
-
-
-def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
-    """Finds rules for the commonest shape of lines with their times in seconds; None if none read them."""
-    shapes = [shape_of(line) for line in lines]
-    common = max(set(shapes), key=shapes.count, default="")
-    chosen = [i for i, shape in enumerate(shapes) if shape == common]
-    if len(chosen) < FEWEST_LINES:
-        return None
-    alike = [normal(lines[i]) for i in chosen]
-    times = [at[i] for i in chosen] if at is not None else None
-    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times)) is not None]
-    return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
-
-
-def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
-    rows = [
-        list(mentions_of(line)) or [_Mention(n, "=", "", float(x)) for n, x in numbers_of(line).items()]
-        for line in lines
-    ]
-    columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
-    counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
-    lost = _loss_of(rows[-1])
-    if numbers_of(lines[-1]):
-        loss = {"loss": lost.label} if lost is not None else {}
-        yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)
-        return
-    if counters:
-        loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
-        yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
-    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and BAR.search(lines[-1]) is None:
-        yield {"pattern": "^" + _literal(text)}
-
-
-def _counts(values: Sequence[float]) -> bool:
-    return all(v.is_integer() for v in values) and all(b > a for a, b in itertools.pairwise(values))
-
-
-def _rank_of_counter(column: Sequence[_Mention]) -> tuple[bool, float]:
-    """Sort key of counters: a name that says step, then the slowest."""
-    return not set(column[0].words) & _STEPS, column[1].value - column[0].value
 
 
 def _literal(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -83,7 +82,7 @@ def read(
     if as_json:
         print_json(found)
     else:
-        print_lines([*_rows(found), "", *_summary(found, fits, probe)])
+        print_lines([*_rows(found), "", *_summary(found, fits)])
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
@@ -127,18 +126,15 @@ def _row(row: Mapping[str, Any]) -> str:
     return f"{took:>10} {loss:>10} | {row['line'][:SHOWN_CHARACTERS]}"
 
 
-def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
+def _summary(found: Mapping[str, Any], fits: Sequence[Recognised]) -> list[str]:
     """Formats the figures, remarks, and the table for a study file."""
-    from autotune.child.recognise import propose
     from autotune.model.units import format_seconds
     from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
     if not found["rules"]:
-        meant = propose(probe.lines, at=probe.at_s or None)
-        pattern = meant.rules.get("pattern") if meant is not None else None
-        such = shlex.quote(pattern or r"step_time=(?P<step_s>[\d.]+)")
+        such = r"'step_time=(?P<step_s>[\d.]+)'"
         return [f"no steps were read in {count} lines: name a --preset, or write a --pattern such as {such}"]
     each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"

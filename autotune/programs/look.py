@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, propose, recognise, shape_of
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -198,19 +198,13 @@ class StepWatch:
         if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
             return True
         is_late = self._finds_out and probe.took_s >= STUCK_S
-        return is_late and (fit := self.proposed(probe)) is not None and "file" in fit.rules
+        return is_late and self.in_a_file(probe) is not None
 
-    def proposed(self, probe: Probe) -> Recognised | None:
-        """Returns rules for the steps in files that the program writes, or else in its lines; None if none fit."""
-        lines, at_s = self._all_lines(probe)
+    def in_a_file(self, probe: Probe) -> Recognised | None:
+        """Returns rules for the steps in the newest file of steps that the program writes; None if there is none."""
         files = probe.written or written_lines(probe.place, self._began)
-
-        def in_files(find: Callable[[Sequence[str]], Recognised | None]) -> Recognised | None:
-            fits = ((path, find(written)) for path, written in files.items())
-            return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
-
-        in_lines = propose(lines[-RECOGNISED_LINES:], at=at_s[-RECOGNISED_LINES:])
-        return in_files(_recognised) or in_lines or in_files(propose)
+        fits = ((path, _recognised(written)) for path, written in files.items())
+        return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
@@ -243,7 +237,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
     probe, watch = run(terminal=is_on_terminal)
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if is_on_terminal or not is_mute or probe.status or watch.proposed(probe) is not None:
+    if is_on_terminal or not is_mute or probe.status or watch.in_a_file(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
@@ -415,9 +409,7 @@ def read_log(path: Path) -> Probe:
     try:
         content = plain_content(log)
         if b"\0" in content[:4096]:
-            raise ValueError(
-                "it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines"
-            )
+            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON")
         lines = list(lines_of(log.name).feed(content + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable text but {log}: {error}") from error
@@ -514,7 +506,7 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
         wanted = "it printed one line only"
     return (
         f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
-        f"{_how_to_read(watch.proposed(probe))}"
+        f"{_how_to_read(watch.in_a_file(probe))}"
     )
 
 
@@ -526,12 +518,10 @@ def options_of(rules: Mapping[str, Any]) -> str:
 
 
 def _how_to_read(fit: Recognised | None) -> str:
-    """Formats what to do about steps that were not read."""
-    if fit is not None:
-        file = fit.rules.get("file")
-        where = f"It writes steps to {file}, such as" if file else "If this line is a step's"
-        return (
-            f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
-            "  (if its steps come later, with the --step-pattern of those)"
-        )
-    return str(FIRST_LOOK["advice"])
+    """Formats what to do about steps that were not read, but perhaps are in a file."""
+    if fit is None:
+        return str(FIRST_LOOK["advice"])
+    return (
+        f"It writes steps to {fit.rules['file']}, such as:\n    {fit.example[:160]}\n  call the same with: "
+        f"{options_of(fit.rules)}"
+    )
