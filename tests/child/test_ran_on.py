@@ -66,7 +66,6 @@ VISIBLE = toml_beside(__file__, "visible_gpus.toml")
 
 def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
-    nvml.set(2, "mig.0", "MIG-7e57")
     uuids = {"UUID1": uuid_of(1), "UUID1-short": uuid_of(1)[:8]}
     cases = [[uuids.get(visible, visible), devices, indices] for visible, devices, indices in VISIBLE["cases"]]
     found = answer(VISIBLE["program"], str(nvml.folder), json.dumps(cases))
