@@ -13,6 +13,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.printing import note, print_json, print_lines
+from autotune.cli.tune import rules_of
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -49,16 +50,14 @@ def read(
     from autotune.model.spec import load_study
     from autotune.programs.look import read_log, reading_of
 
-    given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
-    rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    rules = rules_of(preset, pattern, json_key, unit, None, loss) or {}
     if study is not None:
         spec = load_study(study)
         if spec.workload.read is None:
             raise AutotuneError(f"the study must say how steps are read but {study} has no [workload.read]")
         rules = {**spec.workload.read.rules(), **rules}
-        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
-    if rules:
         ReadSpec.refuse_bad(rules)
+        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])

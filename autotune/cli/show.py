@@ -1,4 +1,4 @@
-"""Commands that show a run: `status`, `show`; and `schema`."""
+"""Commands that show a run: `status`, `show`."""
 
 from __future__ import annotations
 
@@ -123,16 +123,6 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
         lines += [f"  | {line}" for line in result.failure.last_lines]
     print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
-
-
-def schema() -> None:
-    """Prints the JSON schemas of study files, records and raw pairs of blocks."""
-    from autotune.model.measurement import Pair
-    from autotune.model.records import RECORD, SCHEMA_VERSION
-    from autotune.model.spec import StudySpec
-
-    schemas = {"study": StudySpec.model_json_schema(), "record": RECORD.json_schema(), "pair": Pair.model_json_schema()}
-    print_json({"schema_version": SCHEMA_VERSION, **schemas})
 
 
 def _steps_of(pair: Pair) -> str:

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,9 +31,8 @@ from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import FIRST_LOOK, Probe, files_in, run_probe, written_lines
+from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
 from autotune.workers.failures import advice_on, classify_failure
-from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -50,8 +48,6 @@ TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
-
-_NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +259,6 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
             "add --platform cpu. The program was not started"
         )
-    began_s = time.time()
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
@@ -284,33 +279,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     own = own_settings(probe, request.command, request.cwd)
     count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
-    probe.outside |= changed_outside(request, since_s=began_s)
     return ProbeResult(
         request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
         how=_in_words(rules, is_given=request.rules is not None), device=device, device_count=count_of_devices,
         own=own,
     )  # fmt: skip
-
-
-def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
-    """Returns files outside the folder that changed after some time, in places that the command or its scripts name."""
-    folder = request.cwd.resolve()
-    texts = [*request.command, *texts_named(request.command, folder, FIRST_LOOK["texts"]).values()]
-    named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
-    places = {(path if path.exists() else path.parent).resolve() for path in named}
-    found = set[str]()
-    for place in places - {Path.home(), Path(tempfile.gettempdir()).resolve()}:
-        is_apart = not folder.is_relative_to(place) and not place.is_relative_to(folder)
-        if is_apart and len(place.parts) > 2:  # not /data, which others write to
-            files = [place] if place.is_file() else files_in(place)
-            found.update(str(p) for p in files if _has_changed(p, since_s))
-    return found
-
-
-def _has_changed(file: Path, since_s: float) -> bool:
-    with contextlib.suppress(OSError):
-        return file.is_file() and file.stat().st_mtime >= since_s
-    return False
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
@@ -382,20 +355,13 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
     raise StudyFileError(
         f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} of {python} was asked "
         f"and the program ran on jaxlib {ran_on}{where}; name the interpreter that it runs under in the study file: "
-        f'[workload] python = "{_interpreter_of(packages) or "/path/to/python"}"'
+        '[workload] python = "/path/to/python"'
     )
 
 
 def _there(name: str, folder: Path) -> str | None:
     """Finds an interpreter; a name with a slash is relative to the folder in which the command runs."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
-
-
-def _interpreter_of(packages: str | None) -> str | None:
-    """Returns the interpreter of a virtual environment, given its folder of packages."""
-    above = Path(packages).expanduser().parents if packages else ()
-    found = [p for p in above[2:3] and sorted((above[2] / "bin").glob("python*")) if p.name in ("python", "python3")]
-    return str(found[0]) if found else None
 
 
 # ---------------------------------------------------------------------- reading without a study
@@ -502,8 +468,6 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
-    if len(probe.lines) == 1:
-        wanted = "it printed one line only"
     return (
         f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
         f"{_how_to_read(watch.in_a_file(probe))}"
