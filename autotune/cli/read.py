@@ -90,7 +90,7 @@ def read(
 
 
 def _run(command: Sequence[str], rules: Mapping[str, Any], limit_s: float) -> Probe:
-    """Runs a command once; its lines are those of the file that the rules name, if they do."""
+    """Runs a command once."""
     from autotune.machine.child_process import format_end
     from autotune.programs.look import ProbeRequest, default_platform, run_request
 
@@ -102,8 +102,6 @@ def _run(command: Sequence[str], rules: Mapping[str, Any], limit_s: float) -> Pr
         probe.notes.append(_SILENT)
     if probe.status:
         probe.notes.append(f"it {format_end(probe.status)}")
-    if "file" in rules:
-        probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
     return probe
 
 

@@ -6,6 +6,7 @@ time limit, and requeues the job if that was requested.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment
+from autotune.machine.slurm import ask_slurm, slurm_client_environment
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError
 from autotune.model.files import packaged_template
 from autotune.model.redaction import redact_text
@@ -76,13 +77,6 @@ class Program:
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
-def format_time(seconds: float) -> str:
-    """Formats seconds as SLURM's ``D-HH:MM:SS``, rounded up."""
-    whole = int(-(-seconds // 1))
-    days, rest = divmod(whole, 86_400)
-    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-
-
 # ---------------------------------------------------------------------- does the study fit the job
 
 
@@ -113,10 +107,11 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
         )
     budget_s, usable_s = spec.search.time_budget, request.time_s - request.grace_s
     if budget_s is not None and budget_s > usable_s and not request.requeue:
+        least_min = math.ceil((budget_s + request.grace_s) / 60)
         raise StudyFileError(
             f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but got "
             f"{format_seconds(budget_s)}: the job would end before the proof, for which the study keeps time back; ask "
-            f"for --time {format_time(budget_s + request.grace_s)}, lower --time-budget, or let it go on in the next "
+            f"for --time {least_min}m, lower --time-budget, or let it go on in the next "
             "job with --requeue"
         )
 
@@ -138,11 +133,8 @@ def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
 def estimate(request: JobRequest) -> str:
     """Formats the most that the job costs: GPU-hours, or node-hours if it requests no GPU."""
     hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600
-    what, gpus = "node-hours", ""
-    if request.gpus_per_node:
-        what, gpus = "GPU-hours", f" x {request.gpus_per_node} GPUs"
-    each = "each job takes" if request.requeue else "takes"
-    return f"{each} at most {hours:.1f} {what} ({request.nodes} nodes{gpus} x {format_seconds(request.time_s)})"
+    what = "GPU-hours" if request.gpus_per_node else "node-hours"
+    return f"at most {hours:.1f} {what} a job"
 
 
 # ---------------------------------------------------------------------- the script
@@ -159,7 +151,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         nodes_per_trial=spec.device.node_count,
         request=request,
         program=program,
-        time=format_time(request.time_s),
+        minutes=math.ceil(request.time_s / 60),
         with_storage=with_storage,
         stopped=STOPPED,
         most_requeues=MOST_REQUEUES,
@@ -198,12 +190,8 @@ def submit_script(program: Program, script: str, *, storage: str | None) -> str:
         LaunchError: If SLURM refuses the job; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
-    if not has_slurm():
-        raise LaunchError(
-            "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
-            "or show the script with --dry-run"
-        )
     client = slurm_client_environment(env)  # variables of the caller's own job must not shape the new one
+    ask_slurm(["sbatch", "--version"], client)  # nothing is written on a machine without SLURM
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:

@@ -149,13 +149,12 @@ class StepWatch:
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
         self.is_stuck = False
-        self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
-        lines, at_s = self._all_lines(probe)
+        lines, at_s = probe.lines, probe.at_s
         if self._seen != len(lines):
             self._seen = len(lines)
             if self._finds_out:
@@ -163,10 +162,6 @@ class StepWatch:
                 self.rules = self.best.rules if self.best is not None else None
             self._steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
         return self._steps if self._steps is not None and self._steps.took_s else None
-
-    def _all_lines(self, probe: Probe) -> tuple[Sequence[str], Sequence[float]]:
-        """Returns the lines among which steps are looked for, with their times in seconds."""
-        return (probe.file_lines, probe.file_at_s) if self._reads_file else (probe.lines, probe.at_s)
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
@@ -189,7 +184,7 @@ class StepWatch:
             return False
         self._looked_s = probe.took_s
         came: dict[str, list[float]] = {}
-        for line, now_s in zip(*self._all_lines(probe), strict=True):
+        for line, now_s in zip(probe.lines, probe.at_s, strict=True):
             came.setdefault(shape_of(line), []).append(now_s)
         if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
             return True
@@ -211,6 +206,7 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Re
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
     """Runs a program until enough steps came, else once more on a pseudo-terminal; LaunchError if it cannot start."""
     refuse_one_word(request.command)
+    rules = request.rules or {}
     caller = caller_environment()
     environment = child_environment(
         caller, FlagSet(), platform_name=request.platform,
@@ -223,17 +219,17 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
             probe = run_probe(
                 request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
                 cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
-                file=(request.rules or {}).get("file"),
+                file=rules.get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
             probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
-    is_on_terminal = bool((request.rules or {}).get("terminal"))
+    is_on_terminal = bool(rules.get("terminal"))
     probe, watch = run(terminal=is_on_terminal)
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if is_on_terminal or not is_mute or probe.status or watch.in_a_file(probe) is not None:
+    if is_on_terminal or "file" in rules or not is_mute or probe.status or watch.in_a_file(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
@@ -404,7 +400,6 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
         "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else printed,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
-        "others": [{"rules": dict(f.rules), "steps": f.steps, "step_s": f.step_s} for f in fits[1:]],
     }  # fmt: skip
 
 
@@ -443,7 +438,7 @@ def _last_lines(lines: Sequence[str]) -> str:
 
 
 def _why_failed(request: ProbeRequest, probe: Probe) -> str:
-    lines = probe.lines or list(probe.last_lines)
+    lines = list(probe.last_lines) if "file" in (request.rules or {}) else probe.lines or list(probe.last_lines)
     ending = classify_failure(
         exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
         platform=request.platform,
