@@ -23,8 +23,8 @@ FEWEST_STEPS, FEWEST_LINES = 3, 5
 AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
 """Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
 
-MEAN, IN_BRACKETS = 4, 5
-"""Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
+MEAN = 4
+"""Rank of the mean of several steps, read where nothing else is printed."""
 
 AT_ONCE = 0.02
 """Lines closer than this share of the mean distance came at once."""
@@ -109,9 +109,7 @@ class _Mention:
             return 3
         if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
             return 1
-        if not self.unit or words:
-            return None
-        return IN_BRACKETS if self.between in ("(", "[") else 2
+        return 2 if self.unit and not words and self.between not in ("(", "[") else None
 
     @property
     def rate(self) -> str | None:
@@ -199,17 +197,13 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
     found = [
         fit
         for rank, rules in _candidates(cut)
-        if rules and not (rank == IN_BRACKETS and at is not None) and (fit := _fit_of(rules, cut, at, rank)) is not None
+        if rules and (fit := _fit_of(rules, cut, at, rank)) is not None
     ]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
         found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
     most = max((fit.steps for fit in found), default=0)
-    best: list[Recognised] = []
-    for recognised in sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None)):  # stable
-        if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
-            best.append(recognised)
-    return best
+    return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
 
 
 def normal(line: str) -> str:

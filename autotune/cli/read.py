@@ -44,7 +44,7 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child.recognise import recognise
-    from autotune.model.errors import AutotuneError, close_matches
+    from autotune.model.errors import AutotuneError
     from autotune.model.flags import FlagSet
     from autotune.model.sections import ReadSpec
     from autotune.model.spec import load_study
@@ -67,21 +67,20 @@ def read(
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
-        meant = close_matches(path.name, [p.name for p in path.parent.glob("*")]) or "."
         raise AutotuneError(
-            f"a log or a command must be given but there is no file {what[0]}, and no command of that name"
-            f"{meant} A command and its arguments come after --: autotune read -- python train.py"
+            f"a log or a command must be given but there is no file {what[0]}, and no command of that name; a command "
+            "and its arguments come after --: autotune read -- python train.py"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         probe = read_log(path)
     else:
         probe = _run(what, rules, options.seconds_of(limit, "--limit"))
-    fits = [] if rules else recognise(probe.lines, at=probe.at_s or None)
-    found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
+    best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
+    found = reading_of(probe, best.rules if best is not None else rules)
     if as_json:
         print_json(found)
     else:
-        print_lines([*_rows(found), "", *_summary(found, fits)])
+        print_lines([*_rows(found), "", *_summary(found, best)])
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
@@ -123,7 +122,7 @@ def _row(row: Mapping[str, Any]) -> str:
     return f"{took:>10} {loss:>10} | {row['line'][:SHOWN_CHARACTERS]}"
 
 
-def _summary(found: Mapping[str, Any], fits: Sequence[Recognised]) -> list[str]:
+def _summary(found: Mapping[str, Any], by: Recognised | None) -> list[str]:
     """Formats the figures, remarks, and the table for a study file."""
     from autotune.model.units import format_seconds
     from autotune.programs.draft import to_toml
@@ -136,7 +135,6 @@ def _summary(found: Mapping[str, Any], fits: Sequence[Recognised]) -> list[str]:
     each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
-    by = fits[0] if fits else None
     if by is not None and by.by_clock and by.step_s is None:
         said.append("the time between lines counts, which this log does not have; a command shows it")
     if doubt := doubt_of(by):

@@ -346,11 +346,9 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
     if spec.workload.command is None or ran_on is None or ran_on == asked:
         return
-    packages = getattr(facts, "packages", None)
-    where = f" in {packages}" if packages else ""
     raise StudyFileError(
         f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} of {python} was asked "
-        f"and the program ran on jaxlib {ran_on}{where}; name the interpreter that it runs under in the study file: "
+        f"and the program ran on jaxlib {ran_on}; name the interpreter that it runs under in the study file: "
         '[workload] python = "/path/to/python"'
     )
 
@@ -378,11 +376,10 @@ def read_log(path: Path) -> Probe:
     return Probe(lines=lines, notes=[f"read {log}"] if log != path else [])
 
 
-def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
+def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the lines of a run or a log by some rules; returns each line's step and totals, as data.
 
     Args:
-        fits: Recognised formats, best first; empty where the rules were given, or nothing fits.
         rules: The legal keys of `[workload.read]`; empty if none are known.
     """
     reader = StepReader(rules) if rules else None
@@ -395,9 +392,8 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [row["loss"] for row in rows if row["loss"] is not None]
-    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
     return {
-        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else printed,
+        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
     }  # fmt: skip
@@ -443,12 +439,10 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
         exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
         platform=request.platform,
     )  # fmt: skip
-    shown = "PYTHONFAULTHANDLER=1 " * (ending.signal is not None) + shlex.join(redact_command(request.command))
-    advice = advice_on(ending) or f"run it by hand until it works: {shown}"
-    after = format_seconds(probe.took_s)
+    advice = advice_on(ending) or f"run it by hand until it works: {shlex.join(redact_command(request.command))}"
     return (
-        f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n"
-        f"  {advice[0].upper()}{advice[1:]}"
+        f"the program must run but failed after {format_seconds(probe.took_s)}: {ending.message}. {_last_lines(lines)}"
+        f"\n  {advice[0].upper()}{advice[1:]}"
     )
 
 
