@@ -21,6 +21,7 @@ from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+
 def load_nvml() -> Any:
     """The module ``pynvml`` of the distribution nvidia-ml-py; None if not installed."""
     try:

@@ -194,11 +194,7 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
         at: Time of each line, seconds on any clock; a saved log has none.
     """
     cut = [normal(line) for line in lines]
-    found = [
-        fit
-        for rank, rules in _candidates(cut)
-        if rules and (fit := _fit_of(rules, cut, at, rank)) is not None
-    ]
+    found = [fit for rank, rules in _candidates(cut) if rules and (fit := _fit_of(rules, cut, at, rank)) is not None]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
         found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
