@@ -188,9 +188,8 @@ def _version(name: str, path: str) -> str | None:
 
 
 def _nccl_version(number: int) -> str:
-    """Decodes NCCL's number: 22703 for 2.27.3, before 2.9 2804 for 2.8.4 (nccl.h)."""
-    step = 10_000 if number >= 10_000 else 1000
-    return f"{number // step}.{number % step // 100}.{number % 100}"
+    """Decodes NCCL's number: 22703 for 2.27.3 (nccl.h since 2.9)."""
+    return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
 def _state(nvml: Any, index: int, handle: Any) -> dict[str, Any]:

@@ -24,6 +24,9 @@ SHOWN_LINES = 40
 
 SHOWN_CHARACTERS = 200
 
+LIMIT_S = 60.0
+"""Longest time for a command."""
+
 _SILENT = "it printed nothing, neither into a pipe nor on a terminal; let it print each step, as docs/tune.md says"
 
 
@@ -35,8 +38,6 @@ def read(
     unit: Annotated[str | None, typer.Option(help="What that key holds, such as step_ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="How the loss is read.")] = None,
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
-    study: Annotated[Path | None, typer.Option(help="Take how steps are read from this study file.")] = None,
-    limit: Annotated[str, typer.Option(help="Longest time for a command, such as 30s or 2m.")] = "60s",
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read, of a command that is run now or of a saved log.
@@ -45,19 +46,9 @@ def read(
     """
     from autotune.child.recognise import recognise
     from autotune.model.errors import AutotuneError
-    from autotune.model.flags import FlagSet
-    from autotune.model.sections import ReadSpec
-    from autotune.model.spec import load_study
     from autotune.programs.look import read_log, reading_of
 
     rules = rules_of(preset, pattern, json_key, unit, None, loss) or {}
-    if study is not None:
-        spec = load_study(study)
-        if spec.workload.read is None:
-            raise AutotuneError(f"the study must say how steps are read but {study} has no [workload.read]")
-        rules = {**spec.workload.read.rules(), **rules}
-        ReadSpec.refuse_bad(rules)
-        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
@@ -74,7 +65,7 @@ def read(
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         probe = read_log(path)
     else:
-        probe = _run(what, rules, options.seconds_of(limit, "--limit"))
+        probe = _run(what, rules)
     best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
     found = reading_of(probe, best.rules if best is not None else rules)
     if as_json:
@@ -88,13 +79,13 @@ def read(
         raise typer.Exit(1)
 
 
-def _run(command: Sequence[str], rules: Mapping[str, Any], limit_s: float) -> Probe:
+def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     """Runs a command once."""
     from autotune.machine.child_process import format_end
     from autotune.programs.look import ProbeRequest, default_platform, run_request
 
     request = ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=limit_s
+        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=LIMIT_S
     )  # fmt: skip
     probe, _ = run_request(request, tell=lambda text: None)
     if not probe.lines:

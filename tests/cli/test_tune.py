@@ -134,8 +134,7 @@ def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(
         done = look(project, PROGRAMS["writer"].replace("OUTSIDE", outside))
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in project.iterdir()) == ["train.py", "train.toml"]
-    assert f"this program writes {outside}/0 and 1 more" in done.stdout
-    assert "is started up to" in done.stdout
+    assert f"writes {outside}/0 and 1 more" in done.stdout
 
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
