@@ -143,8 +143,9 @@ class _Mention:
         marks = [*map(re.escape, self.between.split()), number]
         if not self.label:
             return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
+        words = " +".join(map(re.escape, self.label.split()))
         guard = "".join(rf"(?<!{re.escape(name.removesuffix(self.label))})" for name in sorted(longer))
-        return rf"{guard}(?<![A-Za-z_]){_literal(self.label)}\s*" + r"\s*".join(marks)
+        return rf"{guard}(?<![A-Za-z_]){words}\s*" + r"\s*".join(marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,16 +414,8 @@ BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_JSON = "JSON with"
 
 
 def shape_of(line: str) -> str:
     """Returns what lines of one kind have in common: the text without numbers, progress bars and runs of blanks."""
-    if keys := numbers_of(line):
-        return " ".join([_JSON, *sorted(keys)])
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
-
-
-def _literal(text: str) -> str:
-    """Returns the pattern of a text, with any number of blanks where it has some, and with any progress bar."""
-    return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in BAR.split(text))
