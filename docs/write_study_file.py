@@ -21,7 +21,7 @@ SCHEMA = ROOT / "autotune" / "data" / "study.schema.json"
 HEAD = """# Study file: every key
 
 Made from the schema by `docs/write_study_file.py`; do not edit. `autotune tune` writes such a file with comments,
-`autotune schema` prints the schema, `autotune run` says of a wrong key what is legal. Editors with the language server
+`autotune run` says of a wrong key what is legal. Editors with the language server
 taplo show these texts where the file's first line is `#:schema` with the path of `autotune/data/study.schema.json`, as
 in files that autotune writes.
 

@@ -13,27 +13,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlDevice:
-    """One GPU that a process may use, by its index in NVML and nvidia-smi."""
-
-    index: int
-    handle: Any
-    """Of the whole GPU, for clocks, power and temperature."""
-    part: Any = None
-    """Of the usable MIG instance; None for the whole GPU."""
 
 
 def load_nvml() -> Any:
@@ -44,45 +30,41 @@ def load_nvml() -> Any:
         return None
 
 
-def visible_devices(nvml: Any, visible: str | None) -> list[NvmlDevice]:
-    """The GPUs in CUDA_VISIBLE_DEVICES (None: unset), in its order, without lost ones."""
+def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
+    """NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES (None: unset) by index, in its order, without lost ones.
+
+    Parts of a GPU under MIG are not watched.
+    """
     if nvml is None:
-        return []
+        return {}
     handles: dict[int, Any] = {}
     uuids: dict[int, str] = {}
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError:
-        return []
+        return {}
     for index in range(count):
         with contextlib.suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuids[index], handles[index] = plain(nvml.nvmlDeviceGetUUID(handle)), handle
-    if visible is None:
-        return [NvmlDevice(i, h) for i, h in handles.items()]
-
-    def device(entry: str) -> NvmlDevice | None:
-        part = ask(nvml, "nvmlDeviceGetHandleByUUID", entry) if entry.startswith("MIG-") else None
-        index = _index(uuids, entry) if part is None else _index(uuids, _uuid_above(nvml, part))
-        return NvmlDevice(index, handles[index], part) if index is not None else None
-
-    return _until_unknown(visible, device)
+    return {index: handles[index] for index in named_devices(uuids, visible)}
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None)."""
-    return list(uuids) if visible is None else _until_unknown(visible, lambda entry: _index(uuids, entry))
+    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
 
-
-def _until_unknown(visible: str, find: Callable[[str], T | None]) -> list[T]:
-    """What is found for the entries of CUDA_VISIBLE_DEVICES; as in CUDA the first unknown entry ends the list."""
-    found = []
+    As in CUDA the first unknown entry ends the list.
+    """
+    if visible is None:
+        return list(uuids)
+    indices: list[int] = []
     for entry in visible.split(","):
-        if (device := find(entry.strip())) is None:
+        index = _index(uuids, entry.strip())
+        if index is None:
             break
-        found.append(device)
-    return found
+        indices.append(index)
+    return indices
 
 
 def ask(nvml: Any, name: str, *arguments: Any) -> Any:
@@ -106,20 +88,6 @@ def _index(uuids: Mapping[int, str], entry: str) -> int | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _uuid_above(nvml: Any, part: Any) -> str:
-    """UUID of the GPU of a MIG instance; empty if unknown."""
-    handle = ask(nvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", part)
-    return (ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None) or ""
-
-
-def first_of(devices: Iterable[NvmlDevice]) -> dict[int, NvmlDevice]:
-    """Each GPU once, by index; two MIG instances may share one."""
-    found: dict[int, NvmlDevice] = {}
-    for device in devices:
-        found.setdefault(device.index, device)
-    return found
-
-
 MAPS = Path("/proc/self/maps")
 DRIVER = Path("/proc/driver/nvidia/version")
 CLASSES = Path("/sys/class")
@@ -141,12 +109,13 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
     """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the host's networks."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
-    chosen = visible if devices is None else [visible[i] for i in devices if i < len(visible)]
+    indices = list(visible)
+    chosen = indices if devices is None else [indices[i] for i in devices if i < len(indices)]
     driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
     versions = {"driver": driver} if driver else {}
     return {
         "versions": {**versions, **loaded_versions()},
-        "gpus": [_state(nvml, d) for d in chosen],
+        "gpus": [_state(nvml, index, visible[index]) for index in chosen],
         "infiniband_ports": infiniband_ports(os.environ),
         "cloud_networks": cloud_networks(),
     }
@@ -219,25 +188,23 @@ def _version(name: str, path: str) -> str | None:
 
 
 def _nccl_version(number: int) -> str:
-    """Decodes NCCL's number: 22703 for 2.27.3, before 2.9 2804 for 2.8.4 (nccl.h)."""
-    step = 10_000 if number >= 10_000 else 1000
-    return f"{number // step}.{number % step // 100}.{number % 100}"
+    """Decodes NCCL's number: 22703 for 2.27.3 (nccl.h since 2.9)."""
+    return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
-def _state(nvml: Any, device: NvmlDevice) -> dict[str, Any]:
+def _state(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
     """Firmware, limits and modes of one GPU; unsupported values are None."""
-    own = device.handle if device.part is None else device.part
 
-    def of(name: str, *more: Any, handle: Any = device.handle) -> Any:
+    def of(name: str, *more: Any) -> Any:
         return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
 
     limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
     return {
-        "name": of("Name", handle=own),
-        "uuid": of("UUID", handle=own),
+        "name": of("Name"),
+        "uuid": of("UUID"),
         "vbios": of("VbiosVersion"),
         "gsp": of("GspFirmwareVersion"),
-        "index": device.index,
+        "index": index,
         "max_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_SM),
         "max_memory_clock_mhz": of("MaxClockInfo", nvml.NVML_CLOCK_MEM),
         "application_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_SM),

@@ -217,7 +217,6 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
             done, code = os.waitpid(pid, os.WNOHANG)
             status = code if done else None
         _reap_strangers(pid)
-    left_behind = len(descendants(os.getpid())) if status is not None else 0
 
     def wait() -> None:
         _drain(out_read, log)
@@ -233,8 +232,6 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
         "type": "exit",
         "exit_status": os.waitstatus_to_exitcode(status) if status is not None else None,
         "stopped": stopped,
-        "left_behind": left_behind,
-        "output_bytes": log.total,
         "last_lines": log.last_lines(),
     }
 

@@ -54,7 +54,7 @@ LINES_AT_ONCE = 40
 """Lines of a message, which even long records keep below the longest message that the driver takes."""
 
 MOST_LINES = 20_000
-"""Limit of reported lines of the output, and of the file; the first ones."""
+"""Limit of reported lines; the first ones."""
 
 
 class TooSlow(Exception):
@@ -395,18 +395,20 @@ class ProbedRun(ProgramRun):
     def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
         super().__init__(channel, job)
         self._began = self._looked = self._watched = time.monotonic()
-        self._counts = {"output": 0, "file": 0}
+        self._count = 0
         self._variables = re.compile(job["variables"])
         self._processes: list[dict[str, Any]] = []
         self._writes = set[str]()
 
     def take(self, lines: Iterable[str], *, of: str) -> None:
-        """Sends lines with their time."""
+        """Sends lines of the file or, without one, of the output, with their time."""
         at_s = time.monotonic() - self._began
-        waiting = [(at_s, line) for line in lines][: MOST_LINES - self._counts[of]]
-        self._counts[of] += len(waiting)
+        waiting = [(at_s, line) for line in lines][: MOST_LINES - self._count]
+        if of == "output" and self.file is not None:
+            return
+        self._count += len(waiting)
         for first in range(0, len(waiting), LINES_AT_ONCE):
-            self.channel.send("lines", of=of, lines=waiting[first : first + LINES_AT_ONCE])
+            self.channel.send("lines", lines=waiting[first : first + LINES_AT_ONCE])
 
     def look(self) -> None:
         """Sends files that are new, and the processes that have loaded XLA, if they changed."""

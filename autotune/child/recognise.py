@@ -1,8 +1,7 @@
 """Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their names, the clock.
 
 The numbers of a line are ranked by the names and units beside them: how likely each is a step's duration, or the loss.
-For lines that no rule fits, `propose` takes the counter of lines of one shape, which differ in numbers only. Standard
-library only.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ import itertools
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
 from autotune.child.steps import PRESETS, SECONDS, StepReader, numbers_of, plain, read_table, step_of, undivided
 
 FEWEST_STEPS, FEWEST_LINES = 3, 5
-"""Least number of readings for a rule to fit, and of lines of one shape for a proposal."""
+"""Least number of readings for a rule to fit, and of lines that are of one shape."""
 
 AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
 """Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
 
-MEAN, IN_BRACKETS = 4, 5
-"""Ranks of the mean of several steps and of a duration in brackets, read where a saved log tells nothing else."""
+MEAN = 4
+"""Rank of the mean of several steps, read where nothing else is printed."""
 
 AT_ONCE = 0.02
 """Lines closer than this share of the mean distance came at once."""
@@ -110,9 +109,7 @@ class _Mention:
             return 3
         if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
             return 1
-        if not self.unit or words:
-            return None
-        return IN_BRACKETS if self.between in ("(", "[") else 2
+        return 2 if self.unit and not words and self.between not in ("(", "[") else None
 
     @property
     def rate(self) -> str | None:
@@ -146,8 +143,9 @@ class _Mention:
         marks = [*map(re.escape, self.between.split()), number]
         if not self.label:
             return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
+        words = " +".join(map(re.escape, self.label.split()))
         guard = "".join(rf"(?<!{re.escape(name.removesuffix(self.label))})" for name in sorted(longer))
-        return rf"{guard}(?<![A-Za-z_]){_literal(self.label)}\s*" + r"\s*".join(marks)
+        return rf"{guard}(?<![A-Za-z_]){words}\s*" + r"\s*".join(marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +195,12 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
         at: Time of each line, seconds on any clock; a saved log has none.
     """
     cut = [normal(line) for line in lines]
-    found = [
-        fit
-        for rank, rules in _candidates(cut)
-        if rules and not (rank == IN_BRACKETS and at is not None) and (fit := _fit_of(rules, cut, at, rank)) is not None
-    ]
+    found = [fit for rank, rules in _candidates(cut) if rules and (fit := _fit_of(rules, cut, at, rank)) is not None]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
         found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
     most = max((fit.steps for fit in found), default=0)
-    best: list[Recognised] = []
-    for recognised in sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None)):  # stable
-        if all(recognised.example != b.example or recognised.by_clock != b.by_clock for b in best):
-            best.append(recognised)
-    return best
+    return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
 
 
 def normal(line: str) -> str:
@@ -418,64 +408,14 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
     return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
 
 
-# ---------------------------------------------------------------------- lines that no rule fits
+# ---------------------------------------------------------------------- shapes of lines
 
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
 
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_JSON = "JSON with"
 
 
 def shape_of(line: str) -> str:
     """Returns what lines of one kind have in common: the text without numbers, progress bars and runs of blanks."""
-    if keys := numbers_of(line):
-        return " ".join([_JSON, *sorted(keys)])
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())
-
-
-def propose(lines: Sequence[str], *, at: Sequence[float] | None = None) -> Recognised | None:
-    """Finds rules for the commonest shape of lines with their times in seconds; None if none read them."""
-    shapes = [shape_of(line) for line in lines]
-    common = max(set(shapes), key=shapes.count, default="")
-    chosen = [i for i, shape in enumerate(shapes) if shape == common]
-    if len(chosen) < FEWEST_LINES:
-        return None
-    alike = [normal(lines[i]) for i in chosen]
-    times = [at[i] for i in chosen] if at is not None else None
-    fits = [fit for rules in _counters(alike) if (fit := _fit_of(rules, alike, times)) is not None]
-    return next((replace(fit, example=plain(alike[-1])) for fit in fits if 2 * fit.steps >= len(alike)), None)
-
-
-def _counters(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields rules for lines of one shape: with a counter, and by the text before the first number."""
-    rows = [
-        list(mentions_of(line)) or [_Mention(n, "=", "", float(x)) for n, x in numbers_of(line).items()]
-        for line in lines
-    ]
-    columns = list(zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True))
-    counters = sorted((column for column in columns if _counts([m.value for m in column])), key=_rank_of_counter)
-    lost = _loss_of(rows[-1])
-    if numbers_of(lines[-1]):
-        loss = {"loss": lost.label} if lost is not None else {}
-        yield from ({"json_key": column[-1].label, "unit": "step", **loss} for column in counters)
-        return
-    if counters:
-        loss = {"loss": lost.pattern(_LOSS_NUMBER)} if lost is not None else {}
-        yield {"pattern": counters[0][-1].pattern(r"(?P<step>\d+)"), **loss}
-    if len(text := _FIGURE.split(lines[-1])[0].strip()) > 1 and BAR.search(lines[-1]) is None:
-        yield {"pattern": "^" + _literal(text)}
-
-
-def _counts(values: Sequence[float]) -> bool:
-    return all(v.is_integer() for v in values) and all(b > a for a, b in itertools.pairwise(values))
-
-
-def _rank_of_counter(column: Sequence[_Mention]) -> tuple[bool, float]:
-    """Sort key of counters: a name that says step, then the slowest."""
-    return not set(column[0].words) & _STEPS, column[1].value - column[0].value
-
-
-def _literal(text: str) -> str:
-    """Returns the pattern of a text, with any number of blanks where it has some, and with any progress bar."""
-    return ".*".join(" +".join(map(re.escape, re.split(r"\s+", part))) for part in BAR.split(text))

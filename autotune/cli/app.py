@@ -31,7 +31,7 @@ for _command in (
     run.run, show.status, show.show,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
-    cluster.submit, show.schema, builds.compare_builds,
+    cluster.submit, builds.compare_builds,
 ):  # fmt: skip
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's

@@ -23,7 +23,7 @@ def submit(
     grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
     sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch: --account=NAME.")
+        list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME.")
     ] = None,
     srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
     setup: Annotated[

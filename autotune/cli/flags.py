@@ -101,7 +101,6 @@ def migrate_flags(
 ) -> None:
     """Prints a block of settings as the installed build takes it; on stderr what was renamed or left out, and why."""
     from autotune.model.errors import SettingError
-    from autotune.settings.assignments import read_assignments
     from autotune.settings.check import migrate_text, read_script
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_named
@@ -114,10 +113,7 @@ def migrate_flags(
     if as_json:
         print_json({"settings": settings, "notes": notes})
         return
-    environment = settings.to_environment()
-    block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in environment.items())
-    if dict(read_assignments(block)) != environment:
-        raise SettingError(f"a shell must read the block as it is but does not; write by hand: {settings}")
+    block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
     print_exact(block)
     for text_ in notes:
         print(text_, file=sys.stderr)

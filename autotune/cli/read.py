@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.printing import note, print_json, print_lines
+from autotune.cli.tune import rules_of
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -23,6 +23,9 @@ SHOWN_LINES = 40
 """Limit of lines that are shown; the rest is counted."""
 
 SHOWN_CHARACTERS = 200
+
+LIMIT_S = 60.0
+"""Longest time for a command."""
 
 _SILENT = "it printed nothing, neither into a pipe nor on a terminal; let it print each step, as docs/tune.md says"
 
@@ -35,8 +38,6 @@ def read(
     unit: Annotated[str | None, typer.Option(help="What that key holds, such as step_ms.")] = None,
     loss: Annotated[str | None, typer.Option(help="How the loss is read.")] = None,
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
-    study: Annotated[Path | None, typer.Option(help="Take how steps are read from this study file.")] = None,
-    limit: Annotated[str, typer.Option(help="Longest time for a command, such as 30s or 2m.")] = "60s",
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read, of a command that is run now or of a saved log.
@@ -44,22 +45,10 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child.recognise import recognise
-    from autotune.model.errors import AutotuneError, close_matches
-    from autotune.model.flags import FlagSet
-    from autotune.model.sections import ReadSpec
-    from autotune.model.spec import load_study
+    from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
-    given = {"preset": preset, "pattern": pattern, "json_key": json_key, "unit": unit, "loss": loss}
-    rules: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if study is not None:
-        spec = load_study(study)
-        if spec.workload.read is None:
-            raise AutotuneError(f"the study must say how steps are read but {study} has no [workload.read]")
-        rules = {**spec.workload.read.rules(), **rules}
-        tokens_per_step = tokens_per_step or spec.work_under(FlagSet())
-    if rules:
-        ReadSpec.refuse_bad(rules)
+    rules = rules_of(preset, pattern, json_key, unit, None, loss) or {}
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
@@ -69,21 +58,20 @@ def read(
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
-        meant = close_matches(path.name, [p.name for p in path.parent.glob("*")]) or "."
         raise AutotuneError(
-            f"a log or a command must be given but there is no file {what[0]}, and no command of that name"
-            f"{meant} A command and its arguments come after --: autotune read -- python train.py"
+            f"a log or a command must be given but there is no file {what[0]}, and no command of that name; a command "
+            "and its arguments come after --: autotune read -- python train.py"
         )
     if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
         probe = read_log(path)
     else:
-        probe = _run(what, rules, options.seconds_of(limit, "--limit"))
-    fits = [] if rules else recognise(probe.lines, at=probe.at_s or None)
-    found = reading_of(probe, fits, rules or (fits[0].rules if fits else {}))
+        probe = _run(what, rules)
+    best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
+    found = reading_of(probe, best.rules if best is not None else rules)
     if as_json:
         print_json(found)
     else:
-        print_lines([*_rows(found), "", *_summary(found, fits, probe)])
+        print_lines([*_rows(found), "", *_summary(found, best)])
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
@@ -91,21 +79,19 @@ def read(
         raise typer.Exit(1)
 
 
-def _run(command: Sequence[str], rules: Mapping[str, Any], limit_s: float) -> Probe:
-    """Runs a command once; its lines are those of the file that the rules name, if they do."""
+def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
+    """Runs a command once."""
     from autotune.machine.child_process import format_end
     from autotune.programs.look import ProbeRequest, default_platform, run_request
 
     request = ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=limit_s
+        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=LIMIT_S
     )  # fmt: skip
     probe, _ = run_request(request, tell=lambda text: None)
     if not probe.lines:
         probe.notes.append(_SILENT)
     if probe.status:
         probe.notes.append(f"it {format_end(probe.status)}")
-    if "file" in rules:
-        probe.lines, probe.at_s = probe.file_lines, probe.file_at_s
     return probe
 
 
@@ -127,23 +113,19 @@ def _row(row: Mapping[str, Any]) -> str:
     return f"{took:>10} {loss:>10} | {row['line'][:SHOWN_CHARACTERS]}"
 
 
-def _summary(found: Mapping[str, Any], fits: Sequence[Recognised], probe: Probe) -> list[str]:
+def _summary(found: Mapping[str, Any], by: Recognised | None) -> list[str]:
     """Formats the figures, remarks, and the table for a study file."""
-    from autotune.child.recognise import propose
     from autotune.model.units import format_seconds
     from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
     count = len(found["lines"])
     if not found["rules"]:
-        meant = propose(probe.lines, at=probe.at_s or None)
-        pattern = meant.rules.get("pattern") if meant is not None else None
-        such = shlex.quote(pattern or r"step_time=(?P<step_s>[\d.]+)")
+        such = r"'step_time=(?P<step_s>[\d.]+)'"
         return [f"no steps were read in {count} lines: name a --preset, or write a --pattern such as {such}"]
     each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
     losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
     said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
-    by = fits[0] if fits else None
     if by is not None and by.by_clock and by.step_s is None:
         said.append("the time between lines counts, which this log does not have; a command shows it")
     if doubt := doubt_of(by):

@@ -105,9 +105,9 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
     # Without an activated environment the command needs the path by which it was called.
     is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
     me = "autotune" if is_found else os.path.relpath(sys.argv[0])
-    more = f"--trials {2 * max(1, conclusion.trial_count)}   # continues; or with a larger budget"
+    more = f"--trials {2 * max(1, conclusion.trial_count)}"
     if spec.search.time_budget is not None and conclusion.trial_count < spec.search.trials:
-        more = f"--time-budget {larger_budget(spec, conclusion)}   # continues"
+        more = f"--time-budget {larger_budget(spec, conclusion)}"
     steps = []
     if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
         steps += [
@@ -119,5 +119,5 @@ def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study
         *steps,
         f"{me} show {path}",
         f"{me} report {path} --html report.html",
-        f"{me} run {study} --run-dir {path} {more}",
+        f"{me} run {study} --run-dir {path} {more}   # continues",
     ]

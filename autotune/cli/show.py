@@ -1,4 +1,4 @@
-"""Commands that show a run: `status`, `show`; and `schema`."""
+"""Commands that show a run: `status`, `show`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines, print_study
 
 if TYPE_CHECKING:
-    from autotune.model.measurement import Pair
     from autotune.model.records import TrialResult
     from autotune.rundir.store import Store
     from autotune.study.status import StudyStatus, UnreadableRun
@@ -44,8 +43,8 @@ def status(
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
     for head, *rest in map(_block, found):
-        print_lines([head], style="bold", at_words=True)
-        print_lines((f"  {line}" for line in rest), at_words=True)
+        print_lines([head], style="bold")
+        print_lines(f"  {line}" for line in rest)
 
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
@@ -117,25 +116,9 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         lines.append(
             f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, "
             f"candidate {format_seconds(candidate):>9}, "
-            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {_steps_of(pair)})"
+            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {len(pair.reference_s)} steps each)"
         )
     if result.failure is not None:
         lines.append(f"log: {store.path / (result.failure.log or '')}")
         lines += [f"  | {line}" for line in result.failure.last_lines]
     print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
-
-
-def schema() -> None:
-    """Prints the JSON schemas of study files, records and raw pairs of blocks."""
-    from autotune.model.measurement import Pair
-    from autotune.model.records import RECORD, SCHEMA_VERSION
-    from autotune.model.spec import StudySpec
-
-    schemas = {"study": StudySpec.model_json_schema(), "record": RECORD.json_schema(), "pair": Pair.model_json_schema()}
-    print_json({"schema_version": SCHEMA_VERSION, **schemas})
-
-
-def _steps_of(pair: Pair) -> str:
-    """Formats the number of counted and of settling steps of a pair's blocks."""
-    left_out = len(pair.reference_settling_s or ())
-    return f"{len(pair.reference_s)} steps each" + (f" after {left_out} to settle" if left_out else "")

@@ -230,7 +230,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
         *(("careful", warning) for warning in own.warnings),
         ("loss", f"{steps.loss:.4g}, read beside the steps: no winner may change it" if steps.loss is not None else
                  "none is read, so no winner can be held to it: name it by --loss"),
-        *_rows_of_files(probe, plan.starts),
+        *_rows_of_files(probe),
         ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
         ("search", f"{len(names)} settings of {preview.build}: {format_names(names, 6)}"),
         ("because", plan.why),
@@ -242,19 +242,17 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
 
 
-def _rows_of_files(probe: Probe, starts: int) -> list[tuple[str, str]]:
+def _rows_of_files(probe: Probe) -> list[tuple[str, str]]:
     """Formats what the program writes, and what becomes of it when a study starts it many times."""
     rows = []
     if probe.writes:
         rows.append(("writes", f"{_some(probe.writes)}: each run has this folder for itself, and that is thrown away"))
     if probe.folder_warning:
-        rows.append(("careful", f"{probe.folder_warning}. The study starts the program up to {starts} times"))
+        rows.append(("careful", f"{probe.folder_warning}. The study starts the program many times"))
     if probe.outside:
+        files = _some(sorted(probe.outside))
         advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
-        rows.append(
-            ("careful", f"this program writes {_some(sorted(probe.outside))}, outside this folder, and is started up "
-                        f"to {starts} times: {advice}")
-        )  # fmt: skip
+        rows.append(("careful", f"each run of this program writes {files} outside this folder: {advice}"))
     return rows
 
 

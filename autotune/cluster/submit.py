@@ -6,6 +6,7 @@ time limit, and requeues the job if that was requested.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, has_slurm, slurm_client_environment
+from autotune.machine.slurm import ask_slurm, slurm_client_environment
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError
 from autotune.model.files import packaged_template
 from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 
-LONGEST_GRACE_S = 65_535
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 """Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
@@ -76,13 +76,6 @@ class Program:
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
-def format_time(seconds: float) -> str:
-    """Formats seconds as SLURM's ``D-HH:MM:SS``, rounded up."""
-    whole = int(-(-seconds // 1))
-    days, rest = divmod(whole, 86_400)
-    return f"{days}-{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
-
-
 # ---------------------------------------------------------------------- does the study fit the job
 
 
@@ -106,17 +99,17 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
                 f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} nodes has {gpus} "
                 f"and the study asks for {device.count or 'at least one on each node'}"
             )
-    if not 1 <= request.grace_s <= LONGEST_GRACE_S or request.grace_s >= request.time_s:
+    if request.grace_s >= request.time_s:
         raise StudyFileError(
-            f"--grace must be shorter than --time and at most {LONGEST_GRACE_S} s but got {request.grace_s:.0f} s of "
-            f"{request.time_s:.0f} s"
+            f"--grace must be shorter than --time but got {request.grace_s:.0f} s of {request.time_s:.0f} s"
         )
     budget_s, usable_s = spec.search.time_budget, request.time_s - request.grace_s
     if budget_s is not None and budget_s > usable_s and not request.requeue:
+        least_min = math.ceil((budget_s + request.grace_s) / 60)
         raise StudyFileError(
             f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but got "
             f"{format_seconds(budget_s)}: the job would end before the proof, for which the study keeps time back; ask "
-            f"for --time {format_time(budget_s + request.grace_s)}, lower --time-budget, or let it go on in the next "
+            f"for --time {least_min}m, lower --time-budget, or let it go on in the next "
             "job with --requeue"
         )
 
@@ -138,11 +131,8 @@ def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
 def estimate(request: JobRequest) -> str:
     """Formats the most that the job costs: GPU-hours, or node-hours if it requests no GPU."""
     hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600
-    what, gpus = "node-hours", ""
-    if request.gpus_per_node:
-        what, gpus = "GPU-hours", f" x {request.gpus_per_node} GPUs"
-    each = "each job takes" if request.requeue else "takes"
-    return f"{each} at most {hours:.1f} {what} ({request.nodes} nodes{gpus} x {format_seconds(request.time_s)})"
+    what = "GPU-hours" if request.gpus_per_node else "node-hours"
+    return f"at most {hours:.1f} {what} a job"
 
 
 # ---------------------------------------------------------------------- the script
@@ -159,7 +149,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program, *, wit
         nodes_per_trial=spec.device.node_count,
         request=request,
         program=program,
-        time=format_time(request.time_s),
+        minutes=math.ceil(request.time_s / 60),
         with_storage=with_storage,
         stopped=STOPPED,
         most_requeues=MOST_REQUEUES,
@@ -198,12 +188,8 @@ def submit_script(program: Program, script: str, *, storage: str | None) -> str:
         LaunchError: If SLURM refuses the job; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
-    if not has_slurm():
-        raise LaunchError(
-            "a job must be submitted where SLURM is but there is no sbatch on this machine; call this on a login node, "
-            "or show the script with --dry-run"
-        )
     client = slurm_client_environment(env)  # variables of the caller's own job must not shape the new one
+    ask_slurm(["sbatch", "--version"], client)  # nothing is written on a machine without SLURM
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:

@@ -127,7 +127,7 @@ class GpuFacts:
 def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
     """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or not installed."""
     nvml = load()
-    return tuple(_facts(nvml, device.handle) for device in visible_devices(nvml, environment.get(VISIBLE)))
+    return tuple(_facts(nvml, handle) for handle in visible_devices(nvml, environment.get(VISIBLE)).values())
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:

@@ -19,6 +19,7 @@ import psutil
 
 from autotune.child.gpus import kernel_text
 from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
+from autotune.machine.devices import parse_devices
 from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
@@ -90,11 +91,8 @@ def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
 
 def _numbers(file: Path) -> set[int]:
     """Parses a list of the kernel such as ``0-3,8``; empty where the file is missing."""
-    found: set[int] = set()
-    for part in filter(None, kernel_text(file).split(",")):
-        first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+    text = kernel_text(file)
+    return set(map(int, parse_devices(text))) if text else set()
 
 
 def available_memory_bytes(cgroup: Path = CGROUP) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import statistics
 import threading
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from autotune.child.gpus import VISIBLE, NvmlDevice, ask, first_of, load_nvml, visible_devices
+from autotune.child.gpus import VISIBLE, ask, load_nvml, visible_devices
 from autotune.model.measurement import HELD_BACK, Arm, ArmOfGpus, EnergyUse, GpusDuring, Pair, held_in_one_arm
 from autotune.model.spec import StudySpec
 
@@ -163,13 +164,10 @@ def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[s
     found = []
     seconds = sum(w.seconds for w in watches)
     samples = [s for w in watches for s in w.samples if s.index == index]
-    told = [s.throttled_by for s in samples if s.throttled_by is not None]
     for reason, words in HELD_BACK.items():
         throttled = [s for w in watches if (s := w.throttled_s(index, reason)) is not None]
         if len(throttled) == len(watches) and sum(throttled) >= 0.01 * seconds > 0:
             found.append(f"GPU {index} was held back by {words} for {sum(throttled):.1f} of {seconds:.1f} s")
-        elif len(throttled) < len(watches) and (count := sum(reason in s for s in told)):
-            found.append(f"GPU {index} was held back by {words} in {count} of {len(told)} looks")
     clocks = [s.clock_mhz for s in samples if s.clock_mhz]
     if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
         found.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
@@ -217,7 +215,7 @@ class GpuWatch:
 
     def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
         self._nvml = nvml
-        self._devices = first_of(visible_devices(nvml, visible)[:count])
+        self._devices = dict(itertools.islice(visible_devices(nvml, visible).items(), count))
         self._arms: dict[str, ArmWatch] = {}
         self._others: dict[int, int] = {}
         self._trouble: dict[str, None] = {}
@@ -228,7 +226,7 @@ class GpuWatch:
 
         CUDA_VISIBLE_DEVICES is no help on a machine with different GPUs, for CUDA numbers the fastest first.
         """
-        found = first_of(visible_devices(self._nvml, ",".join(uuids)))
+        found = visible_devices(self._nvml, ",".join(uuids))
         if uuids and len(found) == len(set(uuids)) == len(self._devices):
             self._devices = found
 
@@ -255,8 +253,8 @@ class GpuWatch:
         if time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + LOOK_EVERY_S
-        for index, device in self._devices.items():
-            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", device.handle)
+        for index, handle in self._devices.items():
+            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
             count = _strangers([p.pid for p in processes or ()])
             self._others[index] = max(self._others.get(index, 0), count)
 
@@ -269,30 +267,28 @@ class GpuWatch:
     def energy_j(self, count: int | None) -> float | None:
         """Returns the sum of the energy counters of the first `count` GPUs (all, if None), joules.
 
-        None where a GPU or its driver has no such counter (before Volta; parts of a GPU under MIG).
+        None where a GPU or its driver has no such counter (before Volta).
         """
-        devices = list(self._devices.values())[:count]
-        if any(d.part is not None for d in devices):  # the GPU's counter includes the users of its other parts
-            return None
-        millijoules = [ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", d.handle) for d in devices]
+        handles = list(self._devices.values())[:count]
+        millijoules = [ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", handle) for handle in handles]
         return sum(millijoules) / 1e3 if millijoules and None not in millijoules else None
 
     def _counters(self) -> dict[int, dict[str, int]]:
         """Reads the throttle counters of all GPUs that answer."""
         found = {}
-        for index, device in self._devices.items():
-            if (counters := _read_counters(self._nvml, device.handle)) is None:
+        for index, handle in self._devices.items():
+            if (counters := _read_counters(self._nvml, handle)) is None:
                 self._trouble[f"GPU {index} is lost: its driver does not answer for it any more"] = None
             else:
                 found[index] = counters
         return found
 
     def _samples(self) -> list[GpuSample]:
-        return [self._sample(index, device) for index, device in self._devices.items()]
+        return [self._sample(index, handle) for index, handle in self._devices.items()]
 
-    def _sample(self, index: int, device: NvmlDevice) -> GpuSample:
+    def _sample(self, index: int, handle: Any) -> GpuSample:
         def of(name: str, *more: Any) -> Any:
-            return ask(self._nvml, f"nvmlDeviceGet{name}", device.handle, *more)
+            return ask(self._nvml, f"nvmlDeviceGet{name}", handle, *more)
 
         reasons = of("CurrentClocksEventReasons")
         reasons = of("CurrentClocksThrottleReasons") if reasons is None else reasons

@@ -56,8 +56,6 @@ class Plan:
     """Why its groups of settings are searched."""
     run_s: float
     """Seconds of one run of the program."""
-    starts: int
-    """Most times that the study starts it, within its budget."""
     trial_s: float
     is_paused: bool
     """Whether its processes are to take turns by pauses: a trial starts one then, else six."""
@@ -98,10 +96,9 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
         budget_s=budget_s, steps=steps, pairs_cap=PAIRS_CAP, finalists=FINALISTS, processes=PROCESSES, soak_s=soak_s,
         mode="auto" if is_paused else ABA,
     )  # fmt: skip
-    starts = min(budget_s / run_s, ABA_RUNS * 3 * (1 + trials) + 2 * FINALISTS * PROCESSES + 2)
     return Plan(
         spec=parse_study(tomllib.loads(text), source="the study that was drawn up"), text=text, why=kind["why"],
-        run_s=run_s, starts=math.ceil(starts), trial_s=trial_s, is_paused=is_paused, budget_s=budget_s,
+        run_s=run_s, trial_s=trial_s, is_paused=is_paused, budget_s=budget_s,
         needed_s=needed_s,
     )  # fmt: skip
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, propose, recognise, shape_of
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
 from autotune.child.steps import StepReader, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
@@ -32,9 +31,8 @@ from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import FIRST_LOOK, Probe, files_in, run_probe, written_lines
+from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
 from autotune.workers.failures import advice_on, classify_failure
-from autotune.workers.settings_check import texts_named
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -50,8 +48,6 @@ TELL_EVERY_S = 10.0
 LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
-
-_NAMED_PATH = re.compile(r"(?:^|(?<=[\s'\"=:]))(?:/|~/|\.\./)[\w./~+-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +149,12 @@ class StepWatch:
         self._finds_out = request.rules is None
         self._began, self._looked_s = time.time(), 0.0
         self.is_stuck = False
-        self._reads_file = bool((request.rules or {}).get("file"))
         self.rules = request.rules
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
-        lines, at_s = self._all_lines(probe)
+        lines, at_s = probe.lines, probe.at_s
         if self._seen != len(lines):
             self._seen = len(lines)
             if self._finds_out:
@@ -167,10 +162,6 @@ class StepWatch:
                 self.rules = self.best.rules if self.best is not None else None
             self._steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
         return self._steps if self._steps is not None and self._steps.took_s else None
-
-    def _all_lines(self, probe: Probe) -> tuple[Sequence[str], Sequence[float]]:
-        """Returns the lines among which steps are looked for, with their times in seconds."""
-        return (probe.file_lines, probe.file_at_s) if self._reads_file else (probe.lines, probe.at_s)
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
@@ -193,24 +184,18 @@ class StepWatch:
             return False
         self._looked_s = probe.took_s
         came: dict[str, list[float]] = {}
-        for line, now_s in zip(*self._all_lines(probe), strict=True):
+        for line, now_s in zip(probe.lines, probe.at_s, strict=True):
             came.setdefault(shape_of(line), []).append(now_s)
         if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
             return True
         is_late = self._finds_out and probe.took_s >= STUCK_S
-        return is_late and (fit := self.proposed(probe)) is not None and "file" in fit.rules
+        return is_late and self.in_a_file(probe) is not None
 
-    def proposed(self, probe: Probe) -> Recognised | None:
-        """Returns rules for the steps in files that the program writes, or else in its lines; None if none fit."""
-        lines, at_s = self._all_lines(probe)
+    def in_a_file(self, probe: Probe) -> Recognised | None:
+        """Returns rules for the steps in the newest file of steps that the program writes; None if there is none."""
         files = probe.written or written_lines(probe.place, self._began)
-
-        def in_files(find: Callable[[Sequence[str]], Recognised | None]) -> Recognised | None:
-            fits = ((path, find(written)) for path, written in files.items())
-            return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
-
-        in_lines = propose(lines[-RECOGNISED_LINES:], at=at_s[-RECOGNISED_LINES:])
-        return in_files(_recognised) or in_lines or in_files(propose)
+        fits = ((path, _recognised(written)) for path, written in files.items())
+        return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
@@ -221,6 +206,7 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Re
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
     """Runs a program until enough steps came, else once more on a pseudo-terminal; LaunchError if it cannot start."""
     refuse_one_word(request.command)
+    rules = request.rules or {}
     caller = caller_environment()
     environment = child_environment(
         caller, FlagSet(), platform_name=request.platform,
@@ -233,17 +219,17 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
             probe = run_probe(
                 request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
                 cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
-                file=(request.rules or {}).get("file"),
+                file=rules.get("file"),
             )  # fmt: skip
             probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
             probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
-    is_on_terminal = bool((request.rules or {}).get("terminal"))
+    is_on_terminal = bool(rules.get("terminal"))
     probe, watch = run(terminal=is_on_terminal)
     steps = watch.steps(probe)
     is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if is_on_terminal or not is_mute or probe.status or watch.proposed(probe) is not None:
+    if is_on_terminal or "file" in rules or not is_mute or probe.status or watch.in_a_file(probe) is not None:
         return probe, watch
     printed = "no steps" if probe.lines else "nothing"
     tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
@@ -269,7 +255,6 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
             "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
             "add --platform cpu. The program was not started"
         )
-    began_s = time.time()
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
     count = len(steps.took_s) if steps is not None else 0
@@ -290,33 +275,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     own = own_settings(probe, request.command, request.cwd)
     count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
     rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
-    probe.outside |= changed_outside(request, since_s=began_s)
     return ProbeResult(
         request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
         how=_in_words(rules, is_given=request.rules is not None), device=device, device_count=count_of_devices,
         own=own,
     )  # fmt: skip
-
-
-def changed_outside(request: ProbeRequest, *, since_s: float) -> set[str]:
-    """Returns files outside the folder that changed after some time, in places that the command or its scripts name."""
-    folder = request.cwd.resolve()
-    texts = [*request.command, *texts_named(request.command, folder, FIRST_LOOK["texts"]).values()]
-    named = {folder / Path(path).expanduser() for text in texts for path in _NAMED_PATH.findall(text)}
-    places = {(path if path.exists() else path.parent).resolve() for path in named}
-    found = set[str]()
-    for place in places - {Path.home(), Path(tempfile.gettempdir()).resolve()}:
-        is_apart = not folder.is_relative_to(place) and not place.is_relative_to(folder)
-        if is_apart and len(place.parts) > 2:  # not /data, which others write to
-            files = [place] if place.is_file() else files_in(place)
-            found.update(str(p) for p in files if _has_changed(p, since_s))
-    return found
-
-
-def _has_changed(file: Path, since_s: float) -> bool:
-    with contextlib.suppress(OSError):
-        return file.is_file() and file.stat().st_mtime >= since_s
-    return False
 
 
 def refuse_one_word(command: Sequence[str]) -> None:
@@ -383,25 +346,16 @@ def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: Workload
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
     if spec.workload.command is None or ran_on is None or ran_on == asked:
         return
-    packages = getattr(facts, "packages", None)
-    where = f" in {packages}" if packages else ""
     raise StudyFileError(
         f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} of {python} was asked "
-        f"and the program ran on jaxlib {ran_on}{where}; name the interpreter that it runs under in the study file: "
-        f'[workload] python = "{_interpreter_of(packages) or "/path/to/python"}"'
+        f"and the program ran on jaxlib {ran_on}; name the interpreter that it runs under in the study file: "
+        '[workload] python = "/path/to/python"'
     )
 
 
 def _there(name: str, folder: Path) -> str | None:
     """Finds an interpreter; a name with a slash is relative to the folder in which the command runs."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
-
-
-def _interpreter_of(packages: str | None) -> str | None:
-    """Returns the interpreter of a virtual environment, given its folder of packages."""
-    above = Path(packages).expanduser().parents if packages else ()
-    found = [p for p in above[2:3] and sorted((above[2] / "bin").glob("python*")) if p.name in ("python", "python3")]
-    return str(found[0]) if found else None
 
 
 # ---------------------------------------------------------------------- reading without a study
@@ -415,20 +369,17 @@ def read_log(path: Path) -> Probe:
     try:
         content = plain_content(log)
         if b"\0" in content[:4096]:
-            raise ValueError(
-                "it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON lines"
-            )
+            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON")
         lines = list(lines_of(log.name).feed(content + b"\n"))
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable text but {log}: {error}") from error
     return Probe(lines=lines, notes=[f"read {log}"] if log != path else [])
 
 
-def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any]) -> dict[str, Any]:
+def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the lines of a run or a log by some rules; returns each line's step and totals, as data.
 
     Args:
-        fits: Recognised formats, best first; empty where the rules were given, or nothing fits.
         rules: The legal keys of `[workload.read]`; empty if none are known.
     """
     reader = StepReader(rules) if rules else None
@@ -441,12 +392,10 @@ def reading_of(probe: Probe, fits: Sequence[Recognised], rules: Mapping[str, Any
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [row["loss"] for row in rows if row["loss"] is not None]
-    printed = next((fit.step_s for fit in fits if fit.step_s is not None and not fit.by_clock), None)
     return {
-        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else printed,
+        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
-        "others": [{"rules": dict(f.rules), "steps": f.steps, "step_s": f.step_s} for f in fits[1:]],
     }  # fmt: skip
 
 
@@ -485,17 +434,15 @@ def _last_lines(lines: Sequence[str]) -> str:
 
 
 def _why_failed(request: ProbeRequest, probe: Probe) -> str:
-    lines = probe.lines or list(probe.last_lines)
+    lines = list(probe.last_lines) if "file" in (request.rules or {}) else probe.lines or list(probe.last_lines)
     ending = classify_failure(
         exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
         platform=request.platform,
     )  # fmt: skip
-    shown = "PYTHONFAULTHANDLER=1 " * (ending.signal is not None) + shlex.join(redact_command(request.command))
-    advice = advice_on(ending) or f"run it by hand until it works: {shown}"
-    after = format_seconds(probe.took_s)
+    advice = advice_on(ending) or f"run it by hand until it works: {shlex.join(redact_command(request.command))}"
     return (
-        f"the program must run but failed after {after}: {ending.message}. {_last_lines(lines)}\n"
-        f"  {advice[0].upper()}{advice[1:]}"
+        f"the program must run but failed after {format_seconds(probe.took_s)}: {ending.message}. {_last_lines(lines)}"
+        f"\n  {advice[0].upper()}{advice[1:]}"
     )
 
 
@@ -510,11 +457,9 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
     wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
-    if len(probe.lines) == 1:
-        wanted = "it printed one line only"
     return (
         f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
-        f"{_how_to_read(watch.proposed(probe))}"
+        f"{_how_to_read(watch.in_a_file(probe))}"
     )
 
 
@@ -526,12 +471,10 @@ def options_of(rules: Mapping[str, Any]) -> str:
 
 
 def _how_to_read(fit: Recognised | None) -> str:
-    """Formats what to do about steps that were not read."""
-    if fit is not None:
-        file = fit.rules.get("file")
-        where = f"It writes steps to {file}, such as" if file else "If this line is a step's"
-        return (
-            f"{where}:\n    {fit.example[:160]}\n  call the same with: {options_of(fit.rules)}\n"
-            "  (if its steps come later, with the --step-pattern of those)"
-        )
-    return str(FIRST_LOOK["advice"])
+    """Formats what to do about steps that were not read, but perhaps are in a file."""
+    if fit is None:
+        return str(FIRST_LOOK["advice"])
+    return (
+        f"It writes steps to {fit.rules['file']}, such as:\n    {fit.example[:160]}\n  call the same with: "
+        f"{options_of(fit.rules)}"
+    )

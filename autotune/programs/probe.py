@@ -36,11 +36,9 @@ class Probe:
     has_dumped: bool | None = None
     """Whether XLA wrote what it compiled into the folder of that environment; None without one."""
     lines: list[str] = field(default_factory=list)
+    """Lines of the output, or of the file that was asked for."""
     at_s: list[float] = field(default_factory=list)
-    """Seconds after the start at which each line came; empty for a saved log. `file_at_s` likewise."""
-    file_lines: list[str] = field(default_factory=list)
-    """Lines that it added to the file that was asked for."""
-    file_at_s: list[float] = field(default_factory=list)
+    """Seconds after the start at which each line came; empty for a saved log."""
     processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them."""
     status: int | None = None
@@ -91,7 +89,7 @@ def run_probe(
 
     Args:
         command: ``{folder}`` in it stands for a folder that is removed afterwards.
-        file: The file that it writes its steps to, as `ReadSpec.file`.
+        file: The file that it writes its steps to, as `ReadSpec.file`, whose lines are taken in place of its output.
 
     Raises:
         LaunchError: If it cannot be started.
@@ -142,9 +140,8 @@ def _take(found: Probe, message: Mapping[str, Any]) -> None:
     """Adds a message of the guarded process."""
     kind = message["type"]
     if kind == "lines":
-        is_file = message["of"] == "file"
-        (found.file_at_s if is_file else found.at_s).extend(float(at_s) for at_s, _ in message["lines"])
-        (found.file_lines if is_file else found.lines).extend(str(line) for _, line in message["lines"])
+        found.at_s += [float(at_s) for at_s, _ in message["lines"]]
+        found.lines += [str(line) for _, line in message["lines"]]
     elif kind == "writes":
         found.outside.update(message["files"])
     elif kind == "processes":

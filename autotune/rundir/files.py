@@ -154,14 +154,9 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     """Makes the error for a file or folder that cannot be written."""
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
-    advice = "make it writable"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = "free some space"
-    elif error.errno == errno.EIO:
-        advice = "see to the disk (`dmesg` names what failed)"
     return RunDirectoryError(
-        f"{path} must be writable but: {error.strerror or error}; {advice} and run the same command again; "
-        "it continues where it stopped"
+        f"{path} must be writable but: {error.strerror or error}; see to the disk, make it writable or free some space "
+        "and run the same command again; it continues where it stopped"
     )
 
 

@@ -172,11 +172,9 @@ class Store(Folders):
     def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
         file = path / STUDY
         if not file.is_file():
-            if (path / RECORDS).is_file():
-                raise RunDirectoryError(f"{file} must hold the study of this run but is missing; {_AGAIN}")
             raise RunDirectoryError(
-                f"{path} must be a run directory (it holds a {STUDY}) but it is not; "
-                "`autotune status` lists the runs of this folder"
+                f"{path} must be a run directory but holds no {STUDY}; `autotune status` lists the runs of this "
+                f"folder; if the file was lost, {_AGAIN}"
             )
         try:
             data = json.loads(plain_content(file))
@@ -274,12 +272,10 @@ class Store(Folders):
         """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
         if records := store.records():
-            told = {r.identity for r in records if isinstance(r, SessionRecord)}
-            if told != {spec.identity}:
-                what = "are of another study" if told else "do not say of which study they are"
+            if {r.identity for r in records if isinstance(r, SessionRecord)} != {spec.identity}:
                 raise RunDirectoryError(
-                    f"{path / STUDY} must hold the study of this run but is lost, and its records {what}; restore "
-                    "that file from a copy, or name another folder with --run-dir"
+                    f"{path / STUDY} must hold the study of this run but is lost, and its records are not of this one; "
+                    "restore that file from a copy, or name another folder with --run-dir"
                 )
             return store
         strangers = [p.name for p in path.iterdir() if not _is_own(p)]

@@ -8,7 +8,6 @@ another folder itself.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
@@ -73,7 +72,7 @@ class Caches:
         """Returns the folder of all; OSError if it cannot be made, or the disk is nearly full."""
         self._scratch = self._scratch or Scratch(CACHES)
         if shutil.disk_usage(self._scratch.path).free < LEAST_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError("the disk is nearly full")
         return self._scratch.path
 
 

@@ -76,13 +76,14 @@ def kind_for(folder: str) -> tuple[str, str]:
     if not (problem := overlay_problem(folder)):
         return OVERLAY, ""
     because = f"no overlay can be mounted over {folder} ({problem})"
-    if not (large := _too_large(folder)):
+    if not _is_too_large(folder):
         return COPY, (
             f"{because}, so each process runs in a copy of it: what the program writes by absolute paths is not caught"
         )
     return SHARED, (
-        f"{because}, and it has {large} for a copy, so all processes of the study write into it: send what the program "
-        "writes to {folder} in its arguments, or start the study in a folder with the program alone"
+        f"{because}, and it is too large for a copy ({COPY_BYTES >> 30} GiB, {COPY_FILES} files), so all processes of "
+        "the study write into it: send what the program writes to {folder} in its arguments, or start the study in a "
+        "folder with the program alone"
     )
 
 
@@ -104,14 +105,12 @@ def overlay_problem(folder: str) -> str:
     return "" if done.returncode == 0 else said[-1].rpartition(": ")[2] if said else f"status {done.returncode}"
 
 
-def _too_large(folder: str) -> str:
-    """Returns why a folder is too large to be copied for each process; empty if it is not."""
+def _is_too_large(folder: str) -> bool:
+    """Whether a folder is too large to be copied for each process."""
     total = count = 0
     for here, _, names in os.walk(folder):
         for name in names:
             total, count = total + os.lstat(Path(here, name)).st_size, count + 1
-            if total > COPY_BYTES:
-                return f"more than {COPY_BYTES >> 30} GiB"
-            if count > COPY_FILES:
-                return f"more than {COPY_FILES} files"
-    return ""
+            if total > COPY_BYTES or count > COPY_FILES:
+                return True
+    return False

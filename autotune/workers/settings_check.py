@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,19 +76,15 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def texts_named(command: Sequence[str], folder: Path, suffixes: Collection[str] = (".py", ".sh")) -> dict[str, str]:
-    """Returns the texts of the scripts among the words of a command, run in `folder`, by these words."""
-    found = {}
+def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts among the words of a command, run in `folder`, that name a variable."""
+    scripts = []
     for word in command:
         with contextlib.suppress(OSError, ValueError):
-            if Path(word).suffix in suffixes:
-                found[word] = plain_content(folder / word, most=TEXT_BYTES).decode(errors="replace")
-    return found
-
-
-def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts of `texts_named` that name a variable."""
-    return [word for word, text in texts_named(command, folder).items() if variable in text]
+            is_script = Path(word).suffix in (".py", ".sh")
+            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
+                scripts.append(word)
+    return scripts
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

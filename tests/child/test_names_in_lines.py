@@ -54,7 +54,7 @@ def printed(*templates: str, **more: float) -> list[str]:
 def saved(lines: list[str]) -> dict[str, Any]:
     """Reads lines as those of a saved log."""
     fits = recognise(lines)
-    found = reading_of(Probe(lines=lines), fits, fits[0].rules if fits else {})
+    found = reading_of(Probe(lines=lines), fits[0].rules if fits else {})
     if fits:
         ReadSpec(**fits[0].rules)  # a study file takes them
     return found
@@ -206,7 +206,7 @@ def test_a_log_is_shown_where_the_terminal_has_no_unicode(tmp_path: Path) -> Non
 def test_a_bar_without_a_loss_keeps_its_preset() -> None:
     found = saved(printed(" 12%|###  | {i}/100 [00:01<00:07, {rate:.2f}it/s]"))
     assert (found["rules"], found["losses"]) == ({"preset": "tqdm"}, 0)
-    assert found["step_s"] == pytest.approx(0.5, rel=0.02)
+    assert found["step_s"] is None
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log["name"])

@@ -37,9 +37,9 @@ def told(nvml: FakeNvml, *, load: tuple[str, ...] = (), devices: object = None, 
 
 
 def test_a_process_tells_the_versions_of_what_it_has_loaded_and_of_nothing_else(tmp_path: Path) -> None:
-    cuda, nvml = make_cuda(tmp_path / "cuda", nccl=2804), FakeNvml(tmp_path / "nvml")
+    cuda, nvml = make_cuda(tmp_path / "cuda", nccl=22703), FakeNvml(tmp_path / "nvml")
     found = told(nvml, path=str(cuda), load=("libcublas.so.12", "libnccl.so.2"))
-    assert found["versions"] == {"driver": "580.65.06", "cublas": "12.9.1", "nccl": "2.8.4"}
+    assert found["versions"] == {"driver": "580.65.06", "cublas": "12.9.1", "nccl": "2.27.3"}
 
 
 def test_a_library_that_is_none_is_not_told(tmp_path: Path) -> None:
@@ -66,7 +66,6 @@ VISIBLE = toml_beside(__file__, "visible_gpus.toml")
 
 def test_the_gpus_of_a_process_are_those_that_cuda_would_give_it(tmp_path: Path) -> None:
     nvml = FakeNvml(tmp_path / "nvml", gpus=3)
-    nvml.set(2, "mig.0", "MIG-7e57")
     uuids = {"UUID1": uuid_of(1), "UUID1-short": uuid_of(1)[:8]}
     cases = [[uuids.get(visible, visible), devices, indices] for visible, devices, indices in VISIBLE["cases"]]
     found = answer(VISIBLE["program"], str(nvml.folder), json.dumps(cases))

@@ -123,7 +123,7 @@ def test_a_machine_without_slurm_still_shows_the_script(tmp_path: Path) -> None:
     env = {"PATH": "/nonexistent", "HOME": str(tmp_path)}
     done = autotune("submit", "study.toml", "--nodes", "2", cwd=tmp_path, env=env)
     assert done.returncode == 2
-    assert "there is no sbatch on this machine" in done.stderr
+    assert "sbatch must be on this machine" in done.stderr
     shown = autotune("submit", "study.toml", "--nodes", "2", "--dry-run", cwd=tmp_path, env=env)
     assert "#SBATCH --nodes=2" in shown.stdout
     assert not (tmp_path / "runs").exists()

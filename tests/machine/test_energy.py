@@ -63,8 +63,6 @@ def test_a_gpu_that_does_not_count_means_no_figure_not_a_part_of_one(nvml: FakeN
     nvml.fail(1, ENERGY, NOT_SUPPORTED)
     assert open_meter(gpu_study(), GpuWatch(pynvml, None)) is NO_METER
     assert open_meter(gpu_study(), GpuWatch(pynvml, "0")) is not NO_METER
-    nvml.set(0, "mig.0", "MIG-7e57")  # the counter of the whole counts its other parts, too
-    assert open_meter(gpu_study(), GpuWatch(pynvml, "MIG-7e57")) is NO_METER
     with FakeNvml(tmp_path / "old", without=[ENERGY]).loaded():
         assert open_meter(gpu_study(), GpuWatch(pynvml, None)) is NO_METER
     assert open_meter(gpu_study(), GpuWatch(None, None)) is NO_METER

@@ -135,10 +135,9 @@ def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monk
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
-    [(None, [0, 1]), ("1", [1]), (uuid_of(1)[:9], [1]), ("", []), ("MIG-7e57", [1]), ("GPU-", [])],
+    [(None, [0, 1]), ("1", [1]), (uuid_of(1)[:9], [1]), ("", []), ("MIG-7e57", []), ("GPU-", [])],
 )
 def test_only_visible_gpus_of_the_study_are_looked_at(two: FakeNvml, visible: str | None, indices: list[int]) -> None:
-    two.set(1, "mig.0", "MIG-7e57")
     assert [sample.index for sample in GpuWatch(pynvml, visible)._samples()] == indices
     assert [sample.index for sample in GpuWatch(pynvml, visible, 1)._samples()] == indices[:1]
 
@@ -218,8 +217,7 @@ def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
         watch = GpuWatch(pynvml, None)
         found = run_blocks(watch, looks=2)
     assert there(found.during).candidate.held_back == {}, "two looks are too few to say anything"
-    (warning,) = found.warnings
-    assert warning.startswith("GPU 0 was held back by heat (hardware) in ")
+    assert not found.warnings
 
 
 def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:

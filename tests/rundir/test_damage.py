@@ -155,7 +155,7 @@ def test_a_lost_study_file_is_written_anew_by_its_own_study_only(run_dir: Path, 
     assert isinstance(shown.exception, AutotuneError)
     mend(run_dir)
     other = replay_study(noise={"white_sd": 1e-6}, study={"seed": 1})
-    with pytest.raises(RunDirectoryError, match="are of another study"):
+    with pytest.raises(RunDirectoryError, match="are not of this one"):
         record(run_dir, other, trials=TRIALS)
     goes_on(run_dir)
     assert damages(Store.open(run_dir)) == []
@@ -165,7 +165,7 @@ def test_records_that_do_not_say_whose_they_are_are_not_taken(run_dir: Path) -> 
     (run_dir / "study.json").unlink()
     lines = [line for line in lines_of(run_dir) if json.loads(line)["kind"] != "session"]
     (run_dir / "records.jsonl").write_bytes(b"".join(lines))
-    with pytest.raises(RunDirectoryError, match="do not say of which study"):
+    with pytest.raises(RunDirectoryError, match="are not of this one"):
         record(run_dir, SPEC, trials=TRIALS)
 
 
