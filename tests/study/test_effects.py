@@ -117,8 +117,8 @@ def test_the_best_expected_set_is_not_first_where_its_own_trial_was_surely_slowe
     def first_of(half_width: float) -> FlagSet:
         results = []
         for settings, ratio in ((BEST, 0.91), (FlagSet({"xla_10": 1}), 0.9)):
-            ends = {"low": ratio - half_width, "high": ratio + half_width}
-            estimate = dataclasses.replace(figures.estimate, ratio=ratio, **ends)
+            low, high = ratio - half_width, ratio + half_width
+            estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=low, high=high)
             comparison = figures.model_copy(update={"estimate": estimate})
             results.append(measured.model_copy(update={"settings": settings, "comparison": comparison}))
         return worth_proving(results, count=2, min_effect=0.005, effects=taught(wide))[0].settings
