@@ -48,7 +48,7 @@ soak = "30s"
 [simulation]
 delay_s = {delay_s}
 noise = "drift"
-effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_width=512" = 0.95 }}
+effects = {{ "xla_backend_optimization_level=1" = 0.7, "xla_cpu_prefer_vector_width=512" = 0.9 }}
 failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 """
 

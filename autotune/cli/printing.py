@@ -83,13 +83,15 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
 
 
-def print_lines(lines: Iterable[str], *, style: str | None = None, stderr: bool = False) -> None:
-    """Prints each text on one line, which only a terminal folds."""
+def print_lines(
+    lines: Iterable[str], *, style: str | None = None, stderr: bool = False, at_words: bool = False
+) -> None:
+    """Prints each text on one line, which only a terminal folds, or is folded `at_words` for its width."""
     from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
     for line in lines:
-        console.print(visible_line(line), style=style, soft_wrap=True)
+        console.print(visible_line(line), style=style, soft_wrap=not (at_words and console.is_terminal))
 
 
 def note(text: str) -> None:

@@ -43,8 +43,8 @@ def status(
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
     for head, *rest in map(_block, found):
-        print_lines([head], style="bold")
-        print_lines(f"  {line}" for line in rest)
+        print_lines([head], style="bold", at_words=True)
+        print_lines((f"  {line}" for line in rest), at_words=True)
 
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
