@@ -39,6 +39,9 @@ xla_backend_optimization_level = [0, 1, 2, 3]
 xla_cpu_multi_thread_eigen = [true, false]
 xla_cpu_enable_fast_math = [true, false]
 xla_cpu_experimental_ynn_fusion_type = ["", "dot"]
+[[search.first]]
+name = "one that wins"
+settings = {{ xla_backend_optimization_level = 1 }}
 [measure]
 pairs_cap = 12
 [confirm]
@@ -48,7 +51,7 @@ soak = "30s"
 [simulation]
 delay_s = {delay_s}
 noise = "drift"
-effects = {{ "xla_backend_optimization_level=1" = 0.7, "xla_cpu_prefer_vector_width=512" = 0.9 }}
+effects = {{ "xla_backend_optimization_level=1" = 0.9, "xla_cpu_prefer_vector_width=512" = 0.95 }}
 failures = {{ "xla_backend_optimization_level=0" = "crash" }}
 """
 

@@ -272,6 +272,7 @@ def test_a_program_that_runs_under_one_build_only_is_told_before_anything_is_mea
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_slower_build_is_found_by_the_command_and_no_equal_one(environments: dict[str, Path], program: Path) -> None:
     slow, same = str(environments["slow"]), str(environments["same"])
     called = ("compare-builds", "--name", "slower", same, slow, "--", "train.py")
