@@ -81,7 +81,7 @@ class Watched(Engine):
 
 @pytest.mark.gate
 def test_a_study_on_two_workers_loses_nothing_if_one_is_killed_and_one_joins(tmp_path: Path, cluster: Cluster) -> None:
-    study = asking(replay_study(), TRIALS)
+    study = asking(replay_study(study={"search": {"sampler": "random"}}), TRIALS)  # which makes all of them
     (tmp_path / FILE).write_text('effects = { "xla_a=1" = 0.9 }\nnoise = { white_sd = 0.002 }\n')  # for the lanes
     victim = cluster.join("victim")
     stays = [cluster.join("stays")]
