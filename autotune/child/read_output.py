@@ -43,8 +43,6 @@ FEW_LINES, MOST_LATE = 0.05, 0.5
 """Shares of a block's lines that may be read at once where it begins and ends, and by which it may begin later for
 that: a program that goes on while it seems paused prints a whole block's lines at once."""
 
-LEAST_LINE_S = 1e-4
-
 CARRIERS = frozenset(
     ("srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "docker", "podman", "ssh", "raylet")
 )
@@ -339,7 +337,8 @@ class Session(ProgramRun):
             return "its steps are read from a file, which does not tell when a line was written"
         if not self._reader.uses_clock and None in self._numbers:
             return "its lines have no number of the step, so only its own clock says how long a step takes"
-        if self._line_s() < LEAST_LINE_S:
+        warm = int(self.job["warmup_steps"])
+        if sum(count > 1 for count in self._together[:warm]) > warm // 2:
             return "it prints several lines at once, which do not tell when their steps ended"
         if carriers := sorted(CARRIERS & names_of(os.getppid())):
             return f"its work may run outside of its own processes, which {carriers[0]} starts"
