@@ -50,7 +50,7 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.aa_noise import AaNoise, fewest_pairs, moments, read_aa_noise, settling, spread_of
+from autotune.stats.aa_noise import AaNoise, fewest_pairs, moments, read_aa_noise, settling, settling_seconds, spread_of
 from autotune.stats.estimates import (
     Estimate,
     Floats,
@@ -363,11 +363,14 @@ class Interleaved(Comparer):
             pairs += found
             groups.append(np.asarray([log_ratio(p) for p in found]))
         steps, groups = settling(groups, ages)
+        settle_s = settling_seconds(divided_blocks(pairs), context.sizes.settle_s)
+        spared_s = context.sizes.settle_s - context.sizes.settled_after(settle_s).settle_s
         noise = read_aa_noise(
             groups,
             settle_steps=steps,
+            settle_s=settle_s,
             start_s=context.first_report.start_s,
-            pair_s=pair_duration_s(pairs),
+            pair_s=pair_duration_s(pairs) - 2 * spared_s,
             least=LEAST_AA_PAIRS,
         )
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
@@ -428,7 +431,7 @@ class InterleavedBlocks:
         return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
 
     def _block(self, arm: Arm, steps: int) -> Timed:
-        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.spec.block_sizes
+        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.sizes
         begun = time.monotonic()
         try:
             with self.context.gpus.block(arm, settle_s=sizes.settle_s):
@@ -467,6 +470,13 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
         candidate_clock_s=candidate.clock_s,
         loss=loss,
     )
+
+
+def divided_blocks(pairs: Sequence[Pair]) -> list[tuple[Sequence[float], Sequence[float]]]:
+    """Returns the settling and the counted steps of both blocks of some pairs, in seconds."""
+    references = [(p.reference_settling_s or (), p.reference_s) for p in pairs]
+    candidates = [(p.candidate_settling_s or (), p.candidate_s) for p in pairs]
+    return [*references, *candidates]
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
@@ -592,7 +602,7 @@ class Isolated(Comparer):
 
     def _measure(self, worker: Worker, arm: Arm) -> tuple[Timed, LossTrace]:
         """The steps of one run."""
-        spec, meter = self.context.spec, self.context.meter
+        spec, meter, sizes = self.context.spec, self.context.meter, self.context.sizes
         steps = self._run_steps or spec.measure.run_steps
         if self._run_steps is None and (spec.workload.can_wait or self._beside is not None):
             steps = self._steps_of(worker)
@@ -605,7 +615,7 @@ class Isolated(Comparer):
         begun = time.monotonic()
         while len(times) < steps:
             count = min(block, steps - len(times))
-            with self.context.gpus.block(arm, settle_s=max(0.0, spec.block_sizes.steady_s - sum(times))):
+            with self.context.gpus.block(arm, settle_s=max(0.0, sizes.steady_s - sum(times))):
                 more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
@@ -617,15 +627,15 @@ class Isolated(Comparer):
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
         self.context.gpus.look()
-        return Timed(*spec.block_sizes.split_isolated(times), total, clock_s), trace
+        return Timed(*sizes.split_isolated(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
         spec, step_s = self.context.spec, typical_step_s(worker)
         if self._beside is not None and not spec.workload.can_wait:  # it may end: no longer than in its pairs
             return max(spec.measure.run_steps, self._beside * self.context.steps_for(worker))
         if self._beside is None:
-            return spec.block_sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
-        return spec.block_sizes.steps_beside_pairs(
+            return self.context.sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
+        return self.context.sizes.steps_beside_pairs(
             step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
         )
 

@@ -27,7 +27,7 @@ from autotune.measure.loss_gate import (
 )
 from autotune.measure.memory import MemoryShare, refuse_over_limit, refuse_slow_compile
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, TrialTask
-from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S
+from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S, BlockSizes
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -112,6 +112,12 @@ class MeasurementContext:
     def settle_steps(self) -> int:
         """First steps of each process that are not measured; 0 before the A/A run tells."""
         return self.assignment.aa_run.noise.settle_steps if self.assignment.aa_run is not None else 0
+
+    @property
+    def sizes(self) -> BlockSizes:
+        """Sizes of blocks and isolated runs, from what the A/A run showed of how soon the device settles."""
+        sizes, aa_run = self.spec.block_sizes, self.assignment.aa_run
+        return sizes.settled_after(aa_run.noise.settle_s) if aa_run is not None else sizes
 
     @property
     def first_report(self) -> WorkerReport:
@@ -305,7 +311,7 @@ class MeasurementContext:
     def steps_for(self, worker: Worker) -> int:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
         line_s = worker.report.line_s
-        steps = self.spec.block_sizes.steps(line_s or typical_step_s(worker))
+        steps = self.sizes.steps(line_s or typical_step_s(worker))
         return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:

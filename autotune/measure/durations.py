@@ -91,7 +91,8 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     step_s, aa_run = result.comparison.reference_step_s, result.noise
     start_s = aa_run.start_s + aa_run.settle_steps * step_s
-    return BlockCosts(spec.block_sizes, step_s, start_s, measured_pair_s=aa_run.pair_s)
+    sizes = spec.block_sizes.settled_after(aa_run.settle_s)
+    return BlockCosts(sizes, step_s, start_s, measured_pair_s=aa_run.pair_s)
 
 
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:

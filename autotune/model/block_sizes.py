@@ -11,7 +11,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.stats.aa_noise import STARTS
@@ -46,6 +46,13 @@ class BlockSizes:
     in_order: bool = False
     """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
     among them, and must be alone while it does."""
+
+    def settled_after(self, settle_s: float | None) -> BlockSizes:
+        """Returns the sizes where an A/A run has shown after how many seconds steps have settled; None: it has not."""
+        if settle_s is None or settle_s >= self.settle_s:
+            return self
+        share = settle_s / self.settle_s
+        return replace(self, settle_s=settle_s, steady_s=share * self.steady_s)
 
     @property
     def starts(self) -> float:

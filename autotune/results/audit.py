@@ -160,6 +160,8 @@ def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iter
 def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
     runs = [r for r in records if isinstance(r, ConfirmRun) and r.log_ratio is not None]
+    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    sizes = store.spec.block_sizes.settled_after(aa_run.noise.settle_s if aa_run is not None else None)
     for directory, count in Counter(r.directory for r in runs).items():
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
@@ -169,7 +171,7 @@ def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
             yield f"{name}: it has no raw pairs"
             continue
         yield from _differing(run, figures_of(pairs, run.work), source=f"{name}: its raw pairs give")
-        if any(not is_divided_as_told(p, store.spec.block_sizes, is_isolated=run.is_isolated) for p in pairs):
+        if any(not is_divided_as_told(p, sizes, is_isolated=run.is_isolated) for p in pairs):
             yield f"{name}: it leaves out other steps of its blocks than the study's platform and mode ask for"
 
 

@@ -11,6 +11,7 @@ References:
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -63,6 +64,8 @@ class AaNoise:
     """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known."""
     settle_steps: int = 0
     """First steps of each process that are not measured; see `settling`."""
+    settle_s: NotNegative | None = None
+    """First seconds of each later block that do not count; None: as planned. See `settling_seconds`."""
 
     @property
     def within_degrees(self) -> int:
@@ -128,6 +131,69 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     )
 
 
+SETTLED = 0.002
+"""Share by which the steps of a settled block are off at most, on average."""
+
+SETTLING_MARGIN = 1.5
+"""How many times as long as blocks took to settle they are not counted."""
+
+SETTLING_CUTS = 12
+"""Parts of the planned seconds between which a block may have settled."""
+
+
+def settling_seconds(blocks: Sequence[tuple[Sequence[float], Sequence[float]]], planned_s: float) -> float | None:
+    """Returns the seconds after which blocks have settled, with a margin; None where they do not show it.
+
+    A device that follows its power shows by its first steps after a pause how long it takes. Where these are like the
+    later ones nothing is known of it, for both arms of an A/A run draw the same power.
+
+    Args:
+        blocks: Seconds of the settling steps of each block, and of those that count.
+        planned_s: Seconds of a block that are not counted so far.
+    """
+    if planned_s <= 0.0 or len(blocks) < 2:
+        return None
+    divided = [_Settling.of(*block) for block in blocks]
+    cuts = np.linspace(0.0, planned_s, SETTLING_CUTS, endpoint=False)[1:].tolist()
+    if _off([block.share_off[block.begin_s < cuts[0]] for block in divided]).least <= SETTLED:
+        return None
+    settled_s = planned_s
+    for cut_s in reversed(cuts):
+        if _off([block.share_off[block.begin_s >= cut_s] for block in divided]).most > SETTLED:
+            break
+        settled_s = statistics.fmean(float(np.max(block.end_s[block.begin_s < cut_s])) for block in divided)
+    return min(planned_s, SETTLING_MARGIN * settled_s)
+
+
+class _Settling(NamedTuple):
+    """The settling steps of one block: when they begin and end, and by how much they are off those that count."""
+
+    begin_s: Floats
+    end_s: Floats
+    share_off: Floats
+
+    @classmethod
+    def of(cls, settling_s: Sequence[float], counted_s: Sequence[float]) -> _Settling:
+        end_s = np.cumsum(settling_s)
+        return cls(end_s - settling_s, end_s, np.log(settling_s) - np.mean(np.log(counted_s)))
+
+
+class _Off(NamedTuple):
+    """By how much steps are off on average, as a share of a step: the ends of its interval."""
+
+    least: float
+    most: float
+
+
+def _off(shares_of_blocks: Sequence[Floats]) -> _Off:
+    shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
+    if len(shares) < 2:
+        return _Off(0.0, math.inf if shares else 0.0)  # no step begins there
+    half = student_quantile(1.0 - LEVEL, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
+    size = abs(statistics.fmean(shares))
+    return _Off(size - half, size + half)
+
+
 def read_aa_noise(
     processes: Sequence[Sequence[float] | Floats],
     *,
@@ -135,6 +201,7 @@ def read_aa_noise(
     pair_s: float = 0.0,
     least: int = 8,
     settle_steps: int = 0,
+    settle_s: float | None = None,
 ) -> AaNoise:
     """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
 
@@ -168,6 +235,7 @@ def read_aa_noise(
         start_s=start_s,
         pair_s=pair_s,
         settle_steps=settle_steps,
+        settle_s=settle_s,
     )
 
 

@@ -55,6 +55,17 @@ def test_a_block_settles_for_seconds_and_counts_for_seconds(step_s: float) -> No
         assert sum(counted) >= sizes.block_s * 0.99
 
 
+@pytest.mark.parametrize(("shown_s", "settle_s", "steady_s"), [(None, 3.0, 10.0), (1.5, 1.5, 5.0), (9.0, 3.0, 10.0)])
+def test_an_a_a_run_may_shorten_what_settles_and_nothing_else(
+    shown_s: float | None, settle_s: float, steady_s: float
+) -> None:
+    planned = study("cuda").block_sizes
+    sizes = planned.settled_after(shown_s)
+    assert (sizes.settle_s, sizes.steady_s) == (settle_s, steady_s)
+    assert sizes.counted_steps(0.2) == planned.counted_steps(0.2)
+    assert study("cpu").block_sizes.settled_after(shown_s) == study("cpu").block_sizes
+
+
 @given(MANY, st.floats(0.0, 40.0), st.floats(0.0, 0.95))
 def test_steps_are_divided_by_their_times_alone_and_none_is_lost(times: list[float], settle_s: float, m: float) -> None:
     settling, counted = settle(times, settle_s, most=m)
