@@ -27,6 +27,17 @@ UNSHOWN = ("1 in 20 slower by 38 %", "1 in 10 slower by 9 %", "1 in 5 slower by 
 FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
 
 
+MACHINES = {
+    "an H100, start 14 s": "H100",
+    "a noisy A100, start 18 s": "noisy A100",
+    "eight GPUs, start 90 s": "8 GPUs, start 90 s",
+    "two CPU cores, start 5 s": "2 CPU cores",
+}
+"""Rows of a table of docs/budgets.md, and the machine that each is of."""
+
+NAMING = ("plain loop", "Optuna TPE", "autotune")
+
+
 class Claim(NamedTuple):
     """A sentence of a page, as a pattern in which each group is a figure, and those figures."""
 
@@ -60,6 +71,7 @@ def claims() -> list[Claim]:
         *_of_models(),
         *_of_search(),
         *_of_atlas(),
+        *_of_time(),
     ]
 
 
@@ -196,6 +208,33 @@ def _of_atlas() -> Iterator[Claim]:
         "docs/atlas.md",
         r"(\d+) of jaxlib ([\d.]+) and (\d+) of jaxlib ([\d.]+): dense FSDP, tensor",
         [count[first], first, count[later], later],
+    )
+
+
+def _of_time() -> Iterator[Claim]:
+    rows = {(row["machine"], row["way"]): row for row in read("time_to_result.json")}
+    figure = r"([\d.]+)"
+    for words, machine in MACHINES.items():
+        row, screened = rows[machine, "autotune"], rows[machine, "autotune, screened"]
+        cells = [f"{row['sets_per_hour']:.0f}", f"{screened['answered_per_hour']:.0f}", str(row["found"])]
+        cells += [str(r[key]) for key in ("proven", "end") for r in (row, screened)]
+        yield Claim(
+            "docs/budgets.md",
+            rf"\| {words} \| {figure} \({figure}\) \| {figure} .*?\| {figure} \({figure}\) \| {figure} \({figure}\) \|",
+            cells,
+        )
+    for words, way in (("autotune", "autotune"), ("a loop, .*?", "plain loop"), ("Optuna's TPE", "Optuna TPE")):
+        row = rows["H100", way]
+        cells = [f"{row['sets_per_hour']:.0f}", str(row["found"]), str(row["end"]), str(row["null_winners"])]
+        yield Claim(
+            "README.md", rf"\| {words} \| {figure} \| {figure} min \| [a-z; ]*{figure} min \| {figure} \|", cells
+        )
+    named = [str(rows[m, way]["null_winners"]) for m in ("noisy A100", "2 CPU cores") for way in NAMING]
+    yield Claim(
+        "README.md",
+        rf"winner in {figure} of 60 studies without a gain, TPE in {figure}, autotune in {figure}; on two CPU cores in "
+        rf"{figure}, {figure} and {figure}\.",
+        named,
     )
 
 
