@@ -43,7 +43,7 @@ def ab(
     look_limit: tune.LookLimit = "10m",
     as_json: options.Json = False,
 ) -> None:
-    """Says whether a change to a program is real: is B slower or faster than A, and does it train the same?
+    """Says whether a change to a program is real. Is B slower or faster than A, and does it train the same?
 
     Both run in turns until the difference is proven or ruled out; the same command again goes on. Exits with 0 if B is
     no slower than --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not settled.

@@ -34,7 +34,7 @@ def compare_builds(
     look_limit: tune.LookLimit = "10m",
     as_json: options.Json = False,
 ) -> None:
-    """Says whether a program is slower under a new jaxlib; exits with 1 if it is, with 2 if it could not be compared.
+    """Says whether a program is slower under a new jaxlib. Exits with 1 if it is, with 2 if it could not be compared.
 
     Both interpreters run it in fresh processes, one after the other, until the difference is proven or ruled out. The
     XLA flags and variables of this call are given to each in the names that it knows. The same command again goes on.

@@ -38,7 +38,7 @@ def submit(
     storage: options.Storage = None,
     tracker: options.Tracker = None,
 ) -> None:
-    """Runs a study as a SLURM job: a lane on each node, or on each group of `device.node_count` nodes."""
+    """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count` nodes."""
     from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script, submit_script
     from autotune.machine.environment import driver_python
     from autotune.model.spec import load_study

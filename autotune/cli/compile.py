@@ -32,7 +32,7 @@ def screen(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which settings change this program on that cluster, which are no-ops, and what does not fit."""
+    """Says which settings change a program, without a GPU. Names those that do nothing there, and what does not fit."""
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.model.errors import STOPPED
@@ -68,7 +68,7 @@ def predict(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predicts step times from compiled programs, without a GPU, and says what each set changes in the program.
+    """Predicts step times of compiled programs. Needs no GPU, and says what each set changes in the program.
 
     A prediction is never a measurement.
     """

@@ -13,7 +13,7 @@ from autotune.cli.printing import note, plain, print_exact, print_json, print_ta
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
-atlas_app = typer.Typer(help="What each setting does to each kind of model, compiled beforehand.", no_args_is_help=True)
+atlas_app = typer.Typer(help="What each setting does to each kind of model.", no_args_is_help=True)
 
 MOST_PLACES = 3
 """Limit of cells that are named; of more, only their number is shown."""
@@ -168,7 +168,7 @@ def show_in_atlas(
 
 
 def symptoms(as_json: options.Json = False) -> None:
-    """Lists symptoms, with the groups of settings to search for each."""
+    """Lists symptoms, and which settings to search for each."""
     from autotune.settings.catalog import load_symptoms
 
     found = tuple(load_symptoms().values())
@@ -182,7 +182,7 @@ def symptoms(as_json: options.Json = False) -> None:
 
 
 def space(study: options.Study, python: options.Python = None, as_json: options.Json = False) -> None:
-    """Prints what a run of a study searches, its size, and the reason for every setting left out."""
+    """Prints what a study searches. Tells the size, and the reason for every setting left out."""
     from autotune.model.spec import load_study
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
@@ -205,7 +205,7 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
-    """Shows what this machine has, which settings are in force, and what is missing for which feature."""
+    """Shows what this machine has and what is missing. Tells which settings are in force, and what each feature lacks."""
     from autotune.machine.environment import caller_environment, driver_python
     from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis

@@ -40,7 +40,7 @@ def read(
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows line by line which steps would be read, of a command that is run now or of a saved log.
+    """Shows line by line which steps would be read. Runs a command now, or reads a saved log.
 
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """

@@ -41,7 +41,7 @@ def report(
         bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
     ] = False,
 ) -> None:
-    """Makes one page of a study that loads nothing: verdict, intervals, raw steps, failures, provenance.
+    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures, provenance.
 
     Of several runs, or a folder of runs, it makes a list: one row each, by GPU, workload and date.
     """
@@ -105,7 +105,7 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Compares studies as Markdown: winners, settings that agree, no-ops; refuses what is not comparable."""
+    """Compares studies as Markdown. Shows winners, settings that agree and no-ops; refuses what is not comparable."""
     from autotune.results.comparison import compare_stores
     from autotune.rundir.store import Store
 
@@ -138,7 +138,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Writes the proven winner as a file, with its evidence in comments."""
+    """Writes the proven winner as a file. Its evidence stands in comments."""
     from autotune.results.export import exporter_named, how_to_use
     from autotune.results.winner import require_loss, winner_of, with_rechecks
     from autotune.rundir.store import Store
@@ -157,7 +157,7 @@ def verify(
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine is as it was when a winner was proven; exits with 1 if not.
+    """Checks that this machine still is what a winner needs. Exits with 1 if it is another than when that was proven.
 
     Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
     """
@@ -190,7 +190,7 @@ def exec_(
     run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Runs a command under the winner, merged with your XLA_FLAGS: autotune exec FILE -- python train.py.
+    """Runs a command under a winner and your XLA_FLAGS. For instance: autotune exec FILE -- python train.py.
 
     Once the program has loaded XLA, a line on standard error says whether the settings arrived in it.
 
@@ -297,7 +297,7 @@ def best(
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
-    """Gives the best known winner for a GPU, count, jaxlib and workload, or the nearest one, labelled untested."""
+    """Gives the best known winner for a GPU and a workload. Where there is none: the nearest one, labelled untested."""
     from autotune.results.library import best_known, format_match, library_entries
 
     match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
@@ -320,7 +320,7 @@ def recheck(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Proves a winner against the default again, after an upgrade; exits with 1 if it is not faster any more.
+    """Proves a winner again, after an upgrade. Exits with 1 if it is not faster than the default any more.
 
     With several studies it is proven on the workload of each: autotune export RUN --recheck RUN2 writes their ratios.
     """

@@ -22,7 +22,7 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows how far studies are; of a running one its stage, since when, and the time left of its budget."""
+    """Shows how far studies are. Of a running one: its stage, since when, and the time left of its budget."""
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, study_status
@@ -68,7 +68,7 @@ def show(
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows a study's results, or all that is known of one trial, and how to run it by hand."""
+    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, and how to run it by hand."""
     from autotune.results.audit import doubts
     from autotune.results.format import format_begin
     from autotune.rundir.damage import damages

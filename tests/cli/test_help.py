@@ -47,6 +47,13 @@ def test_every_command_is_in_one_group_and_listed_there() -> None:
         assert re.search(rf"^  {name} ", text, re.MULTILINE), name
 
 
+def test_the_list_of_commands_is_whole_at_80_columns_and_begins_with_the_ten_needed_first() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+    assert max(map(len, text.splitlines())) <= 80
+    assert not re.search(r"\.\.\.$", text, re.MULTILINE)
+    assert len(next(iter(GROUPS.values()))) == 10
+
+
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_every_help_ends_with_an_example_that_the_command_itself_would_take(name: str) -> None:
     text = shown(*name.split())
