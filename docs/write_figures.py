@@ -218,6 +218,10 @@ def _of_time() -> Iterator[Claim]:
         row, screened = rows[machine, "autotune"], rows[machine, "autotune, screened"]
         cells = [f"{row['sets_per_hour']:.0f}", f"{screened['answered_per_hour']:.0f}", str(row["found"])]
         cells += [str(r[key]) for key in ("proven", "end") for r in (row, screened)]
+        winners = rows[machine, "autotune, 15 min"]["winners"]
+        if winners:
+            pattern = rf"\| {words} [^\n]*a winner in {figure} of 20"
+            yield Claim("docs/budgets.md", pattern, [str(winners)])
         yield Claim(
             "docs/budgets.md",
             rf"\| {words} \| {figure} \({figure}\) \| {figure} .*?\| {figure} \({figure}\) \| {figure} \({figure}\) \|",

@@ -183,13 +183,17 @@ class VirtualLauncher(Launcher):
 
 
 class VirtualWorker(Worker):
-    """A simulated worker whose steps take their time."""
+    """A simulated worker whose steps take their time.
+
+    Attributes:
+        times: What they take beside what the machine draws.
+    """
 
     def __init__(self, worker: SimulatedWorker, clock: VirtualClock, times: Times) -> None:
         self._worker = worker
         self.report = worker.report
         self._clock = clock
-        self._times = times
+        self.times = times
         self.last_memory = worker.last_memory
 
     def run_block(self, steps: int) -> tuple[float, ...]:
@@ -197,7 +201,7 @@ class VirtualWorker(Worker):
         process = self._worker.process
         has_paused = process.machine.last is not process
         times = list(self._worker.run_block(steps))
-        if has_paused and self._times.fast_share:
+        if has_paused and self.times.fast_share:
             self._hasten(times, process)
         self._clock.take(sum(times))
         self.last_loss = self._worker.last_loss
@@ -205,11 +209,11 @@ class VirtualWorker(Worker):
         return tuple(times)
 
     def _hasten(self, times: list[float], process: Process) -> None:
-        left_s = float(process.machine.rng.normal(self._times.fast_s, self._times.fast_sd_s))
+        left_s = float(process.machine.rng.normal(self.times.fast_s, self.times.fast_sd_s))
         for index, step_s in enumerate(times):
             if left_s <= 0.0:
                 return
-            times[index] -= step_s * self._times.fast_share * min(1.0, left_s / step_s)
+            times[index] -= step_s * self.times.fast_share * min(1.0, left_s / step_s)
             left_s -= step_s
 
     def close(self) -> None:

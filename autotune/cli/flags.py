@@ -205,7 +205,7 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
-    """Shows what this machine has and what is missing. Tells which settings are in force, and what each feature lacks."""
+    """Shows what this machine has and what is missing. Tells which settings are in force, and what a feature lacks."""
     from autotune.machine.environment import caller_environment, driver_python
     from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis

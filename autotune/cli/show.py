@@ -68,7 +68,7 @@ def show(
     trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, and how to run it by hand."""
+    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, how to run it by hand."""
     from autotune.results.audit import doubts
     from autotune.results.format import format_begin
     from autotune.rundir.damage import damages

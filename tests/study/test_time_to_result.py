@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
+from autotune.model.flags import FlagSet
+from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.workers.base import Progress, Worker
 from harness.simulated import MemoryStore
-from harness.virtual_time import VirtualClock, VirtualPool, virtual_study
+from harness.virtual_time import VirtualClock, VirtualLauncher, VirtualPool, VirtualWorker, virtual_study
 
 BENCHMARK: Any = importlib.import_module("benchmarks.time_to_result")
 MACHINES, WAYS = BENCHMARK.MACHINES, BENCHMARK.WAYS
@@ -51,6 +53,29 @@ def test_a_device_that_shows_how_soon_it_settles_is_waited_for_no_longer() -> No
     for trial in store.of(TrialResult):
         assert trial.comparison is not None
         assert trial.duration_s == pytest.approx(start_s + trial.comparison.pair_count * pair_s, rel=0.1)
+
+
+class Boosted(VirtualLauncher):
+    """Any candidate is 5 % faster for 2.5 s after each pause, and no faster after that."""
+
+    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
+        worker = super().start(settings, folder, progress=progress)
+        if "true" in settings.values() and isinstance(worker, VirtualWorker):
+            worker.times = replace(worker.times, fast_share=0.05, fast_s=2.5, fast_sd_s=0.0)
+        return worker
+
+
+def test_a_candidate_that_is_fast_while_the_default_has_settled_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.virtual_time.VirtualLauncher", Boosted)
+    machine = MACHINES["H100"]
+    effects = {f"xla_switch_{number:02d}=true": 1.0 for number in range(3)}
+    spec = BENCHMARK.study_of(machine, effects, 1, trials=4)
+    store = virtual_study(spec, BENCHMARK.space_of(effects), machine.times)
+    (aa_run,) = store.of(AaRecord)
+    assert aa_run.noise.settle_s is not None
+    assert aa_run.noise.settle_s < 2.5
+    assert any(run.is_isolated for run in store.of(ConfirmRun)), "interleaved pairs alone are fooled"
+    assert store.of(ConclusionRecord)[-1].outcome is not Outcome.WINNER
 
 
 def test_what_is_started_at_once_is_ready_at_once_and_the_same_twice() -> None:
