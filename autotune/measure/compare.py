@@ -18,7 +18,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -36,6 +36,7 @@ from autotune.measure.durations import (
 )
 from autotune.measure.loss_gate import LossTrace, refuse_not_finite
 from autotune.measure.pausing import LONG_BLOCKS, refuse_dishonest, refuse_long_pause, why_not_paused
+from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
@@ -50,7 +51,16 @@ from autotune.model.measurement import (
     block_step_s,
     log_ratio,
 )
-from autotune.stats.aa_noise import AaNoise, fewest_pairs, moments, read_aa_noise, settling, settling_seconds, spread_of
+from autotune.stats.aa_noise import (
+    AaNoise,
+    fewest_pairs,
+    moments,
+    read_aa_noise,
+    settling,
+    settling_seconds,
+    share_to_count,
+    spread_of,
+)
 from autotune.stats.estimates import (
     Estimate,
     Floats,
@@ -363,16 +373,15 @@ class Interleaved(Comparer):
             pairs += found
             groups.append(np.asarray([log_ratio(p) for p in found]))
         steps, groups = settling(groups, ages)
-        settle_s = settling_seconds(divided_blocks(pairs), context.sizes.settle_s)
-        spared_s = context.sizes.settle_s - context.sizes.settled_after(settle_s).settle_s
         noise = read_aa_noise(
             groups,
             settle_steps=steps,
-            settle_s=settle_s,
             start_s=context.first_report.start_s,
-            pair_s=pair_duration_s(pairs) - 2 * spared_s,
+            pair_s=pair_duration_s(pairs),
             least=LEAST_AA_PAIRS,
         )
+        if context.sizes.settle_s:
+            noise = shortened(noise, pairs, context.sizes, has_own_blocks=spec.measure.block_s != "auto")
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
         return AaRun(
             reference=reference.report,
@@ -472,11 +481,22 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
     )
 
 
-def divided_blocks(pairs: Sequence[Pair]) -> list[tuple[Sequence[float], Sequence[float]]]:
-    """Returns the settling and the counted steps of both blocks of some pairs, in seconds."""
-    references = [(p.reference_settling_s or (), p.reference_s) for p in pairs]
-    candidates = [(p.candidate_settling_s or (), p.candidate_s) for p in pairs]
-    return [*references, *candidates]
+def shortened(noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has_own_blocks: bool) -> AaNoise:
+    """Returns the noise of an A/A run with what it says of the lengths of later blocks.
+
+    Args:
+        planned: Sizes of the blocks in `pairs`.
+        has_own_blocks: Whether the study says how long a block counts.
+    """
+    blocks = [pair.block(arm) for pair in pairs for arm in Arm]
+    settle_s = settling_seconds(blocks, planned.settle_s)
+    settled = planned.learned(replace(noise, settle_s=settle_s))
+    counted_s = statistics.median(sum(counted) for _, counted in blocks)
+    share = 1.0
+    if not has_own_blocks:
+        share = share_to_count(noise, counted_s=counted_s, settle_s=settled.settle_s)
+    spared_s = planned.settle_s - settled.settle_s + (1.0 - share) * counted_s
+    return replace(noise, settle_s=settle_s, counted_share=share, pair_s=noise.pair_s - 2.0 * spared_s)
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:

@@ -115,9 +115,9 @@ class MeasurementContext:
 
     @property
     def sizes(self) -> BlockSizes:
-        """Sizes of blocks and isolated runs, from what the A/A run showed of how soon the device settles."""
-        sizes, aa_run = self.spec.block_sizes, self.assignment.aa_run
-        return sizes.settled_after(aa_run.noise.settle_s) if aa_run is not None else sizes
+        """Sizes of blocks and isolated runs, by what the A/A run showed."""
+        aa_run = self.assignment.aa_run
+        return self.spec.block_sizes.learned(aa_run.noise if aa_run is not None else None)
 
     @property
     def first_report(self) -> WorkerReport:

@@ -91,8 +91,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
     step_s, aa_run = result.comparison.reference_step_s, result.noise
     start_s = aa_run.start_s + aa_run.settle_steps * step_s
-    sizes = spec.block_sizes.settled_after(aa_run.settle_s)
-    return BlockCosts(sizes, step_s, start_s, measured_pair_s=aa_run.pair_s)
+    return BlockCosts(spec.block_sizes.learned(aa_run), step_s, start_s, measured_pair_s=aa_run.pair_s)
 
 
 def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
@@ -164,7 +163,7 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED
     pairs = proof_size(noise, starts=spec.block_sizes.starts) if is_interleaved else 1
-    pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.within_sd / math.sqrt(pairs))
+    pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.later_sd / math.sqrt(pairs))
     smallest = smallest_gain(
         pair_sd,
         most=confirm.processes,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.stats.aa_noise import STARTS
+from autotune.stats.aa_noise import STARTS, AaNoise
 
 LONGEST_BLOCK_STEPS = 10_000
 
@@ -47,12 +47,16 @@ class BlockSizes:
     """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
     among them, and must be alone while it does."""
 
-    def settled_after(self, settle_s: float | None) -> BlockSizes:
-        """Returns the sizes where an A/A run has shown after how many seconds steps have settled; None: it has not."""
-        if settle_s is None or settle_s >= self.settle_s:
+    def learned(self, noise: AaNoise | None) -> BlockSizes:
+        """Returns the sizes of blocks after an A/A run; None: before it.
+
+        Blocks leave out what it showed that they take to settle, and count no longer than its noise asks for.
+        """
+        if noise is None:
             return self
-        share = settle_s / self.settle_s
-        return replace(self, settle_s=settle_s, steady_s=share * self.steady_s)
+        settle_s = self.settle_s if noise.settle_s is None else min(self.settle_s, noise.settle_s)
+        steady_s = self.steady_s * settle_s / self.settle_s if self.settle_s else self.steady_s
+        return replace(self, settle_s=settle_s, steady_s=steady_s, block_s=noise.counted_share * self.block_s)
 
     @property
     def starts(self) -> float:

@@ -300,9 +300,14 @@ class Pair(Record):
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:
         """Seconds of all steps of an arm's block, settling ones first."""
+        settling_s, counted_s = self.block(arm)
+        return (*settling_s, *counted_s)
+
+    def block(self, arm: Arm) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Seconds of the settling steps of an arm's block, and of those that count."""
         if arm is Arm.REFERENCE:
-            return (*(self.reference_settling_s or ()), *self.reference_s)
-        return (*(self.candidate_settling_s or ()), *self.candidate_s)
+            return self.reference_settling_s or (), self.reference_s
+        return self.candidate_settling_s or (), self.candidate_s
 
     @property
     def lasted_s(self) -> float:

@@ -161,7 +161,7 @@ def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
     runs = [r for r in records if isinstance(r, ConfirmRun) and r.log_ratio is not None]
     aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
-    sizes = store.spec.block_sizes.settled_after(aa_run.noise.settle_s if aa_run is not None else None)
+    sizes = store.spec.block_sizes.learned(aa_run.noise if aa_run is not None else None)
     for directory, count in Counter(r.directory for r in runs).items():
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"

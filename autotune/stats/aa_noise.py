@@ -66,6 +66,13 @@ class AaNoise:
     """First steps of each process that are not measured; see `settling`."""
     settle_s: NotNegative | None = None
     """First seconds of each later block that do not count; None: as planned. See `settling_seconds`."""
+    counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Seconds that count of each later block, over those of the A/A run; see `share_to_count`."""
+
+    @property
+    def later_sd(self) -> float:
+        """`within_sd` of later, shorter blocks: at most this, for noise that steps have in common grows no more."""
+        return self.within_sd / math.sqrt(self.counted_share)
 
     @property
     def within_degrees(self) -> int:
@@ -201,7 +208,6 @@ def read_aa_noise(
     pair_s: float = 0.0,
     least: int = 8,
     settle_steps: int = 0,
-    settle_s: float | None = None,
 ) -> AaNoise:
     """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
 
@@ -235,7 +241,6 @@ def read_aa_noise(
         start_s=start_s,
         pair_s=pair_s,
         settle_steps=settle_steps,
-        settle_s=settle_s,
     )
 
 
@@ -310,18 +315,43 @@ def trial_plan(noise: AaNoise | None, *, most: int, starts: float = 1.0) -> Sequ
     return SequentialPlan(
         cap=min(most, _best_size(noise, starts, least=first)),
         first=first,
-        pair_sd=noise.within_sd,
+        pair_sd=noise.later_sd,
         degrees=noise.within_degrees,
     )
 
 
+LEAST_SHARE = 0.25
+
+
+def share_to_count(noise: AaNoise, *, counted_s: float, settle_s: float) -> float:
+    """Returns the share of the counted seconds of a block that tells most in the time of a trial with one pair of them.
+
+    Where processes differ by more than blocks do, longer ones tell nothing: with `u` counted seconds a trial has the
+    variance 2 p^2 + w^2 counted / u and costs start + 2 settle + 2 u seconds.
+
+    Args:
+        counted_s: Of a block of the A/A run.
+        settle_s: Of later blocks.
+    """
+    process_sd = _process_sd_at_least(noise)
+    if not process_sd:
+        return 1.0
+    other_s = noise.start_s + 2.0 * settle_s
+    best_s = noise.within_sd / (2.0 * process_sd) * math.sqrt(counted_s * other_s)
+    return min(1.0, max(LEAST_SHARE, best_s / counted_s))
+
+
+def _process_sd_at_least(noise: AaNoise) -> float:
+    """Returns what processes may differ by though they seem equal: what the A/A run could see."""
+    seen = math.sqrt(_noise_of_centres(noise.within_sd, noise.estimate.pair_count, noise.degrees))
+    return max(noise.process_sd, seen)
+
+
 def _best_size(noise: AaNoise, starts: float, *, least: int) -> int:
     start_s = starts * noise.start_s
-    # Processes that differ by less than the A/A run could see are not equal: taken for equal, they get the most pairs.
-    seen = math.sqrt(_noise_of_centres(noise.within_sd, noise.estimate.pair_count, noise.degrees))
-    process_sd = max(noise.process_sd, seen)
+    process_sd = _process_sd_at_least(noise)  # taken for equal, they would get the most pairs
     least = max(least, moments(start_s, noise.pair_s))
-    return pairs_in_process(noise.within_sd, process_sd, start_s, noise.pair_s, least=least)
+    return pairs_in_process(noise.later_sd, process_sd, start_s, noise.pair_s, least=least)
 
 
 def fewest_pairs(count: int, pair_s: float) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from autotune.model.block_sizes import BlockCosts, BlockSizes, settle
 from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair, is_divided_as_told
 from autotune.model.spec import StudySpec, parse_study
+from autotune.stats.aa_noise import AaNoise, read_aa_noise
 
 MANY = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=60)
 
@@ -55,15 +57,20 @@ def test_a_block_settles_for_seconds_and_counts_for_seconds(step_s: float) -> No
         assert sum(counted) >= sizes.block_s * 0.99
 
 
+def aa_noise(settle_s: float | None) -> AaNoise:
+    return replace(read_aa_noise([[0.001, -0.001] * 4] * 3), settle_s=settle_s)
+
+
 @pytest.mark.parametrize(("shown_s", "settle_s", "steady_s"), [(None, 3.0, 10.0), (1.5, 1.5, 5.0), (9.0, 3.0, 10.0)])
 def test_an_a_a_run_may_shorten_what_settles_and_nothing_else(
     shown_s: float | None, settle_s: float, steady_s: float
 ) -> None:
     planned = study("cuda").block_sizes
-    sizes = planned.settled_after(shown_s)
+    sizes = planned.learned(aa_noise(shown_s))
     assert (sizes.settle_s, sizes.steady_s) == (settle_s, steady_s)
     assert sizes.counted_steps(0.2) == planned.counted_steps(0.2)
-    assert study("cpu").block_sizes.settled_after(shown_s) == study("cpu").block_sizes
+    assert planned.learned(None) == planned
+    assert study("cpu").block_sizes.learned(aa_noise(shown_s)) == study("cpu").block_sizes
 
 
 @given(MANY, st.floats(0.0, 40.0), st.floats(0.0, 0.95))

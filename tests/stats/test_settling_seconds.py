@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from autotune.stats.aa_noise import settling_seconds
+from autotune.stats.aa_noise import read_aa_noise, settling_seconds, share_to_count
 
 PLANNED_S, COUNTED_S = 3.0, 2.0
 
@@ -53,3 +55,22 @@ def test_what_blocks_do_not_show_is_as_planned(shown: dict[str, float]) -> None:
 def test_blocks_without_settling_steps_say_nothing() -> None:
     assert settling_seconds([([], [0.1] * 5)] * 6, PLANNED_S) is None
     assert settling_seconds([([], [0.1] * 5)] * 6, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("within_sd", "process_sd", "share"),
+    [
+        pytest.param(0.0003, 0.002, 0.25, id="processes differ most"),
+        pytest.param(0.002, 0.002, 1.0, id="blocks differ as much"),
+        pytest.param(0.02, 0.002, 1.0, id="blocks differ most"),
+        pytest.param(0.0, 0.0, 1.0, id="nothing differs"),
+    ],
+)
+def test_blocks_count_shorter_only_where_longer_ones_tell_nothing(
+    within_sd: float, process_sd: float, share: float
+) -> None:
+    noise = read_aa_noise([[within_sd, -within_sd] * 4] * 3, start_s=10.0)
+    noise = replace(noise, within_sd=within_sd, process_sd=process_sd)
+    found = share_to_count(noise, counted_s=2.0, settle_s=1.0)
+    assert found == pytest.approx(share, abs=0.05)
+    assert replace(noise, counted_share=found).later_sd == pytest.approx(within_sd / np.sqrt(found))
