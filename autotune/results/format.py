@@ -122,9 +122,8 @@ def format_aa_run(result: AaRecord) -> list[str]:
             f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
         )
     if noise.settle_s is not None:
-        lines.append(
-            f"a block settles within {format_seconds(noise.settle_s)}; later ones count {noise.counted_share:.0%} as long"
-        )
+        share = f"{noise.counted_share:.0%}"
+        lines.append(f"a block settles within {format_seconds(noise.settle_s)}; later ones count {share} as long")
     if (energy := result.comparison.energy) is not None:
         lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
     if result.power is not None:
