@@ -42,18 +42,20 @@ def screen(
     from autotune.settings.space import build_space
 
     limit_s = None if time_limit is None else options.seconds_of(time_limit, "--time-limit")
-    with _open_screen(study, target, topology) as (spec, opened), _stoppable(opened, limit_s) as stopped:
-        known = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), opened.target_name)
-        machines = gpu.scopes(opened.job.topology) if (gpu := opened.job.target) is not None else None
-        build_space(spec, known, None, machines=machines)  # refuses wrong values before anything is lowered
-        space = build_space(spec, known, opened.reference(), machines=machines)
-        found = opened.run(domains(space), named_sets(spec, known, every=recipes), chains=chains(space), progress=note)
+    with _open_screen(study, target, topology) as (spec, screener), _stoppable(screener, limit_s) as stopped:
+        settings = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), screener.target_name)
+        machines = gpu.scopes(screener.job.topology) if (gpu := screener.job.target) is not None else None
+        build_space(spec, settings, None, machines=machines)  # refuses wrong values before anything is lowered
+        space = build_space(spec, settings, screener.reference(), machines=machines)
+        report = screener.run(
+            domains(space), named_sets(spec, settings, every=recipes), chains=chains(space), progress=note
+        )
     from autotune.results.screen_words import screen_lines
 
     if as_json:
-        print_json(found)
+        print_json(report)
     else:
-        print("\n".join(screen_lines(found)))
+        print("\n".join(screen_lines(report)))
     if stopped.is_set():
         note("stopped before the end: run the same command again, what is compiled is kept")
         raise typer.Exit(STOPPED)
@@ -70,19 +72,19 @@ def predict(
 ) -> None:
     """Predicts step times of compiled programs. Needs no GPU, and says what each set changes in the program.
 
-    A prediction is never a measurement.
+    A prediction is never a measurement. Sets of options have a step time too; what a flag gains is not predicted.
     """
-    from autotune.compiler.predict import predict_set
+    from autotune.compiler.predict import predict_set, published
     from autotune.model.flags import parse_set
     from autotune.results.screen_words import predicted_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
-    with _open_screen(study, target, topology) as (_, opened):
-        rows = [predict_set(opened, candidate) for candidate in candidates]
+    with _open_screen(study, target, topology) as (_, screener):
+        rows = [predict_set(screener, candidate) for candidate in candidates]
     if as_json:
         print_json(rows)
     else:
-        print("\n".join(predicted_lines(rows)))
+        print("\n".join(predicted_lines(rows, published()["words"])))
 
 
 @targets_app.command("list")
@@ -91,11 +93,12 @@ def list_targets(as_json: options.Json = False) -> None:
     from autotune.compiler.targets import load_target, target_names
     from autotune.model.units import format_bytes, format_count
 
-    found, lines = [load_target(name) for name in target_names()], []
+    targets = [load_target(name) for name in target_names()]
+    lines = []
     if as_json:
-        print_json([plain(t) for t in found])
+        print_json([plain(t) for t in targets])
         return
-    for t in found:
+    for t in targets:
         links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
         rate, bandwidth = (format_count(x) for x in (t.flops_per_s["bf16"], t.memory_bytes_per_s))
         lines.append((t.name, t.title, format_bytes(t.memory_bytes), f"{bandwidth}B/s", f"{rate}FLOP/s", links))
@@ -120,8 +123,8 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         cache_dir=default_cache_dir(caller_environment()) / "screen",
         progress=note,
         processors=lambda: len(os.sched_getaffinity(0)),
-    ) as opened:
-        yield opened
+    ) as screener:
+        yield screener
 
 
 @contextlib.contextmanager

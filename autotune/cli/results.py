@@ -34,7 +34,7 @@ def report(
         typer.Argument(metavar="[RUN...]", help="Run directories, or a folder of them; default: all in runs/."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="Where to write the page; default: RUN/report.html, of several runs index.html.")
+        Path | None, typer.Option(help="Where to write the page; default: RUN.html, of several runs index.html.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
     watch: Annotated[
@@ -48,49 +48,49 @@ def report(
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
 
-    asked = runs or [options.RUNS]
-    if len(asked) > 1 or runs_in(asked[0]):
+    paths = runs or [options.RUNS]
+    if len(paths) > 1 or runs_in(paths[0]):
         if watch:
             raise AutotuneError("--watch follows one run, but several were given: name one run directory")
-        _report_all(asked, html, markdown=markdown)
+        _report_all(paths, html, markdown=markdown)
     else:
-        _report_one(asked[0], html, markdown=markdown, watch=watch)
+        _report_one(paths[0], html, markdown=markdown, watch=watch)
 
 
 def _report_one(run: Path, html: Path | None, *, markdown: bool, watch: bool) -> None:
-    from autotune.results.report import render_html, render_markdown
+    from autotune.results.report import page_of, render_html, render_markdown
     from autotune.rundir.files import write_atomically
     from autotune.rundir.lock import is_held
     from autotune.rundir.store import Store
 
-    store, page = Store.open(run), html or run / "report.html"
     if markdown:
-        sys.stdout.write(render_markdown(store))
+        sys.stdout.write(render_markdown(Store.open(run)))
         return
+    page = html or page_of(run)
     with contextlib.suppress(KeyboardInterrupt):
         if watch and is_held(run):
-            print(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study", file=sys.stderr)
+            note(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study")
         while watch and is_held(run):
             write_atomically(page, render_html(Store.open(run), reload_s=WATCH_S))
             time.sleep(WATCH_S)
     write_text(render_html(Store.open(run)), page, hint="open it in a browser")
 
 
-def _report_all(asked: list[Path], html: Path | None, *, markdown: bool) -> None:
+def _report_all(paths: list[Path], html: Path | None, *, markdown: bool) -> None:
     """Writes the list of several runs, and the page of each that can be read."""
     from autotune.model.errors import AutotuneError
-    from autotune.results.report import render_html, render_overview
+    from autotune.results.report import page_of, render_html, render_overview
     from autotune.rundir.files import write_atomically
     from autotune.rundir.store import Store, runs_in
 
-    runs = list(dict.fromkeys(run for path in asked for run in runs_in(path) or [path]))
+    runs = list(dict.fromkeys(run for path in paths for run in runs_in(path) or [path]))
     page = html or runs[0].parent / "index.html"
     if markdown:
         sys.stdout.write(render_overview(runs, page=page, is_markdown=True))
         return
     for run in runs:
         with contextlib.suppress(AutotuneError):  # its row says why
-            write_atomically(run / "report.html", render_html(Store.open(run)))
+            write_atomically(page_of(run), render_html(Store.open(run)))
     write_text(render_overview(runs, page=page), page, hint="open it in a browser")
 
 
@@ -143,7 +143,8 @@ def export(
     from autotune.results.winner import require_loss, winner_of, with_rechecks
     from autotune.rundir.store import Store
 
-    exporter, winner = exporter_named(form), winner_of(Store.open(run_path), even_unjudged=force)
+    exporter = exporter_named(form)
+    winner = winner_of(Store.open(run_path), even_unjudged=force)
     if needs_loss:
         require_loss(winner)
     winner = with_rechecks(winner, [Store.open(path) for path in recheck or ()])
@@ -166,18 +167,18 @@ def verify(
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
-    found = verify_winner(winner, file, check_records(winner, file, run=run), study=study)
+    verification = verify_winner(winner, file, check_records(winner, file, run=run), study=study)
     if as_json:
-        print_json(plain(found, status=found.status))
+        print_json(plain(verification, status=verification.status))
     else:
-        print_lines(f"differs  {difference}" for difference in found.differences)
-        print_lines(f"note     {text}" for text in (found.unchecked, *found.notes) if text)
-        if found.status == "holds":
+        print_lines(f"differs  {difference}" for difference in verification.differences)
+        print_lines(f"note     {text}" for text in (verification.unchecked, *verification.notes) if text)
+        if verification.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
-        elif found.status == "unchecked":
+        elif verification.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if found.status != "holds":
-        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[found.status])
+    if verification.status != "holds":
+        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[verification.status])
 
 
 def exec_(
@@ -212,19 +213,19 @@ def exec_(
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    found = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
-    if found and not force:
+    differences = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
+    if differences and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
-            + "\n".join(f"  - {line}" for line in found)
+            + "\n".join(f"  - {line}" for line in differences)
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
-    for line in (*(f"not proven here, forced: {d}" for d in found), *(f"gives {x}" for x in lines)):
+    for line in (*(f"not proven here, forced: {d}" for d in differences), *(f"gives {x}" for x in lines)):
         note(line)
-    given = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
-    call_off = watch_arrival(given, command, Path.cwd()) if given else lambda: None
+    variables = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
+    call_off = watch_arrival(variables, command, Path.cwd()) if variables else lambda: None
     try:
         os.execvpe(command[0], command, merged)
     except OSError as why:
@@ -258,13 +259,13 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     from autotune.results.verify import check_records
 
     winner = read_winner(file)
-    if (found := check_records(winner, file, run=run)).differences:
+    if (verification := check_records(winner, file, run=run)).differences:
         raise AutotuneError(
             f"{file} must hold what its run proved but differs in\n"
-            + "\n".join(f"  - {d}" for d in found.differences)
+            + "\n".join(f"  - {d}" for d in verification.differences)
             + "\n  export it again"
         )
-    return winner, found
+    return winner, verification
 
 
 # ---------------------------------------------------------------------- library, recheck
@@ -303,7 +304,8 @@ def best(
     match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
     records = _read_checked(match.path)[1]
     if as_json:
-        tested, file = match.is_tested, str(match.path)
+        tested = match.is_tested
+        file = str(match.path)
         print_json(plain(match.winner, tested=tested, distance=match.distance, file=file, status=records.status))
         return
     print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])

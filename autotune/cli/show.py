@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,18 +49,15 @@ def status(
 
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
     """Formats one run as lines."""
+    from autotune.model.texts import text_lines
     from autotune.model.units import format_seconds
     from autotune.results.format import format_estimate
-    from autotune.study.status import UnreadableRun, format_lanes, format_stage
+    from autotune.study.status import UnreadableRun, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
-    time = format_seconds(status.elapsed_s)
-    trials = f"{status.trials} of {status.asked_trials} trials ({status.failed} failed) in {time}"
-    best = format_estimate(status.best) if status.best is not None else "the default"
-    state = "stopped; run it again to go on" if status.state in ("stopped", "empty") else status.state
-    head = ": ".join(filter(None, (status.run, state, format_stage(status))))
-    return [head, trials, status.sentence or f"best so far: {best}", *format_lanes(status)]
+    filters = {"estimate": format_estimate, "seconds": format_seconds}
+    return text_lines("status.txt.j2", filters, status=status, stage=format_stage(status))
 
 
 def show(
@@ -88,6 +85,7 @@ def show(
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
+    from autotune.model.texts import text_lines
     from autotune.model.units import format_bytes, format_seconds
     from autotune.results.format import format_energy, format_trial, provable_gain
     from autotune.study.reproduce import by_hand
@@ -97,28 +95,22 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     if as_json:
         print_json({**result.model_dump(mode="json", exclude_none=True), "finding": finding, "pairs": pairs})
         return
+    filters: dict[str, Any] = {
+        "bytes": format_bytes,
+        "log_ratio": log_ratio,
+        "seconds": format_seconds,
+        "step": lambda block_s: format_seconds(block_step_s(block_s)),
+    }
+    lines = text_lines(
+        "trial.txt.j2",
+        filters,
+        trial=result,
+        outcome=format_trial(result, finding),
+        energy=format_energy(result),
+        pairs=pairs,
+        folder=store.path,
+        commands=by_hand(store, result),
+        work=result.comparison.work if result.comparison is not None else None,
+    )
     print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
-    lines = [f"  {name} = {value}" for name, value in result.settings.items()]
-    loss = f"loss: {result.loss.words}" if result.loss is not None else ""
-    lines += filter(None, (format_trial(result, finding), format_energy(result), loss))
-    if (worker := result.worker) is not None:
-        lines.append(
-            f"compiled in {format_seconds(worker.compile_s)}, ready after {format_seconds(worker.start_s)}, "
-            f"peak memory {format_bytes(worker.peak_bytes)}, program {worker.fingerprint}, "
-            f"losses {', '.join(f'{x:.5g}' for x in worker.losses)}"
-        )
-        if worker.program_problem is not None:
-            lines.append(f"its compiled program is not known: {worker.program_problem}")
-    work = result.comparison.work if result.comparison is not None else None
-    for pair in pairs:
-        order = "reference first" if pair.first == "reference" else "candidate first"
-        reference, candidate = block_step_s(pair.reference_s), block_step_s(pair.candidate_s)
-        lines.append(
-            f"  pair {pair.index + 1:3d}: reference {format_seconds(reference):>9}, "
-            f"candidate {format_seconds(candidate):>9}, "
-            f"log ratio {log_ratio(pair, work):+.4f} ({order}, {len(pair.reference_s)} steps each)"
-        )
-    if result.failure is not None:
-        lines.append(f"log: {store.path / (result.failure.log or '')}")
-        lines += [f"  | {line}" for line in result.failure.last_lines]
-    print_lines([*lines, "by hand:", *(f"  {line}" for line in by_hand(store, result))])
+    print_lines(lines)

@@ -39,7 +39,8 @@ from autotune.model.files import plain_content
 from autotune.workers.base import GuardedProcess
 
 TOPIC = "autotune"
-SAID, ENDED = "said", "ended"
+SAID = "said"
+ENDED = "ended"
 """Kinds of events of a lane, beside `JOINED` and `LEFT`: its process has sent a message, and its task is over."""
 
 GPU = "GPU"
@@ -106,13 +107,13 @@ class DaskEngine(Engine):
 
     def begin(self, lane: str, message: Message) -> None:
         """See `Engine`."""
-        found = next((x for x in self._lanes.values() if x.name == lane), None)
-        if found is None:
+        target = next((x for x in self._lanes.values() if x.name == lane), None)
+        if target is None:
             self._told.append(Told(lane, {"type": LEFT, "why": "there is no such lane any more"}))
             return
-        found.is_at_work = True
+        target.is_at_work = True
         assert self._client.loop is not None
-        self._client.loop.add_callback(found.units._put, json.dumps(message))  # without waiting for the scheduler
+        self._client.loop.add_callback(target.units._put, json.dumps(message))  # without waiting for the scheduler
 
     def news(self, wait_s: float) -> list[Told]:
         """See `Engine`."""
@@ -123,9 +124,10 @@ class DaskEngine(Engine):
                 self._take(self._heard.get_nowait())
         for address in [a for a, lane in self._lanes.items() if lane.task.status == "error"]:
             self._give_up_broken(address)
-        told, self._told = self._told, []
-        self._refuse_to_wait_for_nobody(told)
-        return told
+        messages = self._told
+        self._told = []
+        self._refuse_to_wait_for_nobody(messages)
+        return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `Engine`; unless `for_good` the lane joins again when its worker has cleaned up."""
@@ -149,17 +151,19 @@ class DaskEngine(Engine):
 
     def _listen(self) -> None:
         """Subscribes to the events of lanes and workers, and waits until the subscription holds."""
-        mine = self._client.id
+        driver = self._client.id
 
         def hear(event: tuple[float, Any]) -> None:
-            told = event[1]
-            if isinstance(told, dict) and (told.get("driver") == mine or told.get("action", "").endswith("-worker")):
-                self._heard.put(told)
+            content = event[1]
+            if isinstance(content, dict) and (
+                content.get("driver") == driver or content.get("action", "").endswith("-worker")
+            ):
+                self._heard.put(content)
 
         for topic in ("all", TOPIC):  # "all" is Dask's own, of workers that come and go
             self._client.subscribe_topic(topic, hear)
         while self._heard.empty():
-            self._client.log_event(TOPIC, {"driver": mine, "kind": "probe"})
+            self._client.log_event(TOPIC, {"driver": driver, "kind": "probe"})
             time.sleep(0.05)
 
     def _open_lanes(self) -> None:
@@ -208,8 +212,8 @@ class DaskEngine(Engine):
     def _name_of(self, worker: str) -> str:
         """Makes a name for a lane that is free, and safe in a path."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker)).lstrip("._-")[:80] or "lane"
-        taken = {lane.name for lane in self._lanes.values()}
-        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+        names = {lane.name for lane in self._lanes.values()}
+        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(names) + 3))) if n not in names)
 
     def _give_up_broken(self, address: str) -> None:
         """Gives up a worker that cannot run such tasks at all."""
@@ -235,15 +239,15 @@ class DaskEngine(Engine):
 
     def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
         """Raises NodeLostError when the scheduler is gone, or no worker has been there for too long."""
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self._client.status != "running":
             raise NodeLostError(
                 f"the scheduler at {self._address} must be there but the connection to it has ended; start it and its "
                 "workers again, then the study: it continues"
             )
         if any(x.name for x in self._lanes.values()) or told:
-            self._lonely_since = now
-        elif now - self._lonely_since > self._patience_s:
+            self._lonely_since = now_s
+        elif now_s - self._lonely_since > self._patience_s:
             raise NodeLostError(
                 f"a worker must be at {self._address} within {self._patience_s:.0f} s but none is there; start some "
                 f"with `dask worker {self._address} --nthreads 1`, then run the study again: it continues"
@@ -252,7 +256,9 @@ class DaskEngine(Engine):
 
 def _connect(scheduler: str) -> Client:
     """Connects to the scheduler, under the TLS of Dask's own configuration."""
-    address, file, end = scheduler, Path(scheduler), time.monotonic() + CONNECT_LIMIT_S
+    address = scheduler
+    file = Path(scheduler)
+    end = time.monotonic() + CONNECT_LIMIT_S
     is_file = scheduler.endswith(".json")
     while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
@@ -342,7 +348,8 @@ def _open_process(
     scratch = Scratch(LANE)
     held.callback(scratch.close)
     started = list(command or (driver_python(), *LANE_COMMAND))
-    log, folder = scratch.path / "lane.log", str(scratch.path)
+    log = scratch.path / "lane.log"
+    folder = str(scratch.path)
     lane = GuardedProcess(started, with_packages(env), log, LOG_BYTES, cwd=folder)
     held.callback(lane.close, KILL_PATIENCE_S)
     lane.send(study)

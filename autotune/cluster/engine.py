@@ -27,7 +27,8 @@ from autotune.model.errors import NodeLostError
 from autotune.workers.base import SET_BY_NODE, GuardedProcess, WorkerFailed
 from autotune.workers.srun import NODES_VARIABLE
 
-JOINED, LEFT = "joined", "left"
+JOINED = "joined"
+LEFT = "left"
 ANSWERS = frozenset({"result", "error"})
 """Types of messages that end a unit: its result, or the error for which the study cannot go on."""
 
@@ -108,7 +109,7 @@ class Place:
     """Where one lane runs."""
 
     name: str
-    """Of the lane, the same in every session, so that its A/A run is not repeated."""
+    """Name of the lane, the same in every session, so that its A/A run is not repeated."""
     host: str
     env: Mapping[str, str]
     """Environment of the lane program, or of `through`."""
@@ -165,8 +166,8 @@ class Processes(Engine):
         for name, lane in self._lanes.items():
             self._look_after(name, lane)
         if not self._said:
-            waiting = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
-            select.select(waiting, [], [], wait_s) if waiting else time.sleep(min(wait_s, 0.1))
+            descriptors = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
+            select.select(descriptors, [], [], wait_s) if descriptors else time.sleep(min(wait_s, 0.1))
             for name, lane in self._lanes.items():
                 self._hear(name, lane)
         if not self._said and all(x.is_given_up for x in self._lanes.values()):
@@ -176,8 +177,9 @@ class Processes(Engine):
                 f"{self._logs.name}/*.log in its run directory; run the same command again, on other nodes if need "
                 "be, and it continues"
             )
-        said, self._said = self._said, []
-        return said
+        messages = self._said
+        self._said = []
+        return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `Engine`; unless `for_good` the lane is started again, for its machine may be well."""
@@ -204,7 +206,9 @@ class Processes(Engine):
         if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
             return
         lane.starts += 1
-        lane.began_s, lane.has_joined, lane.ending = now_s, False, None
+        lane.began_s = now_s
+        lane.has_joined = False
+        lane.ending = None
         place = lane.place
         log = self._logs / f"{name}.log"
         try:

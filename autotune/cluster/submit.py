@@ -103,7 +103,8 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
         raise StudyFileError(
             f"--grace must be shorter than --time but got {request.grace_s:.0f} s of {request.time_s:.0f} s"
         )
-    budget_s, usable_s = spec.search.time_budget, request.time_s - request.grace_s
+    budget_s = spec.search.time_budget
+    usable_s = request.time_s - request.grace_s
     if budget_s is not None and budget_s > usable_s and not request.requeue:
         least_min = math.ceil((budget_s + request.grace_s) / 60)
         raise StudyFileError(
@@ -131,8 +132,8 @@ def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
 def estimate(request: JobRequest) -> str:
     """Formats the most that the job costs: GPU-hours, or node-hours if it requests no GPU."""
     hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600
-    what = "GPU-hours" if request.gpus_per_node else "node-hours"
-    return f"at most {hours:.1f} {what} a job"
+    unit = "GPU-hours" if request.gpus_per_node else "node-hours"
+    return f"at most {hours:.1f} {unit} a job"
 
 
 # ---------------------------------------------------------------------- the script

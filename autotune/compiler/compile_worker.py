@@ -7,7 +7,6 @@ ones, for a workload may add its own. Without this an unchanged program does not
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import signal
@@ -70,7 +69,7 @@ class CompileJob:
     @property
     def digest(self) -> str:
         """Digest of all that decides the program besides the flag set, the user's source included."""
-        known = {
+        facts = {
             "entry": self.entry,
             "options": self.options,
             "source": _source_digest(self.entry, self.paths),
@@ -78,24 +77,24 @@ class CompileJob:
             "topology": str(self.topology),
             "versions": dict(self.versions),
         }
-        return hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:
-    """Digest of the source of the user's entry and of the packaged workloads."""
+    """Returns the digest of the source of the user's entry and of the packaged workloads."""
     module, colon, _ = entry.partition(":")
-    own = [Path(path) / f"{module.replace('.', '/')}.py" for path in paths if colon]
-    files = [*own, *sorted((workloads_root() / "workloads").glob("*.py"))]
+    user_files = [Path(path) / f"{module.replace('.', '/')}.py" for path in paths if colon]
+    files = [*user_files, *sorted((workloads_root() / "workloads").glob("*.py"))]
     return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.is_file())).hexdigest()[:16]
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
-    """The part of a set that JAX reads at import or while lowering."""
+    """Returns the part of a set that JAX reads at import or while lowering."""
     return FlagSet({n: v for n, v in settings.items() if n.startswith(("jax_", "JAX_"))})
 
 
 def worker_settings(settings: FlagSet) -> FlagSet:
-    """The part of a set that needs a worker of its own: JAX options and options of the workload."""
+    """Returns the part of a set that needs a worker of its own: JAX options and options of the workload."""
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
@@ -138,10 +137,10 @@ class CompileWorker:
 
     def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        asked = settings.without(*(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))))
-        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as made:
-            folder = Path(made)
-            flags = [asked.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
+        flags_given = settings.without(*(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))))
+        with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
+            folder = Path(scratch)
+            flags = [flags_given.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
             flags += [ESTIMATES] if has_estimates and self._job.target else []
             flags += [f"--{KERNEL_CACHE}={self._folder / 'kernels'}"] if self._job.target else []
             self._send(
@@ -155,29 +154,26 @@ class CompileWorker:
             answer = self._process.first(("compiled",), limits.wall_s + 60.0)
             if answer is None:
                 return None
-            found = json.loads(read_log(folder / RESULT) or "{}")
+            report = json.loads(read_log(folder / RESULT) or "{}")
             cost = {n: answer[n] for n in ("duration_s", "cpu_s", "host_bytes")}
             if answer["exit_status"] != 0 or answer["timed_out"]:
-                failure = _failure(last_lines(folder / LOG), limits, answer, found)
+                failure = _failure(last_lines(folder / LOG), limits, answer, report)
                 return CompileResult(settings=settings, failure=failure, **cost)
             require_applied(
-                asked, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
-                jax_options=found["jax_options"],
+                flags_given, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
+                jax_options=report["jax_options"],
             )  # fmt: skip
-            program = read_program(folder, found, self._job.topology, is_gpu=self._job.target is not None)
+            program = read_program(folder, report, self._job.topology, is_gpu=self._job.target is not None)
             return CompileResult(settings=settings, program=program, **cost)
 
     def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
-        """The failure of a worker that cannot compile any set."""
-        end = self._process.end or {}
-        lines = tuple(end.get("last_lines", ()))
+        """Returns the failure of a worker that cannot compile any set."""
+        lines = tuple((self._process.end or {}).get("last_lines", ()))
         if answer is not None and answer.get("error_type"):
-            kind = FailureKind.WORKLOAD_ERROR
-            said = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
-        else:
-            kind = FailureKind.LAUNCH
-            said = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
-        return Failure(kind=kind, message=said, phase="lower", last_lines=lines)
+            message = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
+            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="lower", last_lines=lines)
+        message = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
+        return Failure(kind=FailureKind.LAUNCH, message=message, phase="lower", last_lines=lines)
 
     def close(self) -> None:
         """Ends the process and removes its folder."""
@@ -192,15 +188,18 @@ class CompileWorker:
 def _failure(
     lines: tuple[str, ...], limits: CompileLimits, answer: Mapping[str, Any], found: Mapping[str, Any]
 ) -> Failure:
-    """The failure of a compilation, by the last lines of its log and what the worker says of its end."""
-    ended = functools.partial(Failure, phase="compile", last_lines=lines)
-    said = "the compiler did not finish within"
+    """Returns the failure of a compilation, by the last lines of its log and what the worker says of its end."""
     if answer["timed_out"]:
-        return ended(kind=FailureKind.HANG, message=f"{said} {limits.wall_s:.0f} s")
+        message = f"the compiler did not finish within {limits.wall_s:.0f} s"
+        return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
     if answer["exit_status"] == -signal.SIGXCPU and limits.processor_s is not None:
-        least = f"at least {COMPILE_FACTOR:.0f} times what the default takes"
-        message = f"{said} {limits.processor_s:.0f} s of processor time, {least}"
-        return ended(kind=FailureKind.COMPILE_ERROR, message=message, signal=TOO_SLOW)
+        message = (
+            f"the compiler did not finish within {limits.processor_s:.0f} s of processor time, at least "
+            f"{COMPILE_FACTOR:.0f} times what the default takes"
+        )
+        return Failure(
+            kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", last_lines=lines, signal=TOO_SLOW
+        )
     return classify_failure(
         exit_status=answer["exit_status"], phase="compile", error_type=found.get("error_type"),
         message=found.get("message"), last_lines=lines, log=None,

@@ -38,12 +38,12 @@ class Cache:
         return self._folder / f"{settings.digest}.json"
 
     def load(self, settings: FlagSet) -> CompileResult | None:
-        """The cached result of a set; None if there is no readable one."""
+        """Returns the cached result of a set; None if there is no readable one."""
         try:
-            found = CompileResult.model_validate_json(self._path(settings).read_bytes())
+            result = CompileResult.model_validate_json(self._path(settings).read_bytes())
         except (OSError, ValidationError):
             return None
-        return found.model_copy(update={"from_cache": True}) if found.settings == settings else None
+        return result.model_copy(update={"from_cache": True}) if result.settings == settings else None
 
     def store(self, result: CompileResult) -> None:
         """Caches a result unless it is a failure of the machine; disk errors are ignored."""
@@ -114,17 +114,17 @@ class Compiler:
         """
         missing = []
         for settings in dict.fromkeys(sets):
-            kept = self._cache.load(settings)
-            if kept is None:
+            cached = self._cache.load(settings)
+            if cached is None:
                 missing.append(settings)
             else:
-                self._learn(kept)
-                yield kept
+                self._learn(cached)
+                yield cached
         missing.sort(key=lambda s: str(worker_settings(s)))  # group by worker
         yield from self._side_by_side(missing)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
-        """Number of compilations at once; one until the memory of a compilation is known."""
+        """Returns the number of compilations at once; one until the memory of a compilation is known."""
         if not self._host_bytes:
             return 1
         room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
@@ -132,19 +132,20 @@ class Compiler:
         return max(1, min(processors, room, MOST_WORKERS, len(missing)))
 
     def _side_by_side(self, missing: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
-        waiting, running = list(missing), dict[Future[CompileResult], int]()
-        most = self._most_at_once(missing)
-        free = list(range(most))
-        with ThreadPoolExecutor(max_workers=most, thread_name_prefix="compile") as pool:
-            while waiting or running:
-                while waiting and free:
+        queued = list(missing)
+        running = dict[Future[CompileResult], int]()
+        seats = self._most_at_once(missing)
+        free = list(range(seats))
+        with ThreadPoolExecutor(max_workers=seats, thread_name_prefix="compile") as pool:
+            while queued or running:
+                while queued and free:
                     seat = free.pop(0)
                     shared = self.workers[seat].shared if seat in self.workers else None
-                    settings = next((s for s in waiting if worker_settings(s) == shared), waiting[0])
-                    waiting.remove(settings)
+                    settings = next((s for s in queued if worker_settings(s) == shared), queued[0])
+                    queued.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
-                done = wait(running, return_when=FIRST_COMPLETED).done
-                for future in sorted(done, key=lambda f: f.exception() is not None):  # so that each result counts
+                finished = wait(running, return_when=FIRST_COMPLETED).done
+                for future in sorted(finished, key=lambda f: f.exception() is not None):  # so that each result counts
                     free.append(running.pop(future))
                     yield future.result()
 

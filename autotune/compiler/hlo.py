@@ -9,7 +9,6 @@ slice counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 import re
@@ -29,7 +28,7 @@ NAMES = packaged_table("hlo.toml")
 """Names of opcodes and thunks; the file says what each table is."""
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
-"""Of the types whose name does not say it, as ``bf16`` and ``f8e4m3fn`` do."""
+"""Bits of the types whose name does not give them, as ``bf16`` and ``f8e4m3fn`` do."""
 
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](\{[^{}]*S\(5\)[^{}]*\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
@@ -56,8 +55,8 @@ class Array:
     @property
     def bytes(self) -> int:
         """Bytes in device memory."""
-        told = re.search(r"\d+", self.dtype)
-        bits = _BITS.get(self.dtype, int(told[0]) if told else 32)
+        width = re.search(r"\d+", self.dtype)
+        bits = _BITS.get(self.dtype, int(width[0]) if width else 32)
         return math.ceil(self.elements * bits / 8)
 
 
@@ -88,9 +87,9 @@ class Instruction:
         return sum(a.bytes for a in self.shape)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a pattern in the attributes."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else None
+        """Returns the first group of a pattern in the attributes."""
+        match = re.search(pattern, self.attributes)
+        return match[1] if match else None
 
 
 @dataclass(slots=True)
@@ -114,12 +113,12 @@ class Module:
 
     @staticmethod
     def operand_arrays(computation: Computation, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """The arrays of each operand; empty for operands outside the computation."""
-        found = []
+        """Returns the arrays of each operand; empty for operands outside the computation."""
+        arrays = []
         for name, member in zip(instruction.operands, instruction.members, strict=True):
             shape = computation.instructions[name].shape if name in computation.instructions else ()
-            found.append(shape if member is None else shape[member : member + 1])
-        return found
+            arrays.append(shape if member is None else shape[member : member + 1])
+        return arrays
 
     def index(self) -> dict[str, tuple[Computation, Instruction]]:
         """Maps each name (unique in a module) to its computation and instruction."""
@@ -140,14 +139,14 @@ def parse_module(text: str) -> Module:
     current: Computation | None = None
     for line in text.splitlines():
         if line and not line[0].isspace():
-            found = _COMPUTATION.match(line)
-            if found:
-                current = Computation(found[2])
+            match = _COMPUTATION.match(line)
+            if match:
+                current = Computation(match[2])
                 computations[current.name] = current
             continue
-        found = _INSTRUCTION.match(line)
-        if found and current is not None:
-            instruction = _parse_instruction(bool(found[1]), found[2], found[3])
+        match = _INSTRUCTION.match(line)
+        if match and current is not None:
+            instruction = _parse_instruction(bool(match[1]), match[2], match[3])
             if instruction is not None:
                 current.instructions[instruction.name] = instruction
     return Module(computations)
@@ -156,19 +155,21 @@ def parse_module(text: str) -> Module:
 def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | None:
     """Parses the right-hand side of an instruction."""
     end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    shape, body = rest[:end], rest[end:].lstrip()
+    shape = rest[:end]
+    body = rest[end:].lstrip()
     opcode, parenthesis, _ = body.partition("(")
     if not parenthesis or end <= 0:
         return None
     close = _matching(body, len(opcode))
-    inside, attributes = body[len(opcode) + 1 : close], body[close + 1 :]
-    named = _OPERAND.findall(inside)
+    inside = body[len(opcode) + 1 : close]
+    attributes = body[close + 1 :]
+    references = _OPERAND.findall(inside)
     return Instruction(
         name=name,
         opcode=opcode,
         shape=parse_shape(shape),
-        operands=tuple(n for n, _ in named),
-        members=tuple(int(m) if m else None for _, m in named),
+        operands=tuple(n for n, _ in references),
+        members=tuple(int(m) if m else None for _, m in references),
         attributes=attributes,
         called=dict(_REFERENCE.findall(attributes)),
         is_root=is_root,
@@ -178,7 +179,7 @@ def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | Non
 
 
 def _matching(text: str, start: int) -> int:
-    """Index of the parenthesis that closes the one at `start`; braces of layouts hold parentheses too."""
+    """Returns the index of the parenthesis that closes the one at `start`; braces of layouts hold parentheses too."""
     depth = 0
     for i in range(start, len(text)):
         if text[i] == "(":
@@ -191,15 +192,15 @@ def _matching(text: str, start: int) -> int:
 
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
-    """Device groups of a collective (not of its start); for a permute, its pairs."""
+    """Returns the device groups of a collective (not of its start); for a permute, its pairs."""
     text = instruction.attributes
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
     if pairs:
         return _explicit(pairs[1])
-    found = re.search(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]<=\[[^\]]*\](?:T\([\d,]*\))?|mesh\[.*)", text)
-    if not found or found[1] == "{}":
+    groups = re.search(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]<=\[[^\]]*\](?:T\([\d,]*\))?|mesh\[.*)", text)
+    if not groups or groups[1] == "{}":
         return [list(range(device_count))]
-    body = found[1]
+    body = groups[1]
     if body.startswith("{"):
         return _explicit(body)
     if body.startswith("["):
@@ -218,35 +219,31 @@ def _as_groups(table: Devices) -> list[list[int]]:
 
 
 def _iota(text: str) -> Devices:
-    """Device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
-    dims, axes = ([int(n) for n in re.findall(r"\d+", part)] for part in text.partition("T")[::2])
+    """Returns the device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
+    dims, axes = ([int(n) for n in re.findall(r"\d+", numbers)] for numbers in text.partition("T")[::2])
     return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 
 def _mesh_groups(text: str) -> list[list[int]]:
-    """Groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes in braces.
+    """Returns the groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes in braces.
 
     ``'x':(2)2`` is a part of an axis: size 2 after 2 outer parts.
     """
-    found = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
-    if not found:
+    match = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
+    if not match:
         return []
-    axes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", found[1])}
-    parts = [
-        (name, int(outer or 1), int(outer or 1) * int(size or axes[name]))
-        for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", found[3])
-    ]
-    shape, inside = list[int](), list[bool]()
+    axes = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", match[1])}
+    grouped = {
+        name: (int(outer or 1), int(size or axes[name]))
+        for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", match[3])
+    }
+    shape: list[int] = []  # of each axis the parts outside of its group, in it, and inside of it
     for name, size in axes.items():
-        mine = [(begin, end) for of, begin, end in parts if of == name]
-        cuts = sorted({1, size, *itertools.chain.from_iterable(mine)})
-        for begin, end in itertools.pairwise(cuts):
-            shape.append(end // begin)
-            inside.append(any(low <= begin and end <= high for low, high in mine))
-    devices = _iota(found[2] or f"{list(axes.values())}").reshape(shape)
-    order = sorted(range(len(shape)), key=lambda axis: inside[axis])
-    size = math.prod(n for n, is_inside in zip(shape, inside, strict=True) if is_inside)
-    return _as_groups(devices.transpose(order).reshape(-1, size))
+        outer, inside = grouped.get(name, (size, 1))
+        shape += [outer, inside, size // (outer * inside)]
+    order = sorted(range(len(shape)), key=lambda axis: axis % 3 == 1)
+    devices = _iota(match[2] or f"{list(axes.values())}").reshape(shape).transpose(order)
+    return _as_groups(devices.reshape(-1, math.prod(shape[1::3])))
 
 
 _DOES: Mapping[str, Callable[[int, int], int]] = {
@@ -263,9 +260,9 @@ Value = int | list[Any] | None
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """Iterations of a ``while``; None if unknown."""
-    told = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
-    if told is not None:
-        return int(told)
+    count_by_xla = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
+    if count_by_xla is not None:
+        return int(count_by_xla)
     condition, body = (module.computations.get(loop.called.get(name, "")) for name in ("condition", "body"))
     if condition is None or body is None or len(loop.operands) != 1:
         return None
@@ -280,16 +277,16 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 def _values(module: Module, computation: Computation, arguments: list[Value]) -> dict[str, Value]:
     """Runs a computation as far as it is about scalars; values by name of the instruction."""
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for instruction in computation.instructions.values():
         if any(not array.dims for array in instruction.shape):
-            found[instruction.name] = _value(module, instruction, _operands(instruction, found), arguments)
-    return found
+            values[instruction.name] = _value(module, instruction, _operands(instruction, values), arguments)
+    return values
 
 
 def _operands(instruction: Instruction, known: Mapping[str, Value]) -> list[Value]:
-    named = zip(instruction.operands, instruction.members, strict=True)
-    return [known.get(name) if member is None else _member(known.get(name), member) for name, member in named]
+    references = zip(instruction.operands, instruction.members, strict=True)
+    return [known.get(name) if member is None else _member(known.get(name), member) for name, member in references]
 
 
 def _member(value: Value, number: int) -> Value:
@@ -298,7 +295,8 @@ def _member(value: Value, number: int) -> Value:
 
 def _value(module: Module, instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
     """Evaluates one instruction."""
-    opcode, first = instruction.opcode, _member(operands, 0)
+    opcode = instruction.opcode
+    operand = _member(operands, 0)
     if opcode == "parameter":
         return _member(arguments, instruction.index or 0)
     if opcode == "constant":
@@ -306,9 +304,9 @@ def _value(module: Module, instruction: Instruction, operands: list[Value], argu
     if opcode == "tuple":
         return operands
     if opcode == "get-tuple-element":
-        return _member(first, int(instruction.attribute(r"index=(\d+)") or 0))
+        return _member(operand, int(instruction.attribute(r"index=(\d+)") or 0))
     if opcode in ("bitcast", "copy", "opt-barrier"):
-        return first
+        return operand
     if opcode in ("call", "fusion"):
         called = module.computations.get(instruction.called.get("calls", instruction.called.get("to_apply", "")))
         return _values(module, called, operands).get(called.root.name) if called is not None else None
@@ -331,52 +329,54 @@ class Work(Record):
     """Type of the factors; None without a product."""
     bytes: float = 0.0
     host_bytes: float = 0.0
-    """What a copy moves to or from the host's memory."""
+    """Bytes that a copy moves to or from the host's memory."""
     product: Product | None = None
     """The largest matrix product; None without one, and of attention."""
-
-    def moving(self, touched: float, host_bytes: float) -> Work:
-        """Returns the work with the bytes of the kernel."""
-        return self.model_copy(update={"bytes": touched, "host_bytes": host_bytes})
 
 
 def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
     """Counts the work of an instruction outside of fusions."""
     operands = module.operand_arrays(computation, instruction)
     is_on_host = any(a.is_on_host for arrays in (instruction.shape, *operands) for a in arrays)
+    moved = 0.0
     if instruction.opcode == "fusion":
         fused = module.computations[instruction.called["calls"]]
+        work = _of_computation(module, fused)
         touched = _fusion_bytes(fused, instruction)
-        moved = touched / 2 if is_on_host else 0.0  # reads a slice, writes a slice
-        return _of_computation(module, fused).moving(touched, moved)
-    touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
-    if instruction.opcode == "custom-call":
-        return _of_custom_call(instruction, [arrays[0] for arrays in operands if arrays]).moving(touched, 0.0)
-    moved = float(instruction.shape[0].bytes) if is_on_host and instruction.shape else 0.0
-    return _of_one(module, computation, instruction).moving(touched, moved)
+        if is_on_host:
+            moved = touched / 2  # reads a slice, writes a slice
+    else:
+        touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
+        if instruction.opcode == "custom-call":
+            work = _of_custom_call(instruction, [arrays[0] for arrays in operands if arrays])
+        else:
+            work = _of_one(module, computation, instruction)
+            if is_on_host and instruction.shape:
+                moved = float(instruction.shape[0].bytes)
+    return work.model_copy(update={"bytes": touched, "host_bytes": moved})
 
 
 def _of_computation(module: Module, computation: Computation) -> Work:
-    """FLOPs of a computation, dtype of its last product, shape of its largest."""
+    """Returns the FLOPs of a computation, dtype of its last product, shape of its largest."""
     total = Work()
     for instruction in computation.instructions.values():
-        one = _of_one(module, computation, instruction)
+        work = _of_one(module, computation, instruction)
         total = Work(
-            flops=total.flops + one.flops,
-            matrix_flops=total.matrix_flops + one.matrix_flops,
-            matrix_dtype=one.matrix_dtype or total.matrix_dtype,
-            product=max((total.product, one.product), key=lambda p: math.prod(p or (0,))),
+            flops=total.flops + work.flops,
+            matrix_flops=total.matrix_flops + work.matrix_flops,
+            matrix_dtype=work.matrix_dtype or total.matrix_dtype,
+            product=max((total.product, work.product), key=lambda p: math.prod(p or (0,))),
         )
     return total
 
 
 def _of_one(module: Module, computation: Computation, instruction: Instruction) -> Work:
-    """FLOPs of one instruction."""
+    """Returns the FLOPs of one instruction."""
     if instruction.opcode in ("dot", "scaled-dot"):
         return _of_dot(module, computation, instruction)
     if instruction.opcode in ("reduce", "reduce-window"):
         arrays = module.operand_arrays(computation, instruction)
-        return Work(flops=float(sum(a.elements for a in arrays[0][:1])) if arrays else 0.0)
+        return Work(flops=float(sum(a.elements for operand in arrays[:1] for a in operand[:1])))
     if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
         return _of_computation(module, module.computations[instruction.called["calls"]])
     if instruction.opcode in NAMES["free"] or not instruction.shape:
@@ -385,17 +385,17 @@ def _of_one(module: Module, computation: Computation, instruction: Instruction) 
 
 
 def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
-    left = next(iter(module.operand_arrays(computation, dot)), ())
-    if not left or not dot.shape:
+    factor = next(iter(module.operand_arrays(computation, dot)), ())
+    if not factor or not dot.shape:
         return Work()
-    depth, batch = (_size_along(dot, name, left[0]) or 1 for name in ("lhs_contracting", "lhs_batch"))
-    return _product(left[0], dot.shape[0], depth, batch)
+    depth, batch = (_size_along(dot, name, factor[0]) or 1 for name in ("lhs_contracting", "lhs_batch"))
+    return _product(factor[0], dot.shape[0], depth, batch)
 
 
 def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
-    """Size of the left operand along the dimensions that a dot or a library call names; None if it names none."""
-    found = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
-    return None if found is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", found))
+    """Returns the size of the left operand along the dimensions that a dot or library call names; None without any."""
+    dimensions = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
+    return None if dimensions is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", dimensions))
 
 
 def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
@@ -405,7 +405,7 @@ def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
 
 
 def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
-    """Bytes a fusion reads and writes; slices and in-place updates count as such."""
+    """Returns the bytes a fusion reads and writes; slices and in-place updates count as such."""
     users: dict[str, list[Instruction]] = {}
     for instruction in fused.instructions.values():
         for operand in instruction.operands:
@@ -416,7 +416,7 @@ def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
 
 
 def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> float:
-    """Bytes read of one operand of a fusion."""
+    """Returns the bytes read of one operand of a fusion."""
     total = 0.0
     for user in users.get(value.name, ()):
         if user.opcode in NAMES["slicers"] and user.operands[0] == value.name:
@@ -438,22 +438,26 @@ def _roots(fused: Computation) -> Iterable[Instruction]:
 
 
 def _written_bytes(fused: Computation, root: Instruction) -> float:
-    """Bytes written for one result of a fusion."""
-    seen = root
-    while seen.opcode in NAMES["views"] and seen.operands and seen.operands[0] in fused.instructions:
-        seen = fused.instructions[seen.operands[0]]
-    if seen.opcode == "dynamic-update-slice" and len(seen.operands) > 1 and seen.operands[1] in fused.instructions:
-        return float(fused.instructions[seen.operands[1]].bytes)
+    """Returns the bytes written for one result of a fusion."""
+    source = root
+    while source.opcode in NAMES["views"] and source.operands and source.operands[0] in fused.instructions:
+        source = fused.instructions[source.operands[0]]
+    if (
+        source.opcode == "dynamic-update-slice"
+        and len(source.operands) > 1
+        and source.operands[1] in fused.instructions
+    ):
+        return float(fused.instructions[source.operands[1]].bytes)
     return float(root.bytes)
 
 
 def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
-    """Work of cuBLAS and cuDNN calls."""
+    """Returns the work of cuBLAS and cuDNN calls."""
     target = call.attribute(r'custom_call_target="([^"]*)"') or ""
     if target.startswith("__cublas") and operands:
-        left = operands[0]
-        depth, batch = (_size_along(call, name, left) for name in ("lhs_contracting", "lhs_batch"))
-        return _product(left, call.shape[0], depth or left.dims[-1], batch or 1)
+        factor = operands[0]
+        depth, batch = (_size_along(call, name, factor) for name in ("lhs_contracting", "lhs_batch"))
+        return _product(factor, call.shape[0], depth or factor.dims[-1], batch or 1)
     if target.startswith("__cudnn$fmha") and len(operands) >= 2:
         flops = _attention_flops(call, target, operands[0], operands[1])
         return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
@@ -461,7 +465,7 @@ def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
 
 
 def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:
-    """Two products forward, five backward (FlashAttention-2, arXiv:2307.08691, section 3).
+    """Returns the FLOPs: two products forward, five backward (FlashAttention-2, arXiv:2307.08691, section 3).
 
     Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section 3.1.1 there). Both
     operands are [batch, length, heads, size].

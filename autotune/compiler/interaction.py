@@ -44,7 +44,8 @@ ROWS_AHEAD = 2
 PAIRS_ALONE = 64
 """Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
 
-TRITON, CUBLAS = "with Triton GEMMs", "with cuBLAS GEMMs"
+TRITON = "with Triton GEMMs"
+CUBLAS = "with cuBLAS GEMMs"
 
 CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
 """Flags that force each kernel choice; the first is the compiler's own."""
@@ -63,7 +64,7 @@ class Interactions:
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """Kernel choices that a study's programs may meet: one on a CPU, and where the baseline leaves only one."""
+    """Returns the kernel choices that programs may meet: one on a CPU, and where the baseline leaves only one."""
     if not is_gpu:
         return {"": FlagSet()}
     return {CUBLAS: FlagSet()} if baseline.merge(CHOICES[CUBLAS]) == baseline else dict(CHOICES)
@@ -143,8 +144,8 @@ class InteractionSearch:
 
     def _try(self, row: FlagSet) -> None:
         """Splits a row until the remaining no-ops in it change nothing."""
-        while part := FlagSet({n: v for n, v in row.items() if n in self.no_ops}):
-            context = row.without(*part)
+        while inert := FlagSet({n: v for n, v in row.items() if n in self.no_ops}):
+            context = row.without(*inert)
             base = self._program(context)
             if base is None and len(context) > 1:
                 half = len(context) // 2
@@ -155,7 +156,7 @@ class InteractionSearch:
                 if base is not None:
                     self._equal.append(row)
                 return
-            minimal = self._minimal(part, context)
+            minimal = self._minimal(inert, context)
             self._activate(minimal, context)
             if self._program(context.merge(minimal)) is None:
                 row = row.without(*minimal)
@@ -163,7 +164,7 @@ class InteractionSearch:
                     self._queue = [r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue]
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """A minimal part of some no-ops that changes the program of a context; that fails, where all of them do."""
+        """Returns a minimal part of no-ops that changes the program of a context; that fails, where all of them do."""
         base = self._program(context)
         if base is not None and self._program(context.merge(part)) is None:
             return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]
@@ -198,14 +199,14 @@ class InteractionSearch:
 
     def _plan_pairs(self) -> bool:
         """Queues every pair of values alone, once, if they are few; whether there are any."""
-        values = [(n, v) for n, of in self._domains.items() for v in of]
-        found = [
+        values = [(n, v) for n, choices in self._domains.items() for v in choices]
+        pairs = [
             FlagSet(pair)
             for pair in itertools.combinations(values, 2)
             if pair[0][0] != pair[1][0] and any(n in self.no_ops for n, _ in pair)
         ]
-        if len(found) <= self._pairs_alone:
-            self._queue += [row for row in found if row not in self._equal]
+        if len(pairs) <= self._pairs_alone:
+            self._queue += [row for row in pairs if row not in self._equal]
         self._pairs_alone = 0
         return bool(self._queue)
 
@@ -217,30 +218,30 @@ class InteractionSearch:
         together = [tuple(sorted(p)) for p in itertools.combinations(self.no_ops, 2)]
         mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
         for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
-            for one, other in pairs:
-                for v, w in itertools.product(self._domains[one], self._domains[other]):
-                    yield one, v, other, w
-            for one, other in pairs:
-                yield from ((one, other, third) for third in thirds if third not in (one, other))
+            for name_a, name_b in pairs:
+                for v, w in itertools.product(self._domains[name_a], self._domains[name_b]):
+                    yield name_a, v, name_b, w
+            for name_a, name_b in pairs:
+                yield from ((name_a, name_b, third) for third in thirds if third not in (name_a, name_b))
 
     def _combinations(self, row: FlagSet) -> Iterable[tuple[str, ...]]:
-        """The combinations of `_wanted` that a row holds."""
+        """Yields the combinations of `_wanted` that a row holds."""
         out = [n for n in self._domains if n not in row]
         yield from row.items()
-        for (one, v), (other, w) in itertools.combinations(row.items(), 2):
-            if one in self.no_ops or other in self.no_ops:
-                yield one, v, other, w
-                yield from ((one, other, third) for third in out)
+        for (name_a, v), (name_b, w) in itertools.combinations(row.items(), 2):
+            if name_a in self.no_ops or name_b in self.no_ops:
+                yield name_a, v, name_b, w
+                yield from ((name_a, name_b, third) for third in out)
 
     def _row(self, combination: tuple[str, ...]) -> FlagSet:
-        """A random row that holds a combination, many no-ops, and active settings if the combination has one."""
+        """Draws a row that holds a combination, many no-ops, and active settings if the combination has one."""
         draw = self._random
-        asked, out = _parts(combination)
-        fixed = {n: v if v is not None else draw.choice(self._domains[n]) for n, v in asked.items()}
+        wanted_values, out = _parts(combination)
+        fixed = {n: v if v is not None else draw.choice(self._domains[n]) for n, v in wanted_values.items()}
         if self._asked.get(combination, 0) >= FULL_ROWS:
             return FlagSet(fixed)
         share_no_ops = 2 / 3 if out else 1.0
-        share_active = 0.0 if all(n in self.no_ops for n in asked) else draw.choice((1 / 3, 1 / 2, 1.0))
+        share_active = 0.0 if all(n in self.no_ops for n in wanted_values) else draw.choice((1 / 3, 1 / 2, 1.0))
         for name, values in self._domains.items():
             share = share_no_ops if name in self.no_ops else share_active
             if name not in fixed and name != out and draw.random() < share:

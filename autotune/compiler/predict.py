@@ -15,18 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes, walk
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import DATA
+from autotune.model.options import options_in
+from autotune.settings.catalog import DATA, Stage
 
 FIGURES = packaged_table("step_time.toml")
 """Figures of the model; the file says what each one is."""
 
-MAIN, LINK = "compute", "link to the host"
+MAIN = "compute"
+LINK = "link to the host"
 _EXACT_TRIPS = 3
 """Simulated iterations of a loop; each further one takes as long as the last of them."""
 
@@ -55,48 +57,46 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     """Predicts the step time of a program; LaunchError if that is 0: the program is empty or could not be read."""
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
-    done = simulation.sums
-    compute_s, exposed_s = done["compute"], done["exposed"]
-    idle_s = max(0.0, simulation.end_s - compute_s - exposed_s)
-    step_s = compute_s + exposed_s + idle_s
+    compute_s = simulation.sums["compute"]
+    exposed_s = simulation.sums["exposed"]
+    step_s = max(simulation.end_s, compute_s + exposed_s)
     if step_s <= 0:
         raise LaunchError(
             f"a predicted step must take some time but program {program.fingerprint} launches nothing; delete the "
             "folder `screen` of the user's cache, and compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
-    flops, tokens = program.flops_per_step, program.tokens_per_step
     return Prediction(
         step_s=step_s,
         compute_s=compute_s,
-        communication_s=done["communication"],
+        communication_s=simulation.sums["communication"],
         exposed_s=exposed_s,
-        idle_s=idle_s,
-        mfu=flops / (peak * step_s) if flops else None,
-        tokens_per_s=tokens / step_s if tokens else None,
+        idle_s=step_s - compute_s - exposed_s,
+        mfu=program.flops_per_step / (peak * step_s) if program.flops_per_step else None,
+        tokens_per_s=program.tokens_per_step / step_s if program.tokens_per_step else None,
         unknown_loops=tuple(sorted(simulation.unknown_loops)),
     )
 
 
 def kernel_time(op: Op, target: Target) -> float:
-    """Seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
+    """Returns the seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
 
     For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it knows repeated reads
     and thread counts of a fusion, but is absurd for some, and of a product it takes a tiling that nobody chose.
     """
-    rates, matrix_s = target.flops_per_s, _matrix_time(op, target)
-    other_s: float = max(op.flops / rates["scalar"], op.bytes / (target.memory_bytes_per_s * FIGURES["memory_share"]))
-    if matrix_s:
-        return max(matrix_s, other_s)
+    memory_s = op.bytes / (target.memory_bytes_per_s * FIGURES["memory_share"])
+    roofline_s: float = max(_matrix_time(op, target), op.flops / target.flops_per_s["scalar"], memory_s)
+    if op.matrix_flops or op.xla_s is None:
+        return roofline_s
     sane = FIGURES["sane"]
-    return op.xla_s if op.xla_s is not None and other_s / sane <= op.xla_s <= other_s * sane else other_s
+    return op.xla_s if roofline_s / sane <= op.xla_s <= roofline_s * sane else roofline_s
 
 
 def _matrix_time(op: Op, target: Target) -> float:
-    """Seconds of a kernel's matrix products; 0 without any."""
-    kind, rates = op.matrix_dtype or "", target.flops_per_s
-    name = "f8" if kind.startswith("f8") else FIGURES["rates"].get(kind, "bf16")
-    peak = rates.get(name, rates["scalar"])
+    """Returns the seconds of a kernel's matrix products; 0 without any."""
+    dtype = op.matrix_dtype or ""
+    rate = "f8" if dtype.startswith("f8") else FIGURES["rates"].get(dtype, "bf16")
+    peak = target.flops_per_s.get(rate, target.flops_per_s["scalar"])
     if op.detail.startswith("__cudnn$fmha"):
         share: float = FIGURES["attention_backward_share" if "Backward" in op.detail else "attention_share"]
         return op.matrix_flops / (peak * share)
@@ -170,27 +170,28 @@ class _Simulation:
         self._clock[LINK] = self._clock[stream]
 
     def _beside(self, begin: float, seconds: float) -> float:
-        """Seconds of a kernel that shares multiprocessors with running collectives."""
+        """Returns the seconds of a kernel that shares multiprocessors with running collectives."""
         held: float = FIGURES["nvlink_cores" if self._target.network.nvlink_links else "pcie_cores"]
-        left = 1.0 - min(held / self._target.core_count, 0.5)
+        share = 1.0 - min(held / self._target.core_count, 0.5)
         moving = max(0.0, self._clock["moving"] - begin)
-        return min(seconds / left, seconds + (1.0 - left) * moving)
+        return min(seconds / share, seconds + (1.0 - share) * moving)
 
     def _graph(self, op: Op, stream: str) -> None:
         """Runs a command buffer with one launch of the host."""
         if not self._in_graph:
             self.sums["host"] += FIGURES["host_launch_s"]
             self._clock[stream] = max(self._clock[stream], self.sums["host"])
-        outer, self._in_graph = self._in_graph, True
+        was_in_graph = self._in_graph
+        self._in_graph = True
         self.run(op.content, stream)
-        self._in_graph = outer
+        self._in_graph = was_in_graph
 
     def _start(self, op: Op, stream: str) -> None:
         """Runs the content on another stream, after all work issued on this one."""
-        other = op.stream or "stream"
-        self._clock[other] = max(self._clock[other], self._clock[stream])
-        self.run(op.content, other)
-        self._finished[op.async_id] = self._clock[other]
+        target_stream = op.stream or "stream"
+        self._clock[target_stream] = max(self._clock[target_stream], self._clock[stream])
+        self.run(op.content, target_stream)
+        self._finished[op.async_id] = self._clock[target_stream]
 
     def _done(self, op: Op, stream: str) -> None:
         waits = self._finished[op.async_id] - self._clock[stream]
@@ -200,44 +201,39 @@ class _Simulation:
 
     def _branch(self, op: Op, stream: str) -> None:
         """Runs the longest branch, because the taken one is unknown."""
-        longest = max(op.content, key=lambda b: _rough(b, self._target), default=None)
-        if longest is not None:
-            self.run(longest.content, stream)
+
+        def kernels_s(branch: Op) -> float:
+            return sum(times * kernel_time(inner, self._target) for inner, times, _ in walk((branch,)))
+
+        if op.content:
+            self.run(max(op.content, key=kernels_s).content, stream)
 
     def _loop(self, op: Op, stream: str) -> None:
         """Simulates some iterations and extrapolates the rest from the last one."""
-        if op.trip_count is None:
+        trips = op.trip_count
+        if trips is None:
             self.unknown_loops.add(op.name)
-        trips = 1 if op.trip_count is None else op.trip_count
-        clock, sums = dict(self._clock), dict(self.sums)
+            trips = 1
         for _ in range(min(trips, _EXACT_TRIPS)):
-            clock, sums = dict(self._clock), dict(self.sums)
-            self.run(op.condition, stream)
-            self.run(op.content, stream)
-        left = max(0, trips - _EXACT_TRIPS)
-        one = self._clock[stream] - clock.get(stream, 0.0)
+            clock_before = self._clock.copy()
+            sums_before = dict(self.sums)
+            self.run((*op.condition, *op.content), stream)
+        if trips <= _EXACT_TRIPS:
+            return
+        iteration_s = self._clock[stream] - clock_before[stream]
         for name, end_s in self._clock.items():
-            if end_s > clock.get(name, 0.0):  # the loop uses it
-                self._clock[name] = end_s + one * left
+            if end_s > clock_before[name]:  # the loop uses it
+                self._clock[name] = end_s + iteration_s * (trips - _EXACT_TRIPS)
         for name, value in self.sums.items():
-            self.sums[name] = value + (value - sums[name]) * left
-
-
-def _rough(op: Op, target: Target) -> float:
-    """Kernel seconds of an entry and its content, for comparing branches."""
-    own = kernel_time(op, target)
-    return own + sum(_rough(inner, target) * (op.trip_count or 1) for inner in (*op.content, *op.condition))
+            self.sums[name] = value + (value - sums_before[name]) * (trips - _EXACT_TRIPS)
 
 
 def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
-    """Seconds of one collective with its launch, by the fastest algorithm and protocol."""
+    """Returns the seconds of one collective with its launch, by the fastest algorithm and protocol."""
     launch_s: float = FIGURES["nccl_launch_s"]
     if collective.group_size < 2 or collective.bytes == 0:
         return launch_s
     link = _Links(collective, network, gpus_per_node)
-    if collective.implementation == "kernel" and not link.crosses and link.has_nvlink:
-        moved_s = (collective.group_size - 1) * collective.bytes / link.local_bytes_per_s
-        return float(FIGURES["one_shot_launch_s"] + moved_s + FIGURES["barrier_s"])
     if collective.kind in FIGURES["rounds"]:
         return launch_s + min(_candidates(collective, network, link))
     return launch_s + _direct(collective, link)
@@ -268,8 +264,9 @@ class _Links:
 
 
 def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
-    """Seconds of a reduction or gather by each algorithm and protocol of NCCL, without the launch."""
-    size, rounds = collective.group_size, FIGURES["rounds"][collective.kind]
+    """Yields the seconds of a reduction or gather by each algorithm and protocol of NCCL, without the launch."""
+    size = collective.group_size
+    rounds = FIGURES["rounds"][collective.kind]
     steps = rounds * (size - 1)
     outside = rounds * (link.node_count - 1) if link.crosses else 0
     local = 1 if link.has_nvlink else 2
@@ -286,14 +283,14 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
 
 
 def _ring_share(protocol: str, kind: str, link: _Links) -> float:
-    """Share of a ring's rate that a protocol's flags and fences leave to the data."""
+    """Returns the share of a ring's rate that a protocol's flags and fences leave to the data."""
     if protocol == "LL":
         return 1 / 4 if link.crosses or kind == "all-reduce" else 1 / 3
     return 0.92 if protocol == "LL128" else 1.0
 
 
 def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[float], local: int) -> float:
-    """Seconds of an all-reduce by a tree over machines with chains inside each."""
+    """Returns the seconds of an all-reduce by a tree over machines with chains inside each."""
     share = {"LL": 1 / 3.8, "LL128": 0.915 if link.crosses else 7 / 9, "Simple": 1.0}[name]
     rate = 0.9 * link.ring_bytes_per_s * share
     depth = math.log2(link.node_count) if link.crosses else 0
@@ -303,12 +300,14 @@ def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[floa
 
 
 def _direct(collective: Collective, link: _Links) -> float:
-    """Seconds of an all-to-all or permute, where each GPU sends directly to the others."""
+    """Returns the seconds of an all-to-all or permute, where each GPU sends directly to the others."""
     size = collective.group_size
     near = link.local_count if link.crosses else size
-    share_out, share_in = (size - near) / size, (near - 1) / size
+    share_out = (size - near) / size
+    share_in = (near - 1) / size
     if collective.kind in ("collective-permute", "send", "recv"):
-        share_out, share_in = float(link.crosses), float(not link.crosses)
+        share_out = float(link.crosses)
+        share_in = float(not link.crosses)
     moved = max(
         share_out * collective.bytes / link.nic_bytes_per_s, share_in * collective.bytes / link.local_bytes_per_s
     )
@@ -318,7 +317,7 @@ def _direct(collective: Collective, link: _Links) -> float:
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
-    """Seconds of a matrix product on an idle GPU that has `flops_per_s` inside a large tile, without the launch."""
+    """Returns the seconds of a matrix product on an idle GPU of `flops_per_s` in a large tile, without the launch."""
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
     tiles: list[tuple[int, int, float]] = FIGURES["tiles"]
@@ -338,40 +337,50 @@ def published() -> dict[str, Any]:
         ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences (by the option
         ``attention``, empty for the default) that were compared.
     """
-    found: dict[str, Any] = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
-    return found
+    agreement: dict[str, Any] = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
+    return agreement
 
 
 def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
     """Returns what was not compared with published step times, so that a prediction has no interval; else None."""
-    known, attention = published(), str(options.get("attention", ""))
+    compared = published()
+    attention = str(options.get("attention", ""))
     if ":" in entry:
         return "a program of your own"
     if options.get("dtype") == "float8":
         return "float8"
     if options.get("offload", "none") != "none" or "offload" in str(options.get("remat")):
         return "copying to the host"
-    if entry.split("-")[0] not in known["families"]:
+    if entry.split("-")[0] not in compared["families"]:
         return f"a model like {entry}"
-    lengths = known["lengths"].get(attention, [])
+    lengths = compared["lengths"].get(attention, [])
     if (attention and options.get("seq") not in lengths) or options.get("seq", 0) > max(lengths, default=0):
         return f"attention {attention or 'by default'} at this length"
     return None
 
 
 def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
-    """Predicts one set as plain data, with a `failure` if it does not compile; StudyFileError on the CPU."""
-    target, topology = screener.job.target, screener.job.topology
-    if target is None:
+    """Predicts one set as plain data; StudyFileError on the CPU.
+
+    Returns:
+        settings, target and topology; `failure` if the set does not compile, else `changes` in the program and
+        `not_modelled` (settings that act at run time). The default and sets of options alone have a step time too,
+        with its interval: no gain of a flag is predicted (`docs/predictions.md`).
+    """
+    job = screener.job
+    if job.target is None:
         raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
-    row: dict[str, Any] = {"settings": dict(settings), "target": target.name, "topology": str(topology)}
+    row: dict[str, Any] = {"settings": dict(settings), "target": job.target.name, "topology": str(job.topology)}
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
-    found = predict_step(result.program, target, topology)
-    why = why_no_interval(screener.job.entry, screener.job.options)
-    interval = None if why is not None else [found.step_s * end for end in published()["interval"]]
     reference = screener.result(FlagSet()).program
-    changed = changes(reference, result.program) if reference is not None else []
-    known = {"interval_s": interval, "no_interval": why, "published": published()["words"], "changes": changed}
-    return {**row, "predicted": True, **asdict(found), **known}
+    row["changes"] = changes(reference, result.program) if reference is not None else []
+    flags = settings.without(*settings.of_kind("option"))
+    row["not_modelled"] = [name for name in flags if screener.stage(name) is not Stage.PROGRAM]
+    if not flags:
+        row |= {"predicted": True, **asdict(predict_step(result.program, job.target, job.topology))}
+        row["no_interval"] = why_no_interval(job.entry, {**job.options, **options_in(settings)})
+        ends = published()["interval"] if row["no_interval"] is None else ()
+        row["interval_s"] = [row["step_s"] * end for end in ends] or None
+    return row

@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -40,13 +40,11 @@ class Collective(Record):
     kind: str
     """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ..."""
     bytes: int
-    """Of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
+    """Bytes of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
     dtype: str
     group_size: int
     node_count: int
     """Machines of one group."""
-    implementation: str = "nccl"
-    """``nccl``, or ``kernel`` for XLA's own."""
 
 
 class Op(Work):
@@ -103,7 +101,7 @@ class CompiledProgram(Record):
     custom_calls: dict[str, int] = Field(default_factory=dict)
     """Number of custom calls, by target."""
     flops_per_step: float | None = None
-    """Of the model, over all GPUs, if the workload gives it."""
+    """FLOPs of the model over all GPUs, if the workload gives them."""
     tokens_per_step: int | None = None
     layer_bytes: dict[str, int] = Field(default_factory=dict)
     """``weights`` and ``gradients`` of one layer, if the workload gives them."""
@@ -111,8 +109,11 @@ class CompiledProgram(Record):
     @property
     def collective_bytes(self) -> dict[str, int]:
         """Bytes that its collectives write, by kind; each once, however often it runs."""
-        moved = [op.collective for op, _ in walk(self.schedule) if op.collective is not None]
-        return {kind: sum(c.bytes for c in moved if c.kind == kind) for kind in sorted({c.kind for c in moved})}
+        moved: Counter[str] = Counter()
+        for op, _, _ in walk(self.schedule):
+            if op.collective is not None:
+                moved[op.collective.kind] += op.collective.bytes
+        return dict(sorted(moved.items()))
 
 
 class CompileResult(Record):
@@ -131,68 +132,66 @@ class CompileResult(Record):
     """Peak memory on the host; 0 if unknown."""
 
 
-def walk(ops: tuple[Op, ...], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Yields every entry of a schedule and how often a step runs it; loops of unknown length count once."""
+def walk(
+    ops: tuple[Op, ...], times: int = 1, within: frozenset[OpKind] = frozenset()
+) -> Iterator[tuple[Op, int, frozenset[OpKind]]]:
+    """Yields every entry of a schedule, how often a step runs it, and the kinds of the entries around it.
+
+    Loops of unknown length count once.
+    """
     for op in ops:
-        yield op, times
-        inner = times * (op.trip_count or 1) if op.kind is OpKind.LOOP else times
-        yield from walk(op.condition, inner)
-        yield from walk(op.content, inner)
+        yield op, times, within
+        inner_times = times
+        if op.kind is OpKind.LOOP and op.trip_count is not None:
+            inner_times = times * op.trip_count
+        yield from walk((*op.condition, *op.content), inner_times, within | {op.kind})
 
 
 def figures(program: CompiledProgram) -> Counter[str]:
-    """Countable figures of a program, by name; those of collectives first."""
-    found: Counter[str] = Counter()
-    if program.schedule:
-        _count(program.schedule, found)
-        found.update({f"custom calls: {name}": n for name, n in program.custom_calls.items()})
-    else:  # XLA:CPU shows no thunks
-        found.update({f"instructions: {name}": n for name, n in program.opcodes.items()})
-    if program.memory is not None:
-        found["argument bytes"] = program.memory.argument_bytes
-        found["temporary bytes"] = program.memory.temp_bytes
-        found["peak bytes"] = program.memory.peak_bytes
-    kinds = tuple(f"{op.collective.kind} " for op, _ in walk(program.schedule) if op.collective is not None)
-    return Counter({name: found[name] for name in sorted(found, key=lambda name: (not name.startswith(kinds), name))})
-
-
-def _count(
-    ops: tuple[Op, ...], found: Counter[str], times: int = 1, *, is_async: bool = False, is_in_graph: bool = False
-) -> None:
-    """Counts the entries of a part of a schedule that a step runs so many times."""
-    for op in ops:
-        inner_times = times
+    """Returns the countable figures of a program, by name; those of collectives first."""
+    counts: Counter[str] = Counter()
+    kinds = set()
+    for op, times, within in walk(program.schedule):
         if op.collective is not None:
             kind = op.collective.kind
-            found[f"{kind} ({'async' if is_async else 'sync'})"] += 1
-            found[f"{kind} bytes a step"] += times * op.collective.bytes
-            found[f"{kind} runs a step"] += times
+            kinds.add(f"{kind} ")
+            how = "async" if OpKind.START in within else "sync"
+            counts[f"{kind} ({how})"] += 1
+            counts[f"{kind} bytes a step"] += times * op.collective.bytes
+            counts[f"{kind} runs a step"] += times
         elif op.kind in (OpKind.KERNEL, OpKind.COPY):
-            found[f"kernels: {op.detail}"] += 1
+            counts[f"kernels: {op.detail}"] += 1
         elif op.kind is OpKind.GRAPH:
-            found["command buffers"] += 1
+            counts["command buffers"] += 1
         elif op.kind is OpKind.LOOP:
-            inner_times = times * (op.trip_count or 1)
-            found["loops"] += 1
-            found["loops of unknown length, counted once"] += op.trip_count is None
-        found["kernels in command buffers"] += is_in_graph and op.kind in _LAUNCHED
-        found["kernel launches a step"] += times * (op.kind is OpKind.KERNEL)
-        starts, captures = is_async or op.kind is OpKind.START, is_in_graph or op.kind is OpKind.GRAPH
-        for part in (op.condition, op.content):
-            _count(part, found, inner_times, is_async=starts, is_in_graph=captures)
+            counts["loops"] += 1
+            counts["loops of unknown length, counted once"] += op.trip_count is None
+        counts["kernels in command buffers"] += OpKind.GRAPH in within and op.kind in _LAUNCHED
+        counts["kernel launches a step"] += times * (op.kind is OpKind.KERNEL)
+    if program.schedule:
+        counts.update({f"custom calls: {name}": count for name, count in program.custom_calls.items()})
+    else:  # XLA:CPU shows no thunks
+        counts.update({f"instructions: {name}": count for name, count in program.opcodes.items()})
+    if program.memory is not None:
+        counts["argument bytes"] = program.memory.argument_bytes
+        counts["temporary bytes"] = program.memory.temp_bytes
+        counts["peak bytes"] = program.memory.peak_bytes
+    return Counter(dict(sorted(counts.items(), key=lambda item: (not item[0].startswith(tuple(kinds)), item))))
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:
-    """The differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
+    """Returns the differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
     if reference.fingerprint == candidate.fingerprint:
         return []
-    before, after = figures(reference), figures(candidate)
-    found = [_clause(name, before[name], after[name]) for name in before | after if before[name] != after[name]]
-    return found or ["same figures, but other machine code, buffers or order"]
+    before = figures(reference)
+    after = figures(candidate)
+    clauses = [_clause(name, before[name], after[name]) for name in before | after if before[name] != after[name]]
+    return clauses or ["same figures, but other machine code, buffers or order"]
 
 
-def _clause(name: str, old: int, new: int) -> str:
-    if "bytes" in name:
-        moved = ("+" if new > old else "-") + format_bytes(abs(new - old))
-        return f"{name.replace(' bytes', '')}: {format_bytes(old)} -> {format_bytes(new)} ({moved})"
-    return f"{name}: {old} -> {new}"
+def _clause(name: str, before: int, after: int) -> str:
+    if "bytes" not in name:
+        return f"{name}: {before} -> {after}"
+    sign = "+" if after > before else "-"
+    difference = f"{sign}{format_bytes(abs(after - before))}"
+    return f"{name.replace(' bytes', '')}: {format_bytes(before)} -> {format_bytes(after)} ({difference})"

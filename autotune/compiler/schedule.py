@@ -63,10 +63,10 @@ def parse_thunks(text: str) -> list[Thunk]:
         if section:
             _open_section(stack, section[1])
             continue
-        found = _THUNK.match(line)
-        if not found:
+        match = _THUNK.match(line)
+        if not match:
             continue
-        thunk = Thunk(int(found[2]), found[3], found[4].strip(), len(found[1]))
+        thunk = Thunk(int(match[2]), match[3], match[4].strip(), len(match[1]))
         while len(stack) > 1 and stack[-1].indent >= thunk.indent:
             stack.pop()
         stack[-1].sections.setdefault(stack[-1].current, []).append(thunk)
@@ -88,7 +88,7 @@ def _open_section(stack: list[Thunk], name: str) -> None:
 
 
 def fingerprint(hlo_digest: str, thunks: str) -> str:
-    """Digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours.
+    """Returns the digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours.
 
     Kernels are numbered in order, for their names depend on which of them XLA had in its cache.
     """
@@ -112,13 +112,13 @@ class Reader:
 
     def _op(self, thunk: Thunk) -> Op:
         name = self._names.get(thunk.number, "")
-        found = self._index.get(name)
+        place = self._index.get(name)
         content = self.schedule(thunk.nested)
-        kind = OpKind(NAMES["thunks"].get(thunk.kind) or _unnamed(thunk, found[1] if found else None))
+        kind = OpKind(NAMES["thunks"].get(thunk.kind) or _unnamed(thunk, place[1] if place else None))
         number = re.search(r"async_id=(\d+)", thunk.text)
         fields: dict[str, object] = {"name": name or thunk.kind, "detail": thunk.kind, "content": content}
         fields["async_id"] = int(number[1]) if number else None
-        collective = self._collective(found, thunk)
+        collective = self._collective(place, thunk)
         if kind is OpKind.START:
             stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
             fields["stream"] = stream[1] if stream else "stream"
@@ -128,30 +128,30 @@ class Reader:
                 for branch, inside in thunk.sections.items()
             )
         elif kind is OpKind.LOOP:
-            fields["trip_count"] = trip_count(self._module, *found) if found else None
+            fields["trip_count"] = trip_count(self._module, *place) if place else None
             fields["condition"] = self.schedule(thunk.sections.get("condition", ()))
         elif collective is not None:
-            kind, fields["collective"] = OpKind.COLLECTIVE, collective
-        elif kind not in (OpKind.GRAPH, OpKind.DONE) and found is not None:
+            kind = OpKind.COLLECTIVE
+            fields["collective"] = collective
+        elif kind not in (OpKind.GRAPH, OpKind.DONE) and place is not None:
             if thunk.kind == "DynamicSliceFusion":  # runs its content at computed addresses; the fusion says how much
                 kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
                 fields["content"] = ()
             if kind is not OpKind.OTHER:
-                fields |= self._work(*found)
+                fields |= self._work(*place)
         return Op(kind=kind, **fields)
 
     def _work(self, computation: Computation, instruction: Instruction) -> dict[str, object]:
-        """Fields of an entry for a kernel or copy: its name and its work."""
-        done = kernel_work(self._module, computation, instruction)
-        estimate = _estimate(instruction, is_matrix=done.matrix_flops > 0)
-        return {**dict(done), "detail": _what(self._module, instruction), "xla_s": estimate}
+        """Returns the fields of an entry for a kernel or copy: its name and its work."""
+        work = kernel_work(self._module, computation, instruction)
+        estimate = _estimate(instruction, is_matrix=work.matrix_flops > 0)
+        return {**dict(work), "detail": _what(self._module, instruction), "xla_s": estimate}
 
     def _collective(self, found: tuple[Computation, Instruction] | None, thunk: Thunk) -> Collective | None:
-        """The collective of a thunk; None for starts, dones and other thunks."""
+        """Returns the collective of a thunk; None for starts, dones and other thunks."""
         if found is None or thunk.sections:
             return None
         computation, instruction = found
-        own_kernel = thunk.kind == "CollectiveKernel" or instruction.opcode == "fusion"
         if instruction.opcode in ("fusion", "async-start") and "calls" in instruction.called:
             computation = self._module.computations[instruction.called["calls"]]
             inner = [i for i in computation.instructions.values() if _collective_kind(i)]
@@ -172,22 +172,21 @@ class Reader:
             dtype=operands[0].dtype if operands else "",
             group_size=size,
             node_count=max(len({d // self._topology.gpus_per_node for d in g}) for g in moved),
-            implementation="kernel" if own_kernel else "nccl",
         )
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """Kind of an unlisted thunk: a kernel that moves its arrays, so that it costs time."""
+    """Returns the kind of an unlisted thunk: a kernel that moves its arrays, so that it costs time."""
     is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
 
 def _estimate(instruction: Instruction, *, is_matrix: bool) -> float | None:
-    """Seconds of a kernel by XLA's cost model; XLA writes microseconds, by several models."""
+    """Returns the seconds of a kernel by XLA's cost model; XLA writes microseconds, by several models."""
     text = instruction.attribute(r'"reification_cost":(\[[^\]]*\])')
     times = {e.get("name"): e.get("exec_time_us", 0.0) for e in json.loads(text)} if text else {}
-    found = times.get("experimental-gemm-cost-model" if is_matrix else "", 0.0)
-    return float(found) * 1e-6 or None
+    microseconds = times.get("experimental-gemm-cost-model" if is_matrix else "", 0.0)
+    return float(microseconds) * 1e-6 or None
 
 
 def _collective_kind(instruction: Instruction) -> str | None:
@@ -196,7 +195,7 @@ def _collective_kind(instruction: Instruction) -> str | None:
 
 
 def _what(module: Module, instruction: Instruction) -> str:
-    """Name of a kernel: the kind of fusion, or the target of a custom call."""
+    """Returns the name of a kernel: the kind of fusion, or the target of a custom call."""
     if instruction.opcode == "custom-call":
         return instruction.attribute(r'custom_call_target="([^"]*)"') or "custom-call"
     if instruction.opcode == "fusion":
@@ -222,9 +221,9 @@ def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, 
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
-        what = "thunks" if hlo else "optimized HLO"
+        missing = "thunks" if hlo else "optimized HLO"
         raise LaunchError(
-            f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {what}; "
+            f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {missing}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
     reader = Reader(module, {int(number): name for name, number in _NAME.findall(names)}, topology)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -60,14 +59,14 @@ class CompiledReport(Record):
     """Result of compiling one set."""
 
     fingerprint: str | None = None
-    """Of its program; None if it does not compile."""
+    """Fingerprint of its program; None if it does not compile."""
     changes: tuple[str, ...] = ()
     message: str = ""
     peak_bytes: int | None = None
     fits: bool | None = None
     """Whether the step fits in device memory; None if unknown."""
     compile_s: float = 0.0
-    """Of a failure, seconds until it ended."""
+    """Seconds until it was compiled, or failed."""
 
 
 class ValueReport(CompiledReport):
@@ -123,37 +122,37 @@ class ScreenReport(Record):
     target_digest: str = ""
     """`Target.digest`; empty for the CPU."""
 
-    def of_effect(self, effect: Effect) -> list[SettingReport]:
+    def of_effect(self, effect: str) -> list[SettingReport]:
         """Selects settings by effect."""
-        return [s for s in self.settings if s.effect is effect]
+        return [s for s in self.settings if s.effect == effect]
 
     def settled(self, verdicts: Mapping[str, Mapping[str, Any]]) -> ScreenReport:
         """Returns the report with verdicts on settings without an effect alone; those without a verdict are skipped."""
         settings = [s.model_copy(update=verdicts.get(s.name)) for s in self.settings]
         alone = sorted(s.name for s in settings if s.effect is Effect.ALONE)
-        kept = tuple(s for s in settings if s.effect is not Effect.ALONE)
-        return self.model_copy(update={"settings": kept, "skipped": (*alone, *self.skipped)})
+        decided = tuple(s for s in settings if s.effect is not Effect.ALONE)
+        return self.model_copy(update={"settings": decided, "skipped": (*alone, *self.skipped)})
 
 
 def find_canary(screener: Screener) -> FlagSet:
     """Finds the first canary that changes the reference's program; LaunchError, and nothing is kept, if none does."""
-    said: list[str] = []
+    reasons: list[str] = []
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
     for settings in canaries:
         if screener.baseline.merge(settings) == screener.baseline:
-            said.append(f"[{settings}] is in the baseline")
+            reasons.append(f"[{settings}] is in the baseline")
             continue
         result = screener.result(settings)
         if result.program is None:
-            said.append(f"[{settings}] does not compile" + (f": {result.failure.message}" if result.failure else ""))
+            reasons.append(f"[{settings}] does not compile" + (f": {result.failure.message}" if result.failure else ""))
         elif result.program.fingerprint == screener.reference().fingerprint:
-            said.append(f"[{settings}] gives the reference's program")
+            reasons.append(f"[{settings}] gives the reference's program")
         else:
             return settings
     screener.forget((FlagSet(), *canaries))
     raise LaunchError(
         "a screen must be able to see that a setting changes the program but no canary does: "
-        f"{'; '.join(said)}; flags do not seem to reach the compiler, so nothing is called a no-op"
+        f"{'; '.join(reasons)}; flags do not seem to reach the compiler, so nothing is called a no-op"
     )
 
 
@@ -203,7 +202,8 @@ class Screener:
         Raises:
             LaunchError: If the reference does not compile, or flags do not act.
         """
-        reference, canary = self.reference(), find_canary(self)
+        reference = self.reference()
+        canary = find_canary(self)
         self.is_over = is_over
         judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
         with contextlib.suppress(StoppedError):  # what is known by then is told
@@ -212,14 +212,17 @@ class Screener:
             )
         self.is_over = lambda: False
         skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
-        seen = {(reference.fingerprint, self._to_measure(self.baseline)): [("reference", FlagSet())]}
+        sets = [self._set_report("reference", FlagSet(), ())]
+        for name, settings in named.items():
+            if self.is_known(settings):
+                sets.append(self._set_report(name, settings, sets))
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
-            reference=self._set_report("reference", FlagSet(), {}),
+            reference=sets[0],
             settings=tuple(self._setting(n, v) for n, v in domains.items() if n not in skipped),
-            sets=tuple(self._set_report(n, s, seen) for n, s in named.items() if self.is_known(s)),
+            sets=tuple(sets[1:]),
             limit_bytes=self.limit_bytes(self.baseline),
             skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
             canary=canary,
@@ -228,7 +231,7 @@ class Screener:
         )
 
     def _cost(self) -> dict[str, Any]:
-        """What compiling took so far, as fields of a `ScreenReport`."""
+        """Returns what compiling took so far, as fields of a `ScreenReport`."""
         results = list(self._results.values())
         compiled = [r for r in results if not r.from_cache]
         return {
@@ -238,11 +241,9 @@ class Screener:
         }
 
     def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
-        """Sets to compile first: named ones, then single settings, those frequent in named sets first."""
-        compiled = [n for n in domains if self.stage(n) in (Stage.PROGRAM, Stage.AUTOTUNER)]
-        held = Counter(name for settings in named.values() for name in settings)
-        compiled.sort(key=lambda name: -held[name])
-        return [*named.values(), *(FlagSet({n: v}) for n in compiled for v in domains[n])]
+        """Returns the sets to compile first: named ones, then single settings."""
+        acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
+        return [*named.values(), *(FlagSet({name: value}) for name in acting for value in domains[name])]
 
     def compile_all(
         self, wanted: Sequence[FlagSet], progress: Callable[[int, int], None] = lambda done, of: None
@@ -271,38 +272,38 @@ class Screener:
         self._compiler.kept_to = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
-        """The stage at which a setting acts; run time if the catalogue lacks it."""
+        """Returns the stage at which a setting acts; run time if the catalogue lacks it."""
         setting = self._catalog.get(name)
         return setting.stage if setting is not None else Stage.RUNTIME
 
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
-        """Device memory that JAX takes under these settings; None for the CPU."""
+        """Returns the device memory that JAX takes under these settings; None for the CPU."""
         if self.job.target is None:
             return None
         return int(self.job.target.memory_bytes * (memory_fraction(settings) or DEFAULT_MEMORY_FRACTION))
 
     def program_key(self, settings: FlagSet) -> str | None:
-        """Key of sets with one program and the same run-time settings, which need only one measurement.
+        """Returns the key of sets with one program and the same run-time settings, which need only one measurement.
 
         None if the set does not compile, or holds a setting of the on-device autotuner.
         """
-        rest = self._to_measure(self.baseline.merge(settings))
-        if any(self.stage(n) is Stage.AUTOTUNER for n in rest):
+        unjudged = self._to_measure(self.baseline.merge(settings))
+        if any(self.stage(n) is Stage.AUTOTUNER for n in unjudged):
             return None
         programs = self._programs(settings)
-        return None if None in programs else "-".join([*map(str, programs), rest.digest])
+        return None if None in programs else "-".join([*map(str, programs), unjudged.digest])
 
     def _programs(self, settings: FlagSet) -> list[str | None]:
-        """Fingerprints of a set's programs, one for each kernel choice."""
+        """Returns the fingerprints of a set's programs, one for each kernel choice."""
         return [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
 
     def fingerprint(self, settings: FlagSet) -> str | None:
-        """Fingerprint of a set's program; None if it does not compile."""
+        """Returns the fingerprint of a set's program; None if it does not compile."""
         program = self.result(settings).program
         return program.fingerprint if program is not None else None
 
     def result(self, settings: FlagSet) -> CompileResult:
-        """The result of a set; compiles it if necessary."""
+        """Returns the result of a set; compiles it if necessary."""
         self.compile_all([settings])
         return self._results[self._as_compiled(settings)]
 
@@ -315,7 +316,8 @@ class Screener:
 
     def fits(self, settings: FlagSet) -> bool | None:
         """Whether a set's step fits in device memory; None if unknown or it does not compile."""
-        program, limit = self.result(settings).program, self.limit_bytes(self.baseline.merge(settings))
+        program = self.result(settings).program
+        limit = self.limit_bytes(self.baseline.merge(settings))
         if program is None or program.memory is None or limit is None:
             return None
         return program.memory.peak_bytes <= limit
@@ -325,17 +327,17 @@ class Screener:
         return self._as_compiled(settings) in self._results
 
     def _as_compiled(self, settings: FlagSet) -> FlagSet:
-        """The set merged into the baseline, without variables that the compiler ignores."""
+        """Returns the set merged into the baseline, without variables that the compiler ignores."""
         merged = self.baseline.merge(settings)
         return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
 
     def reference(self) -> CompiledProgram:
-        """The reference's program; LaunchError if it does not compile."""
+        """Returns the reference's program; LaunchError if it does not compile."""
         result = self.result(FlagSet())
         if result.program is None:
             failure = result.failure
-            words = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
-            raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {words}")
+            reason = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
+            raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {reason}")
         return result.program
 
     def _setting(self, name: str, values: Sequence[str]) -> SettingReport:
@@ -343,17 +345,20 @@ class Screener:
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
         reports = tuple(self._value(name, value) for value in values)
-        effect = Effect.FAILS if any(r.message for r in reports) else Effect.ALONE
-        effect = Effect.ACTIVE if any(r.is_active for r in reports) else effect
+        effect = Effect.ALONE
+        if any(r.is_active for r in reports):
+            effect = Effect.ACTIVE
+        elif any(r.message for r in reports):
+            effect = Effect.FAILS
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
     def _value(self, name: str, value: str) -> ValueReport:
-        found = self._compiled(FlagSet({name: value}))
-        is_active = found["fingerprint"] not in (None, self.reference().fingerprint)
-        return ValueReport(value=value, is_active=is_active, **found)
+        fields = self._compiled(FlagSet({name: value}))
+        is_active = fields["fingerprint"] not in (None, self.reference().fingerprint)
+        return ValueReport(value=value, is_active=is_active, **fields)
 
     def _compiled(self, settings: FlagSet) -> dict[str, Any]:
-        """Fields of a `CompiledReport`."""
+        """Returns the fields of a `CompiledReport`."""
         result = self.result(settings)
         if result.program is None:
             assert result.failure is not None
@@ -395,9 +400,9 @@ class Screener:
             groups = _Groups(self, forced, " ".join(filter(None, ("groups", choice))), progress, is_over, on)
             search = InteractionSearch(groups.program, no_ops, active, ahead=groups.compile)
             acting = search.run(chains, groups.tell)
-            under = choice if choice != own_choice else ""
+            forced_choice = choice if choice != own_choice else ""
             for name, others in acting.found_active.items():
-                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": under}
+                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": forced_choice}
                 active[name] = no_ops[name]
             if acting.unsettled:
                 break
@@ -407,21 +412,22 @@ class Screener:
         return report.settled(verdicts).model_copy(update=self._cost())
 
     def _to_measure(self, settings: FlagSet) -> FlagSet:
-        """The part of a set that compiling cannot judge."""
+        """Returns the part of a set that compiling cannot judge."""
         return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
 
-    def _set_report(
-        self, name: str, settings: FlagSet, seen: dict[tuple[str, FlagSet], list[tuple[str, FlagSet]]]
-    ) -> SetReport:
-        found, rest = self._compiled(settings), self._to_measure(self.baseline.merge(settings))
+    def _set_report(self, name: str, settings: FlagSet, earlier: Sequence[SetReport]) -> SetReport:
+        """Reports a set; the same program as that of an earlier set is one under each kernel choice."""
+        fields = self._compiled(settings)
+        unjudged = self._to_measure(self.baseline.merge(settings))
         same_as = None
-        if found["fingerprint"] is not None:
-            earlier = seen.setdefault((found["fingerprint"], rest), [])
-            with contextlib.suppress(StoppedError):
-                mine = self._programs(settings) if earlier else []
-                same_as = next((first for first, other in earlier if self._programs(other) == mine), None)
-            earlier.append((name, settings))
-        return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(rest), **found)
+        alike = [s for s in earlier if s.fingerprint == fields["fingerprint"] is not None]
+        with contextlib.suppress(StoppedError):
+            for other in alike:
+                is_run_alike = self._to_measure(self.baseline.merge(other.settings)) == unjudged
+                if is_run_alike and self._programs(other.settings) == self._programs(settings):
+                    same_as = other.name
+                    break
+        return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(unjudged), **fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -446,12 +452,12 @@ class _Groups:
 
     def compile(self, sets: Sequence[FlagSet]) -> None:
         """Compiles sets; StoppedError if the time is up."""
-        wanted = [s.merge(self.forced) for s in sets]
-        if all(map(self.screener.is_known, wanted)):
+        merged = [s.merge(self.forced) for s in sets]
+        if all(map(self.screener.is_known, merged)):
             return
         if self.is_over():
             raise StoppedError("the time for compiling is up")
-        self.on(lambda: self.screener.compile_all(wanted))
+        self.on(lambda: self.screener.compile_all(merged))
 
 
 def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
@@ -471,19 +477,26 @@ def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None
             )
         topology = Topology(1, device.count or 1)
     elif topology is None:
-        own = device.count // device.node_count if device.platform == "cuda" and device.count else None
-        topology = Topology(device.node_count, own or target.network.gpus_per_node)
+        gpus_per_node = target.network.gpus_per_node
+        if device.platform == "cuda" and device.count:
+            gpus_per_node = device.count // device.node_count
+        topology = Topology(device.node_count, gpus_per_node)
     moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
     return spec.model_copy(update={"device": moved}), topology
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target | None, Topology]:
-    """The GPU and the cluster that a study names, else those that ran it; None for an unknown GPU."""
-    asked, nodes = spec.screen, spec.device.node_count
-    target = load_target(asked.target) if asked.target else target_here(ran.device_kind) if ran else None
-    target = target and target.on_network(spec.device.nic_bytes_per_s)
-    if asked.topology:
-        return target, parse_topology(asked.topology)
+    """Returns the GPU and the cluster that a study names, else those that ran it; None for an unknown GPU."""
+    target = None
+    if spec.screen.target:
+        target = load_target(spec.screen.target)
+    elif ran is not None:
+        target = target_here(ran.device_kind)
+    if target is not None:
+        target = target.on_network(spec.device.nic_bytes_per_s)
+    if spec.screen.topology:
+        return target, parse_topology(spec.screen.topology)
+    nodes = spec.device.node_count
     count = ran.device_count if ran is not None else spec.device.count or nodes
     return target, Topology(nodes, max(1, count // nodes))
 
@@ -538,21 +551,21 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
     Args:
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
-    found = {s.name: s for s in report.settings}
-    no_ops = {} if keeps_no_ops else {n: s for n, s in found.items() if s.effect in (Effect.NO_OP, Effect.ALONE)}
+    reports = {s.name: s for s in report.settings}
+    no_ops = {} if keeps_no_ops else {n: s for n, s in reports.items() if s.effect in (Effect.NO_OP, Effect.ALONE)}
     reasons = {n: _no_op_reason(s, report) for n, s in no_ops.items()}
-    kept: list[Parameter] = []
+    parameters: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        left = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
+        condition = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
         refused = _refused_values(parameter.name, report)
         choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
         if choices == ():
             reasons[parameter.name] = "no value of it compiles and fits here"
             continue
-        kept.append(dataclasses.replace(parameter, condition=left, choices=choices))
-    return dataclasses.replace(space, parameters=tuple(kept), left_out={**space.left_out, **reasons})
+        parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
+    return dataclasses.replace(space, parameters=tuple(parameters), left_out={**space.left_out, **reasons})
 
 
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
@@ -561,51 +574,49 @@ def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
 
 
 def _refused_values(name: str, report: ScreenReport) -> set[str]:
-    """Values of a setting that must not be launched; if not even the reference fits, memory is ignored.
+    """Returns the values of a setting that must not be launched; if not even the reference fits, memory is ignored.
 
     A value stays if the savings of all other settings together could make it fit: each set is checked again before it
     is launched.
     """
     values = next((s.values for s in report.settings if s.name == name), ())
-    if (limit := report.limit_bytes) is None:
+    if report.limit_bytes is None:
         return {v.value for v in values if v.message}
     if report.reference.fits is False:
         return set()
     usual = report.reference.peak_bytes or 0
-    peaks = [[v.peak_bytes for v in s.values if v.peak_bytes is not None] for s in report.settings if s.name != name]
-    saved = sum(max(0, usual - min(of)) for of in peaks if of)
-    return {v.value for v in values if v.peak_bytes is not None and v.peak_bytes - saved > limit}
+    saved = 0
+    for setting in report.settings:
+        if setting.name != name:
+            peaks = [v.peak_bytes for v in setting.values if v.peak_bytes is not None]
+            saved += max(0, usual - min(peaks, default=usual))
+    return {v.value for v in values if v.peak_bytes is not None and v.peak_bytes - saved > report.limit_bytes}
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
     """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling value."""
     by_name = {p.name: p for p in space.parameters}
+    longest = max((len(values) for p in space.parameters for values in (p.condition or {}).values()), default=0)
 
     def needed(name: str, index: int) -> FlagSet:
-        found = FlagSet()
-        for other, values in (by_name[name].condition or {}).items():
+        settings = FlagSet()
+        for parent, values in (by_name[name].condition or {}).items():
             value = values[index % len(values)]
-            if other in by_name and not by_name[other].is_absent(value):
-                found = found.merge(needed(other, index)).merge({other: value})
-        return found
+            if parent in by_name and not by_name[parent].is_absent(value):
+                settings = settings.merge(needed(parent, index)).merge({parent: value})
+        return settings
 
-    sets = {n: [needed(n, i) for i in range(_longest_condition(by_name, n))] for n in by_name}
-    return {n: list(dict.fromkeys(s for s in of if s)) for n, of in sets.items() if any(of)}
-
-
-def _longest_condition(by_name: Mapping[str, Parameter], name: str) -> int:
-    """Largest number of values in the conditions of a parameter and of those it depends on."""
-    condition = (by_name[name].condition if name in by_name else None) or {}
-    return max([1, *map(len, condition.values()), *(_longest_condition(by_name, n) for n in condition)])
+    sets = {name: dict.fromkeys(needed(name, index) for index in range(longest)) for name in by_name}
+    return {name: list(filter(None, of_name)) for name, of_name in sets.items() if any(of_name)}
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:
-    """Values to compile for each parameter, other than its default."""
+    """Returns the values to compile for each parameter, other than its default."""
     return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
 
 
 def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
-    """At most `most` (at least 2) evenly spread values, first and last included."""
+    """Returns at most `most` (at least 2) evenly spread values, first and last included."""
     if len(values) <= most:
         return values
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]

@@ -108,9 +108,10 @@ class Target:
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
     def scopes(self, topology: Topology | None) -> dict[Scope, bool]:
-        """Which scopes of the catalogue such machines have or lack; None for a cluster that is not known."""
-        links, generation = self.network, self.device["cuda_compute_capability"]["major"]
-        found = {
+        """Returns which scopes of the catalogue such machines have or lack; None for a cluster that is not known."""
+        links = self.network
+        generation = self.device["cuda_compute_capability"]["major"]
+        scopes = {
             Scope.NVLINK: links.nvlink_links > 0,
             Scope.NVLS: links.nvls_share > 0,
             Scope.HOPPER: generation >= 9,
@@ -118,9 +119,9 @@ class Target:
         }
         if topology is not None:
             hosts = max(1, links.nvlink_domain // links.gpus_per_node)
-            found[Scope.NVLINK_DOMAINS] = topology.nodes > hosts
-            found[Scope.NVLINK_OVER_HOSTS] = min(topology.nodes, hosts) > 1
-        return found
+            scopes[Scope.NVLINK_DOMAINS] = topology.nodes > hosts
+            scopes[Scope.NVLINK_OVER_HOSTS] = min(topology.nodes, hosts) > 1
+        return scopes
 
     def on_network(self, nic_bytes_per_s: float | None) -> Target:
         """This GPU with this line rate of the network for each GPU; None changes nothing."""
@@ -130,7 +131,7 @@ class Target:
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
-    """The share of a GPU's memory that settings give to JAX's client; None without a valid one.
+    """Returns the share of a GPU's memory that settings give to JAX's client; None without a valid one.
 
     A share above 1 means unified memory and counts as 1.
     """
@@ -157,7 +158,7 @@ class Topology:
         return f"{self.nodes}x{self.gpus_per_node}"
 
     def for_xla(self, network: Network) -> str:
-        """The topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
+        """Returns the topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
 
         A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts in one partition
         crashed jaxlib 0.12.0.1 for some programs.
@@ -177,16 +178,16 @@ class Topology:
 
 def parse_topology(text: str) -> Topology:
     """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any other text."""
-    found = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,3})", text.strip().lower())
-    if not found or int(found[1] or 1) < 1 or int(found[2]) < 1:
+    match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,3})", text.strip().lower())
+    if not match or int(match[1] or 1) < 1 or int(match[2]) < 1:
         raise StudyFileError(
             f"a topology must look like 8x8 (nodes x GPUs on each) or 8 (GPUs of one node) but got {text!r}"
         )
-    return Topology(int(found[1] or 1), int(found[2]))
+    return Topology(int(match[1] or 1), int(match[2]))
 
 
 def target_names() -> list[str]:
-    """Names of the targets in the package."""
+    """Returns the names of the targets in the package."""
     return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml"))
 
 
@@ -195,28 +196,27 @@ def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[s
 
     Args:
         name: One of `target_names`, or the path of a ``.toml`` file of the same form.
-        facts: Properties reported by such a GPU; they override the file.
+        facts: Driver, memory and processors reported by such a GPU; they override the file.
         versions: Versions of the distributions that decide CUDA and cuDNN; None for the installed ones.
 
     Raises:
         StudyFileError: If there is no such target, or the file is unreadable or incomplete.
     """
-    found = _read_target(name)
+    target = _read_target(name)
     cuda = packaged_table("cuda.toml")
     if versions is None:
         versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
     plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
-    device = {**cuda["limits"], **_versions(plugin, versions), **found.device, **_told(found.device, facts)}
-    links = found.network.nvlink_links if facts is None or facts.nvlinks is None else facts.nvlinks
-    if links:
-        device["device_interconnect_info"] = {"active_links": links}
+    device = {**cuda["limits"], **_versions(plugin, versions), **target.device, **_reported(target.device, facts)}
+    if target.network.nvlink_links:
+        device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
     dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
     return replace(
-        found,
+        target,
         name=name.removesuffix(".toml").rpartition("/")[2],
         device=device,
         dnn=dict(zip(("major", "minor", "patch"), dnn, strict=True)),
-        kinds=(found.device["name"], *found.kinds),
+        kinds=(target.device["name"], *target.kinds),
     )
 
 
@@ -247,48 +247,50 @@ def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[st
 
 
 def _numbers(version: str) -> list[int]:
-    """The first three numbers of a version."""
+    """Returns the first three numbers of a version."""
     return [*map(int, re.findall(r"\d+", version)), 0, 0][:3]
 
 
-def _told(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, Any]:
-    """Fields of the description from a GPU's own report."""
+def _reported(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, Any]:
+    """Returns the fields of a description that a GPU reports otherwise."""
     if facts is None:
         return {}
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "driver_version": facts.cuda,
-        "name": facts.name or None,
-        "core_count": facts.lanes and facts.lanes // device["fpus_per_core"],
-        "clock_rate_ghz": facts.clock_ghz,
+        "name": facts.name,
         "device_memory_size": facts.memory_bytes,
-        "memory_bandwidth": facts.memory_bytes_per_s and int(facts.memory_bytes_per_s),
     }
-    if facts.compute_capability is not None:
-        numbers = dict(zip(("major", "minor"), facts.compute_capability, strict=True))
-        told["cuda_compute_capability"] = device["cuda_compute_capability"] | numbers
-    return {name: value for name, value in told.items() if value is not None}
+    if facts.lanes is not None:
+        fields["core_count"] = facts.lanes // device["fpus_per_core"]
+    return {name: value for name, value in fields.items() if value}
 
 
 def target_of(device_kind: str) -> Target | None:
-    """The target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or several fit."""
+    """Returns the target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or several fit."""
     kind = device_kind.strip()
-    known = {name: t for t in map(load_target, target_names()) for name in t.kinds}
-    if kind in known:
-        return known[kind]
-    alike = {t.name: t for name, t in known.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")}
-    return next(iter(alike.values())) if len(alike) == 1 else None
+    targets = {name: target for target in map(load_target, target_names()) for name in target.kinds}
+    if kind in targets:
+        return targets[kind]
+    alike = {t.name: t for name, t in targets.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")}
+    if len(alike) != 1:
+        return None
+    return alike.popitem()[1]
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
-    """The target of a GPU, with its own report of its properties if one is attached here; None for an unknown kind.
+    """Returns the target of a GPU, with its own report of its properties if it is attached; None for an unknown kind.
 
     Args:
         device_kind: Its name in JAX; None for the first GPU that this process may use.
     """
-    here = {gpu.name: gpu for gpu in reversed(gpu_facts(caller_environment()))}
-    kind = device_kind if device_kind is not None else next(reversed(here), "")
-    known = target_of(kind)
-    return load_target(known.name, facts=here[kind]) if known is not None and kind in here else known
+    attached = gpu_facts(caller_environment())
+    if device_kind is None:
+        device_kind = attached[0].name if attached else ""
+    target = target_of(device_kind)
+    facts = next((gpu for gpu in attached if gpu.name == device_kind), None)
+    if target is None or facts is None:
+        return target
+    return load_target(target.name, facts=facts)
 
 
 def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
@@ -297,28 +299,29 @@ def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
     for name, value in fields.items():
         if isinstance(value, Mapping):
             lines.append(f"{indent}{name} {{\n{proto_text(value, indent + '  ')}{indent}}}\n")
+        elif isinstance(value, str) and name != "feature_extension":
+            lines.append(f'{indent}{name}: "{value}"\n')
         else:
-            shown = f'"{value}"' if isinstance(value, str) and name != "feature_extension" else value
-            lines.append(f"{indent}{name}: {shown}\n")
+            lines.append(f"{indent}{name}: {value}\n")
     return "".join(lines)
 
 
 def compiler_versions() -> dict[str, str]:
-    """Versions of the installed ones of jax, jaxlib and the plugin's parts."""
-    return installed_versions(("jax", "jaxlib", *(part for parts in _WHOLE_PLUGINS for part in parts)))
+    """Returns the versions of jax, jaxlib and the plugin's parts, as far as they are installed."""
+    return installed_versions(("jax", "jaxlib", *(package for plugin in _WHOLE_PLUGINS for package in plugin)))
 
 
 def compiler_problem(versions: Mapping[str, str]) -> str | None:
-    """Why `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
+    """Returns why `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
     jaxlib = versions.get("jaxlib")
-    parts = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
-    if not any(all(part in parts for part in whole) for whole in _WHOLE_PLUGINS):
-        got = f"only {', '.join(parts)} is installed" if parts else "none is installed"
+    installed = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
+    if not any(all(package in installed for package in plugin) for plugin in _WHOLE_PLUGINS):
+        count = f"only {', '.join(installed)} is installed" if installed else "none is installed"
         advice = "in autotune's folder run: pip install -e '.[screen]'"
-        return f"compiling for a GPU needs XLA's CUDA plugin but {got}; {advice}"
-    wrong = [f"{name} {version}" for name, version in parts.items() if version != jaxlib]
+        return f"compiling for a GPU needs XLA's CUDA plugin but {count}; {advice}"
+    wrong = [f"{name} {version}" for name, version in installed.items() if version != jaxlib]
     if wrong:
-        fix = " ".join(f"{name}=={jaxlib}" for name in parts)
+        fix = " ".join(f"{name}=={jaxlib}" for name in installed)
         return (
             f"the CUDA plugin must be of jaxlib's version {jaxlib} but got {', '.join(wrong)}; run: pip install {fix}"
         )

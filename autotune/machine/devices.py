@@ -20,18 +20,18 @@ _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
 
 def parse_devices(text: str) -> tuple[str, ...]:
     """Parses device ids such as ``0,1`` or ``4-7``, or NVIDIA's UUIDs; StudyFileError if malformed or named twice."""
-    found: list[str] = []
-    for part in (p.strip() for p in text.split(",")):
-        span = re.fullmatch(r"(\d+)-(\d+)", part)
+    devices: list[str] = []
+    for item in (p.strip() for p in text.split(",")):
+        span = re.fullmatch(r"(\d+)-(\d+)", item)
         if span and int(span[1]) <= int(span[2]):
-            found += [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
-        elif _DEVICE.fullmatch(part) and not span:
-            found.append(part)
+            devices += [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
+        elif _DEVICE.fullmatch(item) and not span:
+            devices.append(item)
         else:
             raise StudyFileError(f"devices must be given like 0,1 or 4-7 but got {text!r}")
-    if len(set(found)) != len(found):
+    if len(set(devices)) != len(devices):
         raise StudyFileError(f"each device must be named once but got {text!r}")
-    return tuple(found)
+    return tuple(devices)
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
@@ -64,9 +64,9 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
             try:
                 stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:
-                found = (c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}")
+                owners = (c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}")
                 raise LaunchError(
                     f"a device must be used by one study at a time but {kind} device {device} is in use by another "
-                    f"(process {next(found, None) or 'unknown'}); name other devices with --devices, or wait"
+                    f"(process {next(owners, None) or 'unknown'}); name other devices with --devices, or wait"
                 ) from error
         yield

@@ -83,11 +83,12 @@ def merge_for_exec(own: Mapping[str, str], settings: FlagSet, baseline: FlagSet)
     Raises:
         SettingError: If the caller's XLA_FLAGS cannot be parsed.
     """
-    mine, lines = steering_settings(own), []
-    merged = mine.merge(settings)
+    callers = steering_settings(own)
+    lines = []
+    merged = callers.merge(settings)
     for name, value in merged.items():
         if name in settings:
-            yours = mine.get(name, value)
+            yours = callers.get(name, value)
             whose = "baseline of the study" if baseline.get(name) == value else "winner"
             lines.append(f"{name}={value} ({whose}{'' if yours == value else f', in place of your {yours!r}'})")
         elif kind_of(name) == "xla":

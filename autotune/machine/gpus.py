@@ -1,9 +1,8 @@
-"""Lists the GPUs of this machine (nvidia-smi) and the properties that XLA compiles for (NVML)."""
+"""Lists the GPUs of this machine (nvidia-smi), and asks what XLA compiles for (NVML)."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child.gpus import VISIBLE, load_nvml, named_devices, visible_devices
-from autotune.child.gpus import ask as ask_nvml
+from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_devices
 
 Runner = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; an empty text if it is missing, fails or hangs."""
 
 _QUERY = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap", "utilization.gpu")
-_MOST_NVLINKS = 36
 _ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew, GPU by GPU
 
 
@@ -41,10 +38,10 @@ def run_program(command: Sequence[str]) -> str:
     if shutil.which(command[0]) is None:  # no process is started to find that out
         return ""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
+    return process.stdout
 
 
 def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
@@ -77,8 +74,8 @@ def visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 def visible_gpu_ids(environment: Mapping[str, str]) -> str:
     """Returns the ids of the GPUs visible under this environment, without starting their driver; empty if unknown."""
-    if (named := environment.get(VISIBLE)) is not None:
-        return named
+    if (visible := environment.get(VISIBLE)) is not None:
+        return visible
     with contextlib.suppress(OSError):
         return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
     return ""
@@ -104,22 +101,14 @@ def is_without_gpus(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Properties of one GPU that XLA compiles for; None where NVML gives none."""
+    """Properties in which an attached GPU may differ from others of its kind; None where NVML gives none."""
 
     name: str
     """JAX's device kind, such as ``NVIDIA H200``."""
-    compute_capability: tuple[int, int] | None = None
-    """Such as (9, 0)."""
     lanes: int | None = None
-    """CUDA cores, of all multiprocessors."""
+    """CUDA cores of all multiprocessors: a MIG part has fewer."""
     memory_bytes: int | None = None
     """Total memory without the driver's reserve."""
-    memory_bytes_per_s: float | None = None
-    """From the memory's highest clock and the width of its bus."""
-    clock_ghz: float | None = None
-    """Highest clock of the multiprocessors."""
-    nvlinks: int | None = None
-    """Links that are up."""
     cuda: str | None = None
     """The newest CUDA that the driver can run, ``major.minor.0``."""
 
@@ -131,21 +120,11 @@ def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvm
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:
-    ask = functools.partial(ask_nvml, nvml)
-    name, capability = ask("nvmlDeviceGetName", handle), ask("nvmlDeviceGetCudaComputeCapability", handle)
-    clock_mhz = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM)
-    memory_mhz = ask("nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_MEM)
-    bus_bits = ask("nvmlDeviceGetMemoryBusWidth", handle)
-    memory = ask("nvmlDeviceGetMemoryInfo", handle, getattr(nvml, "nvmlMemory_v2", None))
-    links = [ask("nvmlDeviceGetNvLinkState", handle, link) for link in range(_MOST_NVLINKS)]
-    cuda = ask("nvmlSystemGetCudaDriverVersion_v2")
+    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, getattr(nvml, "nvmlMemory_v2", None))
+    cuda = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
     return GpuFacts(
-        name=name or "",
-        compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
-        lanes=ask("nvmlDeviceGetNumGpuCores", handle),
+        name=ask(nvml, "nvmlDeviceGetName", handle) or "",
+        lanes=ask(nvml, "nvmlDeviceGetNumGpuCores", handle),
         memory_bytes=memory.total - memory.reserved if hasattr(memory, "reserved") else None,
-        memory_bytes_per_s=memory_mhz * 1e6 * 2 * bus_bits / 8 if memory_mhz and bus_bits else None,
-        clock_ghz=clock_mhz / 1000 if clock_mhz else None,
-        nvlinks=sum(bool(state) for state in links) if any(state is not None for state in links) else None,
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}.0" if cuda else None,
     )

@@ -65,8 +65,8 @@ def utc_now() -> str:
 
 def processor_name() -> str:
     """Returns the model of this machine's processor."""
-    found = re.search(r"^model name\s*:\s*(.+)$", kernel_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.+)$", kernel_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return model.group(1).strip() if model else platform.processor() or platform.machine()
 
 
 def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")) -> set[int]:
@@ -75,18 +75,18 @@ def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, 
     At least one core for each device, whose host thread needs it, and one more are left.
     """
     cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
-    kept = max(math.ceil(len(cores) / 2), device_count + 1)
-    return {processor for core in cores[kept:] for processor in core}
+    reserved = max(math.ceil(len(cores) / 2), device_count + 1)
+    return {processor for core in cores[reserved:] for processor in core}
 
 
 def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
     """Groups processors by core; a processor without topology is a core of its own."""
-    found = {}
+    cores = {}
     for processor in usable:
         siblings = _numbers(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
         core = tuple(sorted((siblings | {processor}) & set(usable)))
-        found[core[0]] = core
-    return [found[first] for first in sorted(found)]
+        cores[core[0]] = core
+    return [cores[processor_number] for processor_number in sorted(cores)]
 
 
 def _numbers(file: Path) -> set[int]:
@@ -100,10 +100,10 @@ def available_memory_bytes(cgroup: Path = CGROUP) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, used in _CGROUP_FILES:
         try:
-            left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+            room = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
         except (OSError, ValueError):  # no such file, or "max"
             continue
-        free = min(free, max(0, left))
+        free = min(free, max(0, room))
     return free
 
 
@@ -156,8 +156,8 @@ def would_run_on(environment: Mapping[str, str], count: int | None = None) -> Ra
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
         env = with_packages(environment)
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
-        told = json.loads(done.stdout)
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
+        answer = json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return RanOn(versions={}, gpus=())
-    return RanOn(versions=told["versions"], gpus=tuple(GpuState.model_validate(g) for g in told["gpus"]))
+    return RanOn(versions=answer["versions"], gpus=tuple(GpuState.model_validate(g) for g in answer["gpus"]))

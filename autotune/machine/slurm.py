@@ -41,7 +41,7 @@ def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
 def ask_slurm(command: Sequence[str], env: Mapping[str, str]) -> str:
     """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or takes too long."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=ANSWER_LIMIT_S,
             stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
@@ -55,10 +55,10 @@ def ask_slurm(command: Sequence[str], env: Mapping[str, str]) -> str:
             f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see with `scontrol ping` "
             "whether its controller is down, then try again"
         ) from error
-    if done.returncode != 0:
-        said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-        raise SlurmError(f"SLURM refuses `{command[0]}`: {said or f'exit status {done.returncode}'}")
-    return done.stdout
+    if process.returncode != 0:
+        message = " ".join(line.strip() for line in process.stderr.splitlines() if line.strip())
+        raise SlurmError(f"SLURM refuses `{command[0]}`: {message or f'exit status {process.returncode}'}")
+    return process.stdout
 
 
 def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
@@ -68,9 +68,9 @@ def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
 
 def slurm_address(node: str, env: Mapping[str, str]) -> str:
     """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a node or an answer."""
-    shown = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
-    found = re.search(r"\bNodeAddr=(\S+)", shown)
-    return found.group(1) if found else node
+    description = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
+    address = re.search(r"\bNodeAddr=(\S+)", description)
+    return address.group(1) if address else node
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
@@ -79,20 +79,22 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
     SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused because the job is
     over says nothing about its node.
     """
-    found: dict[str, str] = {}
+    lost: dict[str, str] = {}
     client = slurm_client_environment(env)
     steps = {node: _start_empty_step(node, client) for node in nodes}
     for node, step in steps.items():
         try:
-            _, said = step.communicate(timeout=TRIAL_STEP_LIMIT_S)
+            _, message = step.communicate(timeout=TRIAL_STEP_LIMIT_S)
         except subprocess.TimeoutExpired:
             step.kill()
             step.communicate()
-            found[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
+            lost[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
         else:
-            if step.returncode != 0 and not re.search(r"already complet|Invalid job id|expired", said, re.IGNORECASE):
-                found[node] = said.strip().splitlines()[-1][:300] if said.strip() else "it starts no step"
-    return found
+            if step.returncode != 0 and not re.search(
+                r"already complet|Invalid job id|expired", message, re.IGNORECASE
+            ):
+                lost[node] = message.strip().splitlines()[-1][:300] if message.strip() else "it starts no step"
+    return lost
 
 
 def end_slurm_step(step: str, env: Mapping[str, str]) -> None:

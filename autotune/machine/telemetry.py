@@ -12,7 +12,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -121,59 +121,62 @@ class ArmWatch:
         counted = self.counted_s.get((index, reason), [])
         if len(counted) == self.blocks > 0 and sum(counted) <= TOO_FAST * self.seconds:
             return min(sum(counted), self.seconds)
-        seen = [s.throttled_by for s in self.samples if s.index == index and s.throttled_by is not None]
-        if len(seen) < LEAST_SAMPLES:
+        reasons = [s.throttled_by for s in self.samples if s.index == index and s.throttled_by is not None]
+        if len(reasons) < LEAST_SAMPLES:
             return None
-        return self.seconds * sum(reason in s for s in seen) / len(seen)
+        return self.seconds * sum(reason in s for s in reasons) / len(reasons)
 
     def figures(self, reasons: Sequence[str]) -> ArmOfGpus:
         """Sums up all GPUs, for the given throttle reasons."""
-        by_gpu = [[s for s in self.samples if s.index == i] for i in sorted(self.indices)]
-        clocks = [c for c in (_mean(s.clock_mhz for s in gpu) for gpu in by_gpu) if c is not None]
-        powers = [p for p in (_mean(s.power_w for s in gpu) for gpu in by_gpu) if p is not None]
+        clocks = self._means("clock_mhz")
+        powers = self._means("power_w")
         return ArmOfGpus(
             seconds=round(self.seconds, 3),
-            looks=min((len(g) for g in by_gpu), default=0),
+            looks=min(sum(s.index == i for s in self.samples) for i in self.indices),
             held_back={r: round(max(self.throttled_s(i, r) or 0.0 for i in self.indices), 3) for r in reasons},
             clock_mhz=round(min(clocks)) if clocks else None,
-            power_w=round(sum(powers), 1) if powers and len(powers) == len(by_gpu) else None,
+            power_w=round(sum(powers), 1) if len(powers) == len(self.indices) else None,
             temperature_c=max((s.temperature_c for s in self.samples if s.temperature_c is not None), default=None),
         )
 
+    def _means(self, figure: str) -> list[float]:
+        """Returns the mean of a figure of each GPU that tells it."""
+        values: dict[int, list[float]] = {}
+        for sample in self.samples:
+            if (value := getattr(sample, figure)) is not None:
+                values.setdefault(sample.index, []).append(value)
+        return [statistics.fmean(of_gpu) for of_gpu in values.values()]
 
-def _mean(values: Iterator[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.fmean(known) if known else None
 
-
-def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Sequence[str]) -> Telemetry:
+def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Iterable[str]) -> Telemetry:
     """Sums up one measurement; `others` is the largest number of other processes seen on each GPU."""
-    seen = {a: arms[a] for a in _ARMS if a in arms and arms[a].indices}
-    watches = list(seen.values())
-    indices = {i for w in watches for i in w.indices}
-    reasons = [r for r in HELD_BACK if all(w.throttled_s(i, r) is not None for w in watches for i in indices)]
-    found = Telemetry({a: w.figures(reasons) for a, w in seen.items()})
-    warnings = [*trouble, *(held_in_one_arm([found.during]) if found.during is not None else [])]
-    for index in sorted(indices | set(others)):
-        warnings += _warnings_of(index, watches, others.get(index, 0))
-    return Telemetry(found.arms, tuple(warnings))
+    watches = {arm: arms[arm] for arm in _ARMS if arm in arms and arms[arm].indices}
+    indices = {i for w in watches.values() for i in w.indices}
+    reasons = [r for r in HELD_BACK if all(w.throttled_s(i, r) is not None for w in watches.values() for i in indices)]
+    telemetry = Telemetry({arm: w.figures(reasons) for arm, w in watches.items()})
+    warnings = list(trouble)
+    if telemetry.during is not None:
+        warnings += held_in_one_arm([telemetry.during])
+    for index in sorted(indices | others.keys()):
+        warnings += _warnings_of(index, list(watches.values()), others.get(index, 0))
+    return Telemetry(telemetry.arms, tuple(warnings))
 
 
 def _warnings_of(index: int, watches: Sequence[ArmWatch], others: int) -> list[str]:
     """Formats what casts doubt on one GPU's figures, a sentence for each reason."""
-    found = []
+    warnings = []
     seconds = sum(w.seconds for w in watches)
     samples = [s for w in watches for s in w.samples if s.index == index]
-    for reason, words in HELD_BACK.items():
+    for reason, name in HELD_BACK.items():
         throttled = [s for w in watches if (s := w.throttled_s(index, reason)) is not None]
         if len(throttled) == len(watches) and sum(throttled) >= 0.01 * seconds > 0:
-            found.append(f"GPU {index} was held back by {words} for {sum(throttled):.1f} of {seconds:.1f} s")
+            warnings.append(f"GPU {index} was held back by {name} for {sum(throttled):.1f} of {seconds:.1f} s")
     clocks = [s.clock_mhz for s in samples if s.clock_mhz]
     if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
-        found.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
+        warnings.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
     if others:
-        found.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
-    return found
+        warnings.append(f"GPU {index} was shared with {others} other process{'es' if others > 1 else ''}")
+    return warnings
 
 
 # ---------------------------------------------------------------------- sampling
@@ -226,9 +229,9 @@ class GpuWatch:
 
         CUDA_VISIBLE_DEVICES is no help on a machine with different GPUs, for CUDA numbers the fastest first.
         """
-        found = visible_devices(self._nvml, ",".join(uuids))
-        if uuids and len(found) == len(set(uuids)) == len(self._devices):
-            self._devices = found
+        devices = visible_devices(self._nvml, ",".join(uuids))
+        if uuids and len(devices) == len(set(uuids)) == len(self._devices):
+            self._devices = devices
 
     @contextlib.contextmanager
     def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
@@ -237,7 +240,8 @@ class GpuWatch:
             yield
             return
         watch = self._arms.setdefault(arm, ArmWatch())
-        before, begun = self._counters(), time.monotonic()
+        before = self._counters()
+        start_s = time.monotonic()
         samples: list[GpuSample] = []
         try:
             with sampling(lambda: samples.extend(self._samples()), SAMPLE_EVERY_S, after_s=settle_s):
@@ -246,7 +250,7 @@ class GpuWatch:
             self._devices = {}
             self._trouble[f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"] = None
             return
-        watch.add(samples, before, self._counters(), seconds=time.monotonic() - begun)
+        watch.add(samples, before, self._counters(), seconds=time.monotonic() - start_s)
 
     def look(self) -> None:
         """Counts other processes on the GPUs, unless it was done less than `LOOK_EVERY_S` ago."""
@@ -260,8 +264,13 @@ class GpuWatch:
 
     def take(self) -> Telemetry:
         """Returns the telemetry since the last call, over all blocks of both arms."""
-        arms, others, trouble = self._arms, self._others, tuple(self._trouble)
-        self._arms, self._others, self._trouble, self._next_s = {}, {}, {}, 0.0
+        arms = self._arms
+        others = self._others
+        trouble = tuple(self._trouble)
+        self._arms = {}
+        self._others = {}
+        self._trouble = {}
+        self._next_s = 0.0
         return put_together(arms, others, trouble)
 
     def energy_j(self, count: int | None) -> float | None:
@@ -275,13 +284,13 @@ class GpuWatch:
 
     def _counters(self) -> dict[int, dict[str, int]]:
         """Reads the throttle counters of all GPUs that answer."""
-        found = {}
+        counters_of = {}
         for index, handle in self._devices.items():
             if (counters := _read_counters(self._nvml, handle)) is None:
                 self._trouble[f"GPU {index} is lost: its driver does not answer for it any more"] = None
             else:
-                found[index] = counters
-        return found
+                counters_of[index] = counters
+        return counters_of
 
     def _samples(self) -> list[GpuSample]:
         return [self._sample(index, handle) for index, handle in self._devices.items()]
@@ -325,8 +334,8 @@ def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
 
 def _strangers(pids: Sequence[int]) -> int:
     """Counts the processes that are not below this one; 0 if none is, for a container sees other numbers."""
-    own = {p.pid for p in psutil.Process().children(recursive=True)}
-    return sum(p not in own for p in pids) if any(p in own for p in pids) else 0
+    children = {p.pid for p in psutil.Process().children(recursive=True)}
+    return sum(p not in children for p in pids) if any(p in children for p in pids) else 0
 
 
 # ---------------------------------------------------------------------- energy
@@ -343,19 +352,20 @@ class EnergyMeter:
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
         """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are not known."""
-        before, result, after = self.read_j(), work(), self.read_j()
+        before = self.read_j()
+        result = work()
+        after = self.read_j()
         if before is None or after is None or after < before:  # a reloaded driver counts anew
             return result, None
         return result, after - before
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
         """Returns the mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
-        durations = sorted(sum(p.ran_s(arm)) for p in pairs for arm in Arm)
         reference = [p.reference_j / len(p.ran_s(Arm.REFERENCE)) for p in pairs if p.reference_j]
         candidate = [p.candidate_j / len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.candidate_j]
         if not len(reference) == len(candidate) == len(pairs) > 0:
             return None
-        if durations[len(durations) // 2] < self.shortest_s:
+        if statistics.median_high(sum(p.ran_s(arm)) for p in pairs for arm in Arm) < self.shortest_s:
             return None
         return EnergyUse(reference_step_j=statistics.fmean(reference), candidate_step_j=statistics.fmean(candidate))
 

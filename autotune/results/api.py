@@ -48,6 +48,10 @@ class Study:
         return visible(f"<Study {self.name}: {len(self.trials)} trials; {self.verdict}>")
 
     @property
+    def _conclusion(self) -> ConclusionRecord | None:
+        return self.store.last(ConclusionRecord)
+
+    @property
     def name(self) -> str:
         """The study's name."""
         return self.store.spec.name
@@ -55,14 +59,12 @@ class Study:
     @property
     def verdict(self) -> str:
         """The conclusion in one sentence, or that the study has not ended."""
-        conclusion = self.store.last(ConclusionRecord)
-        return conclusion.sentence if conclusion else "not ended yet"
+        return self._conclusion.sentence if self._conclusion else "not ended yet"
 
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of the study; None before its end."""
-        conclusion = self.store.last(ConclusionRecord)
-        return conclusion.outcome if conclusion else None
+        return self._conclusion.outcome if self._conclusion else None
 
     @property
     def winner(self) -> Winner | None:
@@ -102,9 +104,11 @@ class Study:
             for pair in self.store.pairs(directory):
                 for arm in Arm:
                     settling_s = pair.reference_settling_s if arm is Arm.REFERENCE else pair.candidate_settling_s
-                    first = len(settling_s or ())
+                    settling_count = len(settling_s or ())
                     base = (stage, trial, directory, pair.index, arm.value, pair.first == arm)
-                    rows += [(*base, i, step_s, pair.at_s, i >= first) for i, step_s in enumerate(pair.ran_s(arm))]
+                    rows += [
+                        (*base, i, step_s, pair.at_s, i >= settling_count) for i, step_s in enumerate(pair.ran_s(arm))
+                    ]
         return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
     def _measurements(self) -> Iterator[tuple[str, int, str]]:

@@ -105,24 +105,23 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
         raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
     if len({store.path.resolve() for store in stores}) < len(stores):
         raise NotComparableError("each run must be given once but one is given twice")
-    facts = [_facts(store) for store in stores]
+    runs = [(store, _facts(store)) for store in stores]
+    base, shared = runs[0]
     allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
-    for store, mine in zip(stores[1:], facts[1:], strict=True):
+    for store, facts in runs[1:]:
         for field in FIELDS:
-            if field not in allowed and mine[field] != facts[0][field]:
+            if field not in allowed and facts[field] != shared[field]:
                 raise NotComparableError(
-                    f"runs that are compared must have the same {field} but {stores[0].path} has "
-                    f"{facts[0][field]} and {store.path} has {mine[field]}; make it the axis with --by {field}, "
-                    "or compare others"
+                    f"runs that are compared must have the same {field} but {base.path} has {shared[field]} and "
+                    f"{store.path} has {facts[field]}; make it the axis with --by {field}, or compare others"
                 )
-    order = sorted(range(len(stores)), key=lambda i: [_natural(facts[i][f]) for f in by])
-    stores, facts = [stores[i] for i in order], [facts[i] for i in order]
-    names = _names(stores)
+    runs.sort(key=lambda run: [_natural(run[1][field]) for field in by])
+    names = _names([store for store, _ in runs])
     return ComparisonTable(
         by=tuple(by),
-        same={f: facts[0][f] for f in FIELDS if len({m[f] for m in facts}) == 1},
-        frame=pd.DataFrame([_row(n, s, m, by) for n, s, m in zip(names, stores, facts, strict=True)]),
-        settings=_settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)}),
+        same={field: shared[field] for field in FIELDS if all(facts[field] == shared[field] for _, facts in runs)},
+        frame=pd.DataFrame([_row(name, *run, by) for name, run in zip(names, runs, strict=True)]),
+        settings=_settings_table({name: _states(store) for name, (store, _) in zip(names, runs, strict=True)}),
     )
 
 
@@ -133,24 +132,26 @@ def _facts(store: Store) -> dict[str, str]:
         raise NotComparableError(
             f"a run must have measured its reference to be compared but {store.path} has not; finish it first"
         )
-    spec, report = store.spec, aa_run.reference
-    c = conditions_of(spec, aa_run, aa_run.provenance)
-    shown = spec.workload.shown.options
-    options = json.dumps(shown, sort_keys=True) if shown else ""
-    layout = f"{report.process_count} processes" if report.process_count > 1 else ""
+    spec = store.spec
+    report = aa_run.reference
+    conditions = conditions_of(spec, aa_run, aa_run.provenance)
+    options = spec.workload.shown.options
+    count = str(report.device_count)
+    if report.process_count > 1:
+        count += f" in {report.process_count} processes"
     return {
-        "gpu": c.gpu,
-        "count": " in ".join(p for p in (str(report.device_count), layout) if p),
-        "jaxlib": str(c.jaxlib),
-        "plugin": c.plugin or "none",
-        "driver": (c.driver or "unknown").partition(".")[0],
-        "workload": f"{workload_name(spec)} {options}".strip(),
-        "mesh": " x ".join(f"{k} {v}" for k, v in report.mesh.items() if v > 1) or "none",
+        "gpu": conditions.gpu,
+        "count": count,
+        "jaxlib": str(conditions.jaxlib),
+        "plugin": conditions.plugin or "none",
+        "driver": (conditions.driver or "unknown").partition(".")[0],
+        "workload": " ".join([workload_name(spec), *([json.dumps(options, sort_keys=True)] if options else [])]),
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1) or "none",
     }
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
-    """Sort key that puts 0.9 before 0.10."""
+    """Returns a sort key that puts 0.9 before 0.10."""
     return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
 
 
@@ -163,25 +164,35 @@ def _names(stores: Sequence[Store]) -> list[str]:
 
 
 def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
-    conclusion, aa_run, results = store.last(ConclusionRecord), store.last(AaRecord), store.of(TrialResult)
-    settings = conclusion.settings if conclusion else None
-    e = conclusion.estimate if conclusion else None
-    keeps_default = conclusion is not None and conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    return {
+    results = store.of(TrialResult)
+    provable = provable_gain(store)
+    row = {
         "study": name,
         **{field: facts[field] for field in by},
-        "outcome": str(conclusion.outcome) if conclusion else "not ended",
-        "ratio": e.ratio if e is not None else 1.0 if keeps_default else math.nan,
-        "low": e.low if e is not None else math.nan,
-        "high": e.high if e is not None else math.nan,
-        "process_pairs": e.pair_count if e is not None else 0,
+        "outcome": "not ended",
+        "ratio": math.nan,
+        "low": math.nan,
+        "high": math.nan,
+        "process_pairs": 0,
         "trials": len(results),
         "failed": sum(r.failure is not None for r in results),
         "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
-        "default_step_s": aa_run.comparison.reference_step_s if aa_run else math.nan,
-        "provable": math.nan if (provable := provable_gain(store)) is None else provable,
-        "winner": str(settings) if settings else "(default)" if keeps_default else "(not settled)",
+        "default_step_s": store.of(AaRecord)[-1].comparison.reference_step_s,
+        "provable": math.nan if provable is None else provable,
+        "winner": "(not settled)",
     }
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is None:
+        return row
+    row["outcome"] = str(conclusion.outcome)
+    if conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT:
+        row |= {"ratio": 1.0, "winner": "(default)"}
+    if conclusion.settings:
+        row["winner"] = str(conclusion.settings)
+    if (estimate := conclusion.estimate) is not None:
+        row |= {"ratio": estimate.ratio, "low": estimate.low, "high": estimate.high}
+        row["process_pairs"] = estimate.pair_count
+    return row
 
 
 # ---------------------------------------------------------------------- settings
@@ -215,21 +226,20 @@ def _state(tried: Sequence[TrialResult], proof: FinalistResult | None) -> str:
 
 
 def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:
-    names = sorted({setting for found in states.values() for setting in found})
-    rows = []
-    for setting in names:
-        cells = [found.get(setting, ("not tried", "")) for found in states.values()]
-        rows.append([*(" ".join(c).strip() for c in cells), _agreement([state for state, _ in cells])])
-    table = pd.DataFrame(rows, columns=[*states, "agreement"], index=pd.Index(names, name="setting"))
+    rows = {}
+    for setting in sorted({setting for of_study in states.values() for setting in of_study}):
+        cells = [of_study.get(setting, ("not tried", "")) for of_study in states.values()]
+        rows[setting] = [*(" ".join(cell).strip() for cell in cells), _agreement([state for state, _ in cells])]
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*states, "agreement"]).rename_axis("setting")
     return table.sort_values("agreement", ascending=False, kind="stable")
 
 
-def _agreement(found: Sequence[str]) -> str:
+def _agreement(states: Sequence[str]) -> str:
     """Compares the states of a setting in the studies that resolved it."""
-    known = [_KINDS[state] for state in found if state in _KINDS]
-    if len(known) < 2:
+    kinds = [_KINDS[state] for state in states if state in _KINDS]
+    if len(kinds) < 2:
         return ""
-    return "agree" if len(set(known)) == 1 else "differ"
+    return "agree" if len(set(kinds)) == 1 else "differ"
 
 
 def _shown(table: ComparisonTable) -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.child.packages import versions_in
@@ -83,7 +83,8 @@ def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any
     report = aa_run.reference if aa_run is not None else None
     # The measured process goes first: autotune itself may run on another machine with other libraries.
     versions = {"driver": str(facts["driver"])} if facts.get("driver") else {}
-    nodes, asked = spec.device.node_count, spec.device.count
+    nodes = spec.device.node_count
+    count = spec.device.count
     return _conditions(
         spec.device.platform,
         facts,
@@ -91,7 +92,7 @@ def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any
         (report.gpus if report else None) or (),
         device_kind=report.device_kind if report else None,
         device_count=report.device_count // nodes if report else None,
-        devices_asked=None if spec.device.platform == "cpu" or asked is None else asked // nodes,
+        devices_asked=None if spec.device.platform == "cpu" or count is None else count // nodes,
         workload=spec.workload_hash,
         packages=report.packages if report else None,
     )
@@ -116,28 +117,29 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
     """
     facts = describe_machine()
     count = like.devices_asked if like is not None else None
-    told = RanOn(versions={}, gpus=())
-    if platform == "cuda" and like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
-        told = would_run_on(caller_environment(), count)
-    gpus = [g.name for g in told.gpus if g.name is not None]
-    if platform == "cuda" and not gpus:
-        gpus = [g.name for g in visible_gpus(caller_environment())[:count]]
-    own = like.packages if like is not None else None
-    versions = {**(facts["versions"] if own is None else versions_in(own)), **told.versions}
-    if platform == "cuda" and facts.get("driver"):
-        versions = {"driver": str(facts["driver"]), **versions}
-    here = _conditions(
+    packages = like.packages if like is not None else None
+    versions = facts["versions"] if packages is None else versions_in(packages)
+    process = RanOn(versions={}, gpus=())
+    gpus: list[str] = []
+    if platform == "cuda":
+        if like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
+            process = would_run_on(caller_environment(), count)
+        gpus = [g.name for g in process.gpus if g.name is not None]
+        gpus = gpus or [g.name for g in visible_gpus(caller_environment())[:count]]
+        if facts.get("driver"):
+            versions = {"driver": str(facts["driver"]), **versions}
+    conditions = _conditions(
         platform,
         facts,
-        versions,
-        told.gpus,
-        device_kind=" and ".join(sorted(set(gpus))) if gpus else "cpu",
+        {**versions, **process.versions},
+        process.gpus,
+        device_kind=" and ".join(sorted(set(gpus))) or "cpu",
         device_count=len(gpus) if platform == "cuda" else None,
         devices_asked=count,
         workload=workload,
-        packages=own,
+        packages=packages,
     )
-    return here if gpus else here.model_copy(update={"platform": "cpu"})
+    return conditions if gpus else conditions.model_copy(update={"platform": "cpu"})
 
 
 def differences(proven: Conditions, here: Conditions) -> list[Difference]:
@@ -167,30 +169,24 @@ _SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
 
 def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
     """Returns the conditions of a process's libraries and GPUs."""
-
-    def of_all(words: Callable[[GpuState], str | None]) -> str | None:
-        known = [w for gpu in gpus if (w := words(gpu)) is not None]
-        return " and ".join(sorted(set(known))) if known else None
-
-    return {
-        **{name: versions.get(name) for name in _LIBRARIES},
-        "vbios": of_all(lambda gpu: gpu.vbios),
-        "gsp": of_all(lambda gpu: gpu.gsp),
-        "clocks": of_all(_clocks),
-        "power_limit": of_all(lambda gpu: None if gpu.power_limit_w is None else f"{gpu.power_limit_w:g} W"),
-        "modes": of_all(_modes),
-    }
+    conditions = {name: versions.get(name) for name in _LIBRARIES}
+    for name in _OF_NVML:
+        texts = {text for gpu in gpus if (text := _of_gpu(gpu)[name])}
+        conditions[name] = " and ".join(sorted(texts)) or None
+    return conditions
 
 
-def _clocks(gpu: GpuState) -> str | None:
-    kinds = {
+def _of_gpu(gpu: GpuState) -> dict[str, str | None]:
+    """Returns firmware, clocks, limit and modes of one GPU as text."""
+    clocks = {
         "up to": (gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
         "set to": (gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
     }
-    words = [f"{word} {own or '?'} / {memory or '?'} MHz" for word, (own, memory) in kinds.items() if own or memory]
-    return ", ".join(words) or None
-
-
-def _modes(gpu: GpuState) -> str | None:
-    told = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
-    return ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in told.items() if is_on is not None) or None
+    modes = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
+    return {
+        "vbios": gpu.vbios,
+        "gsp": gpu.gsp,
+        "clocks": ", ".join(f"{kind} {c or '?'} / {m or '?'} MHz" for kind, (c, m) in clocks.items() if c or m),
+        "power_limit": f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
+        "modes": ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in modes.items() if is_on is not None),
+    }

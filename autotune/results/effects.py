@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from autotune.model.records import INERT, EffectsRecord, TrialResult
+from autotune.model.texts import text_lines
 from autotune.model.units import format_interval, format_ratio
 from autotune.results.format import format_figures, time_words
 from autotune.results.pages import Cell, Chart, Mark, forest
@@ -47,7 +48,9 @@ class EstimateRow:
         """CSS class."""
         if self.chance < INERT:
             return "same"
-        return "promising" if self.high < 1 else "unpromising" if self.low > 1 else "open"
+        if self.high < 1:
+            return "promising"
+        return "unpromising" if self.low > 1 else "open"
 
     @property
     def acts(self) -> str:
@@ -60,22 +63,17 @@ ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
 
 def format_chance(chance: float) -> str:
     """Formats a probability in whole percents, never as certain: ``72 %``, ``> 99 %``."""
-    percent = round(100 * chance)
-    return "< 1 %" if percent < 1 else "> 99 %" if percent > 99 else f"{percent} %"
+    if chance <= 0.005:
+        return "< 1 %"
+    return "> 99 %" if chance >= 0.995 else f"{chance:.0%}".replace("%", " %")
 
 
 def estimate_rows(store: Store) -> list[EstimateRow]:
     """Returns a row for every value that was tried, likeliest first, then fastest first."""
-    found = store.last(EffectsRecord)
-    if found is None:
+    record = store.last(EffectsRecord)
+    if record is None:
         return []
-    rows = [
-        EstimateRow(
-            setting=s.name, value=v.value, chance=s.chance, trials=v.trials, ratio=v.ratio, low=v.low, high=v.high
-        )
-        for s in found.settings
-        for v in s.values
-    ]
+    rows = [EstimateRow(setting=s.name, chance=s.chance, **dict(v)) for s in record.settings for v in s.values]
     return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
 
 
@@ -88,32 +86,20 @@ def _shown(store: Store) -> list[EstimateRow]:
 
 def effect_lines(store: Store) -> list[str]:
     """Formats the estimated effects as sentences; empty before the search has ended."""
-    found = store.last(EffectsRecord)
-    if found is None:
+    record = store.last(EffectsRecord)
+    if record is None:
         return []
-    named = [(f"{s.name} ({format_chance(s.chance)})", s.chance) for s in found.settings]
-    acting = [text for text, chance in named if chance > LIKELY]
-    unsure = [text for text, chance in named if INERT <= chance <= LIKELY]
-    inert = len(found.settings) - len(acting) - len(unsure)
-    lines = [
-        f"estimated from {found.measured} trials: {', '.join(acting) or 'no setting'} probably active"
-        + (f"; too early to tell: {', '.join(unsure)}" if unsure else "")
-        + (f"; {inert} other settings probably inert" if inert else "")
-    ]
-    lines += [
-        f"may interact: {' and '.join(p.names)} ({format_chance(p.chance)})" for p in found.pairs if p.chance >= INERT
-    ]
-    best = found.best
-    if set(best.settings.items()) - set(store.spec.baseline.items()):
-        lines.append(
-            f"best set by the model (unverified): {best.settings}, {time_words(store)} ratio "
-            f"{format_figures(best.ratio, best.low, best.high)}"
-        )
-    else:
-        lines.append("best set by the model: the default")
-    if (newer := len(store.of(TrialResult)) - found.trials) > 0:
-        lines.append(f"{newer} newer trials are not in it yet")
-    return lines
+    filters = {"chance": format_chance, "figures": lambda best: format_figures(best.ratio, best.low, best.high)}
+    return text_lines(
+        "effects.txt.j2",
+        filters,
+        record=record,
+        likely=LIKELY,
+        below=INERT,
+        keeps_default=record.best.settings.items() <= store.spec.baseline.items(),
+        time=time_words(store),
+        newer=len(store.of(TrialResult)) - record.trials,
+    )
 
 
 # ---------------------------------------------------------------------- table and chart

@@ -23,6 +23,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )  # fmt: skip
+from autotune.model.texts import text_lines
 from autotune.model.units import (
     LARGEST_TOLD,
     format_about,
@@ -36,7 +37,6 @@ from autotune.model.units import (
 )
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
-from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, Verdict, geometric_mean
 from autotune.stats.long_run import LEAST_SAMPLES
 
@@ -56,8 +56,8 @@ STAGE_WORDS = {
 
 def time_words(store: Store) -> str:
     """Names the quantity of a run's ratios: ``step time`` or ``time per token``."""
-    known = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
-    return time_of(next((w for w in known if w is not None), None))
+    works = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
+    return time_of(next((w for w in works if w is not None), None))
 
 
 def time_of(work: WorkPerStep | None) -> str:
@@ -104,54 +104,29 @@ def format_begin(store: Store) -> list[str]:
 def aa_lines(store: Store) -> list[str]:
     """Formats the latest A/A run of a run, and the smallest provable gain by the first one (lanes have theirs)."""
     aa_runs = store.of(AaRecord)
-    powers = [format_power(f.power) for f in aa_runs if f.power is not None]
-    return list(dict.fromkeys([*(format_aa_run(aa_runs[-1]) if aa_runs else []), *powers[:1]]))
+    return format_aa_run(aa_runs[-1], aa_runs[0].power) if aa_runs else []
 
 
-def format_aa_run(result: AaRecord) -> list[str]:
-    """Formats the result of an A/A run."""
-    noise = result.noise
-    lines = [
-        f"reference: {format_seconds(result.comparison.reference_step_s)} a step, compiled in "
-        f"{format_seconds(result.reference.compile_s)}, peak memory {format_bytes(result.reference.peak_bytes)}",
-        f"A/A run: two equal processes differ by ratio {format_estimate(noise.estimate)} ({_spreads(noise)})",
-    ]
-    if result.comparison.mode != INTERLEAVED:
-        lines.append(
-            "one process at a time, in ABA runs (reference, candidate, reference, each a fresh process): "
-            f"{result.comparison.estimate.pair_count} here, and each counts once in an interval"
-        )
-    if noise.settle_s is not None:
-        share = f"{noise.counted_share:.0%}"
-        lines.append(f"a block settles within {format_seconds(noise.settle_s)}; later ones count {share} as long")
-    if (energy := result.comparison.energy) is not None:
-        lines.append(f"energy: {format_joules(energy.reference_step_j)} a step, of whole GPUs")
-    if result.power is not None:
-        lines.append(format_power(result.power))
-    return lines
-
-
-def _spreads(noise: AaNoise) -> str:
-    """Formats the standard deviations of processes and of pairs of blocks."""
-    of_process, of_pair = (f"{float(f'{sd:.2g}') * 100:g} %" for sd in (noise.process_sd, noise.within_sd))
-    if not noise.within_sd:
-        return f"standard deviation of a fresh run {of_process}"
-    return f"standard deviation of a process {of_process}, of a pair of blocks {of_pair}"
+def format_aa_run(aa_run: AaRecord, power: PowerAnalysis | None) -> list[str]:
+    """Formats the result of an A/A run, and what gain is proven with a power of 90 %."""
+    filters = {
+        "about": format_about,
+        "bytes": format_bytes,
+        "estimate": format_estimate,
+        "joules": format_joules,
+        "percent": lambda share: f"{float(f'{share:.2g}') * 100:g} %",
+        "provable": format_provable,
+        "seconds": format_seconds,
+        "share": format_share,
+    }
+    values = {"aa_run": aa_run, "power": power, "interleaved": INTERLEAVED, "largest": LARGEST_TOLD}
+    return text_lines("aa_run.txt.j2", filters, **values)
 
 
 def provable_gain(store: Store) -> float | None:
     """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known (yet)."""
     aa_runs = store.of(AaRecord)
     return aa_runs[0].provable if aa_runs else None
-
-
-def format_power(power: PowerAnalysis) -> str:
-    """Formats the smallest gain that is proven with a power of 90 % on this machine, and the time for it."""
-    cap = f"with up to {power.most} pairs of processes in each proof"
-    if power.smallest is None:
-        return f"processes differ so much here that a gain of {format_share(LARGEST_TOLD)} may stay open, {cap}"
-    least, takes = format_provable(power.smallest), format_about(power.proof_s)
-    return f"gains from {least} are proven 9 times in 10, {cap} ({takes}); a smaller one may stay open"
 
 
 # ---------------------------------------------------------------------- trials and proofs
@@ -168,12 +143,14 @@ def format_trial(result: TrialResult, finding: str | None) -> str:
         suffix = f" (duplicate of trial {result.same_as})"
     if result.comparison is None:
         return f"{spaced(result.status)}: no number{suffix}"
-    found = result.comparison
+    comparison = result.comparison
     if result.loss is not None and result.loss.is_ok is None:
         suffix += f"; {LOSS_NOT_CHECKED}"
-    if found.work is not None:  # the unit is the study's, and a trial does not know it
-        suffix += f" (by work done: a step does {found.work.candidate} and the default's {found.work.reference})"
-    return f"{format_estimate(found.estimate)} {finding}, {found.stopped}{suffix}"
+    if comparison.work is not None:  # the unit is the study's, and a trial does not know it
+        suffix += (
+            f" (by work done: a step does {comparison.work.candidate} and the default's {comparison.work.reference})"
+        )
+    return f"{format_estimate(comparison.estimate)} {finding}, {comparison.stopped}{suffix}"
 
 
 def format_failure(failure: Failure, where: str) -> str:
@@ -196,7 +173,8 @@ def format_finalist(result: FinalistResult) -> str:
         return format_failure(result.failure, "in a fresh process")
     if result.estimate is None or result.corrected is None:
         return "fewer than 2 fresh pairs of processes are measured"
-    low, high = result.corrected.low, result.corrected.high
+    low = result.corrected.low
+    high = result.corrected.high
     corrected = f" (corrected {format_interval(low, high)})" if low > 0.0 else ""
     return (
         f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
@@ -235,8 +213,8 @@ def _why(result: FinalistResult) -> str:
     """Formats the veto, or the reason for which measuring stopped."""
     if result.veto is not None:
         return f": {result.veto}"
-    told = result.verdict is Verdict.UNRESOLVED and result.reason
-    return f", {result.reason}" if told else ""
+    is_open = result.verdict is Verdict.UNRESOLVED and result.reason
+    return f", {result.reason}" if is_open else ""
 
 
 def cause_lines(store: Store) -> list[str]:
@@ -303,7 +281,8 @@ def soak_lines(store: Store) -> list[str]:
 
 def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
     """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial came after it."""
-    conclusion, newest = store.last(ConclusionRecord), max((r.at_s for r in store.of(TrialResult)), default=0.0)
+    conclusion = store.last(ConclusionRecord)
+    newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
     if conclusion is not None and conclusion.at_s < newest:
         conclusion = None
     if is_held(store.path):
@@ -313,37 +292,41 @@ def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
 
 def format_progress(store: Store, state: str) -> str:
     """Formats the progress and best trial of a study that has not ended; `state` is running, stopped or empty."""
-    results, session = store.of(TrialResult), store.last(SessionRecord)
+    results = store.of(TrialResult)
+    session = store.last(SessionRecord)
     if not results:
         return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
-    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
-    best = min(found, key=lambda e: e.ratio, default=None)
+    estimates = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+    best = min(estimates, key=lambda e: e.ratio, default=None)
     so_far = "no trial shows a gain so far"
     if best is not None and best.ratio < 1:
         so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
-    asked = session.asked_trials if session else store.spec.search.trials
-    return f"{state} after {len(results)} of {asked} trials: {so_far}"
+    limit = session.asked_trials if session else store.spec.search.trials
+    return f"{state} after {len(results)} of {limit} trials: {so_far}"
 
 
 def warning_lines(store: Store) -> list[str]:
     """Lists all warnings about the figures of a run, without duplicates."""
     aa_run = store.last(AaRecord)
-    found = [r.what for r in store.of(IncidentRecord)]
+    warnings = [r.what for r in store.of(IncidentRecord)]
     if aa_run is not None:
-        found += [*aa_run.reference.warnings, *aa_run.comparison.warnings]
+        warnings += [*aa_run.reference.warnings, *aa_run.comparison.warnings]
         if (problem := aa_run.reference.program_problem) is not None:
-            found.append(f"its compiled program is not known, so sets that make the same one are measured: {problem}")
+            warnings.append(
+                f"its compiled program is not known, so sets that make the same one are measured: {problem}"
+            )
         if aa_run.comparison.mode != INTERLEAVED:
-            found.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
-        load, cpus = aa_run.provenance.get("load_1min"), aa_run.provenance.get("cpus_usable")
+            warnings.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
+        load = aa_run.provenance.get("load_1min")
+        cpus = aa_run.provenance.get("cpus_usable")
         if load and cpus and load > cpus:
-            found.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
+            warnings.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
 
     for r in store.of(TrialResult):
-        said = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
-        found += [f"trial {r.number}: {w}" for w in said]
+        of_trial = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
+        warnings += [f"trial {r.number}: {w}" for w in of_trial]
     for a in store.of(AblationResult):
-        found += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
+        warnings += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
     for c in store.of(ConfirmRun):
-        found += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings]
-    return list(dict.fromkeys(found))
+        warnings += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings]
+    return list(dict.fromkeys(warnings))

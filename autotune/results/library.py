@@ -52,10 +52,10 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
     name = f"{count_of(winner)}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
     path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
     if path.exists():
-        known = read_winner(path)
-        if known.ended > winner.ended:
+        previous = read_winner(path)
+        if previous.ended > winner.ended:
             raise AutotuneError(
-                f"a library keeps the newest proof but {path} is of {known.ended}, later than {winner.ended}; "
+                f"a library keeps the newest proof but {path} is of {previous.ended}, later than {winner.ended}; "
                 "remove it first if it is wrong"
             )
     write_atomically(path, render_winner(winner, "json"))
@@ -64,13 +64,13 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
 
 def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
     """Reads all winners of a library by path, sorted; calls `note` with each file that holds none."""
-    found = {}
+    winners = {}
     for path in sorted(folder.rglob("*.json")):
         try:
-            found[path] = read_winner(path)
+            winners[path] = read_winner(path)
         except AutotuneError as error:
             note(f"left out of the library: {error}")
-    return found
+    return winners
 
 
 def best_known(
@@ -100,43 +100,47 @@ def _match(
     path: Path, winner: Winner, gpu: str | None, count: int | None, jaxlib: str | None, workload: str | None
 ) -> Match:
     """Computes the distance of a winner from some conditions: GPU weighs most, then workload, count, version."""
-    words, cost, c, own = [], 0.0, winner.conditions, count_of(winner)
+    differences = []
+    cost = 0.0
+    c = winner.conditions
+    devices = count_of(winner)
     if gpu is not None and not _same_name(gpu, c.gpu):
-        words.append(f"proven on {c.gpu}, not on {gpu}")
+        differences.append(f"proven on {c.gpu}, not on {gpu}")
         cost += 8.0
     if workload not in (None, winner.workload_entry, c.workload):
-        words.append(f"proven for {winner.workload_entry}, not for {workload}")
+        differences.append(f"proven for {winner.workload_entry}, not for {workload}")
         cost += 4.0
-    if count is not None and count != own:
-        words.append(f"proven on {own} devices, not on {count}")
-        cost += 1.0 + abs(math.log2(count / own))
+    if count is not None and count != devices:
+        differences.append(f"proven on {devices} devices, not on {count}")
+        cost += 1.0 + abs(math.log2(count / devices))
     if jaxlib is not None and (far := _version_distance(jaxlib, c.jaxlib)):
-        words.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
+        differences.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
         cost += far
-    return Match(path=path, winner=winner, distance=tuple(words), cost=cost)
+    return Match(path=path, winner=winner, distance=tuple(differences), cost=cost)
 
 
 def format_match(match: Match) -> list[str]:
     """Formats a match as lines."""
     winner = match.winner
     ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
-    of = time_of(winner.work)
+    quantity = time_of(winner.work)
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
-    lines = [f"{head}: {winner.settings}", f"{of} ratio {ratio} on {count_of(winner)} x {winner.conditions.gpu}"]
+    lines = [f"{head}: {winner.settings}", f"{quantity} ratio {ratio} on {count_of(winner)} x {winner.conditions.gpu}"]
     return [*lines, *match.distance, f"file: {match.path}"]
 
 
 def _same_name(asked: str, known: str) -> bool:
     """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
-    wanted, words = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
-    return bool(wanted) and set(wanted) <= set(words)
+    query, device = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
+    return bool(query) and set(query) <= set(device)
 
 
 def _version_distance(asked: str, known: str | None) -> float:
     """Returns 0 if `asked` is equal or a prefix, else less the more of its leading numbers are the same."""
-    wanted, has = asked.split("."), (known or "").split(".")
-    same = max(n for n in range(len(wanted) + 1) if wanted[:n] == has[:n])
-    return 0.0 if same == len(wanted) else 1.0 / (1 + same)
+    query = asked.split(".")
+    has = (known or "").split(".")
+    same = max(n for n in range(len(query) + 1) if query[:n] == has[:n])
+    return 0.0 if same == len(query) else 1.0 / (1 + same)
 
 
 def _slug(text: str) -> str:

@@ -17,10 +17,13 @@ from markupsafe import Markup
 from autotune.model.redaction import visible, visible_line
 from autotune.model.units import format_seconds
 
-LEFT, RIGHT = 4.0, 96.0
+LEFT = 4.0
+RIGHT = 96.0
 """Ends of the x axis, in percents of the width."""
 
-TRACE_TOP, TRACE_END, TRACE_HEIGHT = 14, 184, 220
+TRACE_TOP = 14
+TRACE_END = 184
+TRACE_HEIGHT = 220
 """Upper and lower end of the axes of raw step times, and the height of the chart, in pixels."""
 
 MOST_LABELS = 60
@@ -38,9 +41,9 @@ class Cell(str):
 
     def __new__(cls, text: str, style: str = "", *, path: str = "") -> Cell:
         """Creates a text with its class and link."""
-        made = super().__new__(cls, text)
-        made.style, made.href = style, quote(path)  # a colon, too: no path is taken for a scheme
-        return made
+        cell = super().__new__(cls, text)
+        cell.style, cell.href = style, quote(path)  # a colon, too: no path is taken for a scheme
+        return cell
 
 
 def render(name: str, **shown: Any) -> str:
@@ -137,9 +140,13 @@ class _Scale:
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
         if not low < high:
             pad = abs(low) * 0.01 or 0.5
-            low, high = low - pad, high + pad
-        self.low, self.high, self.log = low, high, log
-        self.start, self.end = start, end
+            low = low - pad
+            high = high + pad
+        self.low = low
+        self.high = high
+        self.log = log
+        self.start = start
+        self.end = end
 
     def __call__(self, value: float) -> float:
         value = min(max(value, self.low), self.high)
@@ -155,9 +162,9 @@ class _Scale:
         raw = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-        first = math.ceil(self.low / step - 1e-9)
-        last = math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) for i in range(first, last + 1)]
+        lowest = math.ceil(self.low / step - 1e-9)
+        highest = math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(lowest, highest + 1)]
 
 
 def forest(
@@ -177,8 +184,8 @@ def forest(
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     x = _Scale(*_trimmed([*spread, 1 - 2 * band, 1 + 2 * band]), LEFT, RIGHT, log=True)
     radius = 4.5 if labelled else max(1.2, row_px / 2.5)
-    shown = {"labelled": labelled, "row_px": row_px, "radius": radius, "of": of, "description": description}
-    return render("forest.svg.j2", rows=rows, x=x, band=band, **shown)
+    values = {"labelled": labelled, "row_px": row_px, "radius": radius, "of": of, "description": description}
+    return render("forest.svg.j2", rows=rows, x=x, band=band, **values)
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
@@ -190,8 +197,10 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
     times = [t for _, block in blocks for t in block]
     if not times:
         return ""
-    x, y = _Scale(0, len(times), LEFT, RIGHT), _Scale(*_trimmed(times), TRACE_END, TRACE_TOP)
-    paths, at = {"reference": "", "candidate": ""}, 0.5
+    x = _Scale(0, len(times), LEFT, RIGHT)
+    y = _Scale(*_trimmed(times), TRACE_END, TRACE_TOP)
+    paths = {"reference": "", "candidate": ""}
+    at = 0.5
     for arm, block in blocks:
         paths[arm] += "".join(f"M{at + i} {y(t):.1f}h0" for i, t in enumerate(block))
         at += len(block)
@@ -203,9 +212,12 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:
     """Returns the range to show: all values except extreme outliers."""
     ordered = sorted(v for v in values if math.isfinite(v))
-    low, high = ordered[0], ordered[-1]
-    inner_low, inner_high = ordered[len(ordered) // 50], ordered[-1 - len(ordered) // 50]
+    low = ordered[0]
+    high = ordered[-1]
+    inner_low = ordered[len(ordered) // 50]
+    inner_high = ordered[-1 - len(ordered) // 50]
     room = 2.0 * (inner_high - inner_low) or high - low
-    low, high = max(low, inner_low - room), min(high, inner_high + room)
+    low = max(low, inner_low - room)
+    high = min(high, inner_high + room)
     pad = 0.04 * (high - low)
     return (low - pad if low > pad else low), high + pad

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,11 +113,14 @@ def build(store: Store) -> dict[str, Any]:
 
 def subject(store: Store) -> dict[str, str]:
     """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
-    aa_run, session = store.last(AaRecord), store.last(SessionRecord)
-    device, jaxlib = str(store.spec.device.platform), ""
+    aa_run = store.last(AaRecord)
+    session = store.last(SessionRecord)
+    device = str(store.spec.device.platform)
+    jaxlib = ""
     if aa_run is not None:
         where = conditions_of(store.spec, aa_run, aa_run.provenance)
-        device, jaxlib = f"{aa_run.reference.device_count} x {where.gpu}", where.jaxlib or ""
+        device = f"{aa_run.reference.device_count} x {where.gpu}"
+        jaxlib = where.jaxlib or ""
     date = session.started[:10] if session else "not started"
     return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
 
@@ -148,13 +150,21 @@ def _effort(store: Store, trials: Sequence[TrialRow]) -> str:
 
 def _throughput(aa_run: AaRecord) -> list[str]:
     """Formats tokens and model FLOPs of the reference per second, if they are known."""
-    step_s, w = aa_run.comparison.reference_step_s, aa_run.reference
+    step_s = aa_run.comparison.reference_step_s
+    w = aa_run.reference
     figures = {"tokens/s": w.tokens_per_step, "model FLOP/s": w.flops_per_step}
-    known = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
-    return [f"the default reaches {' and '.join(known)}"] if known else []
+    rates = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
+    return [f"the default reaches {' and '.join(rates)}"] if rates else []
 
 
 # ---------------------------------------------------------------------- several runs
+
+
+def page_of(run: Path) -> Path:
+    """Returns the default file of a run's page: beside its directory, into which only the study writes."""
+    if run.name in ("", ".."):
+        run = run.resolve()
+    return run.with_name(f"{run.name}.html")
 
 
 def overview(runs: Sequence[Path], *, page: Path) -> list[tables.Row]:
@@ -169,9 +179,9 @@ def overview(runs: Sequence[Path], *, page: Path) -> list[tables.Row]:
 
 def _run_row(run: Path, page: Path) -> tables.Row:
     row = dict.fromkeys(("device", "workload", "jaxlib", "date", "run", "result", "settings"), "")
-    own, row["run"] = run / "report.html", os.path.relpath(run, page.parent)
-    if own.exists():
-        row["run"] = Cell(row["run"], path=os.path.relpath(own, page.parent))
+    row["run"] = os.path.relpath(run, page.parent)
+    if page_of(run).exists():
+        row["run"] = Cell(row["run"], path=os.path.relpath(page_of(run), page.parent))
     try:
         store = Store.open(run)
         row |= subject(store)
@@ -225,22 +235,26 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
 
 def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
     """Groups failures by kind, most frequent first; equal messages are merged."""
-    found = []
-    for kind, count in Counter(r.failure for r in trials if r.failure is not None).most_common():
-        cases: dict[str, dict[str, Any]] = {}
-        for r in trials:
-            failure = r.result.failure
-            if failure is None or failure.kind != kind:
-                continue
-            case = cases.setdefault(failure.message, {"trials": [], "message": failure.message})
-            case["trials"].append(r.trial)
-            case |= {"log": failure.log or "", "last_lines": failure.last_lines}
-        found.append({"kind": spaced(kind), "count": count, "cases": list(cases.values())[:8]})
-    return found
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    for r in trials:
+        failure = r.result.failure
+        if failure is None:
+            continue
+        cases = groups.setdefault(spaced(failure.kind), {})
+        case = cases.setdefault(failure.message, {"message": failure.message, "trials": []})
+        case["trials"].append(r.trial)
+        case |= {"log": failure.log or "", "last_lines": failure.last_lines}
+    rows = [
+        {"kind": kind, "count": sum(len(c["trials"]) for c in cases.values()), "cases": list(cases.values())[:8]}
+        for kind, cases in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -row["count"])
 
 
 def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
-    spec, conclusion, ledger = store.spec, store.last(ConclusionRecord), store.last(LedgerRecord)
+    spec = store.spec
+    conclusion = store.last(ConclusionRecord)
+    ledger = store.last(LedgerRecord)
     rows: dict[str, object] = {
         "run directory": store.path,
         "study": spec.name,
@@ -269,7 +283,8 @@ def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
 
 def _commands(store: Store) -> list[str]:
     """Lists commands that use the winner, or the one that goes on without."""
-    run, session = shlex.quote(str(store.path)), store.last(SessionRecord)
+    run = shlex.quote(str(store.path))
+    session = store.last(SessionRecord)
     try:
         winner_of(store)
     except AutotuneError:

@@ -138,7 +138,8 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Returns all trials in the order of their ends."""
-    min_effect, provable = store.spec.measure.min_effect, provable_gain(store)
+    min_effect = store.spec.measure.min_effect
+    provable = provable_gain(store)
     return [trial_row(r, min_effect=min_effect, provable=provable) for r in store.of(TrialResult)]
 
 
@@ -182,7 +183,8 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
     """Formats finalists of all stages; the corrected interval decides."""
     rows = []
     for f in found:
-        e, c = f.estimate, f.corrected
+        e = f.estimate
+        c = f.corrected
         verdict = Cell(verdict_of(f), finalist_style(f))
         rows.append(
             {

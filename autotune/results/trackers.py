@@ -31,7 +31,8 @@ from autotune.workers.base import GuardedProcess
 
 PROJECT = "autotune"
 """Project of W&B and experiment of MLflow, unless the user's variables name another."""
-LOOK_EVERY_S, END_S = 2.0, 60.0
+LOOK_EVERY_S = 2.0
+END_S = 60.0
 """Seconds between two looks at the records, and the longest wait for a tracker when the study has ended."""
 LIMIT_S = 300
 """Longest time for one record, seconds: trials may leave a tracker's process little of the machine."""
@@ -52,14 +53,14 @@ class TrackedRun(NamedTuple):
 
 def tracked(record: Tracked, store: Store) -> TrackedRun:
     """Makes the run of a record, without secrets."""
-    name, told = _told(record, store)
-    told = {"study": store.spec.name, "kind": record.kind, **told}
+    name, fields = _told(record, store)
+    fields = {"study": store.spec.name, "kind": record.kind, **fields}
     return TrackedRun(
         key=hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:16],
         name=name,
         settings=_texts(dict(record.settings or {})),
-        facts=_texts(told),
-        figures={n: float(v) for n, v in told.items() if isinstance(v, int | float) and math.isfinite(v)},
+        facts=_texts(fields),
+        figures={n: float(v) for n, v in fields.items() if isinstance(v, int | float) and math.isfinite(v)},
     )
 
 
@@ -67,12 +68,12 @@ def _told(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
     if isinstance(record, TrialResult):
         row = trial_row(record, min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
         return f"trial {record.number}", {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
-    told = record.model_dump(mode="json", exclude={"settings", "provenance"})
-    for part, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
-        told |= {above + name: value for name, value in (told.pop(part, None) or {}).items()}
+    fields = record.model_dump(mode="json", exclude={"settings", "provenance"})
+    for field, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
+        fields |= {above + name: value for name, value in (fields.pop(field, None) or {}).items()}
     if isinstance(record, ConclusionRecord):
-        return "conclusion", told
-    return f"{record.stage} of trial {record.trial}" if record.trial else record.stage, told
+        return "conclusion", fields
+    return f"{record.stage} of trial {record.trial}" if record.trial else record.stage, fields
 
 
 def _texts(told: Mapping[str, Any]) -> dict[str, str]:
@@ -98,8 +99,8 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
             project=env.get("WANDB_PROJECT", PROJECT), group=run.facts["study"], job_type=run.facts["kind"],
             name=run.name, id=run.key, config={**run.facts, **run.settings}, dir=env.get("WANDB_DIR", str(folder)),
             mode=mode, resume="allow", settings=settings,
-        ) as opened:  # fmt: skip
-            opened.summary.update(run.figures)
+        ) as run_of_wandb:  # fmt: skip
+            run_of_wandb.summary.update(run.figures)
         for link in filter(Path.is_symlink, folder.glob(f"wandb/*-{run.key}/logs/*")):
             link.unlink()  # it leads into the user's cache; a run directory has no links
 
@@ -115,9 +116,9 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
     tag = "autotune.record"
 
     def write(run: TrackedRun) -> None:
-        known = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1)
+        earlier = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1)
         tags = {tag: run.key, **run.facts}
-        with mlflow.start_run(run_id=known[0].info.run_id if known else None, run_name=run.name, tags=tags):
+        with mlflow.start_run(run_id=earlier[0].info.run_id if earlier else None, run_name=run.name, tags=tags):
             mlflow.log_params(run.settings)
             mlflow.log_metrics(run.figures)
 
@@ -150,8 +151,8 @@ def refuse_trackers(names: Sequence[str]) -> None:
         if name not in TRACKERS:
             raise StudyFileError(f"a tracker must be one of {', '.join(TRACKERS)} but got {name!r}")
         package, _ = TRACKERS[name]
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:  # a folder of that name, such as ./wandb, is no package
+        module = importlib.util.find_spec(package)
+        if module is None or module.origin is None:  # a folder of that name, such as ./wandb, is no package
             raise StudyFileError(
                 f"the tracker {name} needs the package {package} but it is not installed here; run "
                 f"`{driver_python()} -m pip install {package}`. Nothing was started"
@@ -160,14 +161,15 @@ def refuse_trackers(names: Sequence[str]) -> None:
 
 def follow(store: Store, write: Write, written: Path, is_last: Callable[[], bool]) -> None:
     """Writes each record once, within `LIMIT_S`, until no more will come."""
-    known = set(written.read_text(encoding="utf-8").split() if written.exists() else ())
-    seen, is_over = 0, False
+    keys = set(written.read_text(encoding="utf-8").split() if written.exists() else ())
+    count = 0
+    is_over = False
     while not is_over:
         is_over = is_last()
-        new = store.records()[seen:]
-        seen += len(new)
-        for run in (tracked(r, store) for r in new if isinstance(r, Tracked)):
-            if run.key not in known:
+        records = store.records()[count:]
+        count += len(records)
+        for run in (tracked(r, store) for r in records if isinstance(r, Tracked)):
+            if run.key not in keys:
                 signal.alarm(LIMIT_S)  # ends this process, whatever it waits for
                 write(run)
                 append_synced(written, f"{run.key}\n")
@@ -176,16 +178,18 @@ def follow(store: Store, write: Write, written: Path, is_last: Callable[[], bool
 
 def main() -> int:
     """Writes records to one tracker until the driver says that there will be no more."""
-    name, path = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
+    path = Path(sys.argv[2])
     os.nice(19)
-    channel, folder = Channel(), Folders(path).folder("trackers", name)
-    told = functools.partial(select.select, [channel], [], [], LOOK_EVERY_S)
+    channel = Channel()
+    folder = Folders(path).folder("trackers", name)
+    wait = functools.partial(select.select, [channel], [], [], LOOK_EVERY_S)
     try:
         signal.alarm(LIMIT_S)
         write, where = TRACKERS[name][1](folder, caller_environment())
         signal.alarm(0)
         channel.send("where", text=where)
-        follow(Store.open(path), write, folder / "written", lambda: bool(told()[0]))
+        follow(Store.open(path), write, folder / "written", lambda: bool(wait()[0]))
     except Exception as error:  # whatever a library of others says
         channel.send_error(type(error).__name__, redact_text(f"{error}"))
         raise
@@ -196,7 +200,10 @@ class TrackerProcess:
     """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a note, once."""
 
     def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
-        self._name, self._note, self._error, self._is_lost = name, note, "", False
+        self._name = name
+        self._note = note
+        self._error = ""
+        self._is_lost = False
         env = {"MLFLOW_ALLOW_FILE_STORE": "true", **caller_environment(), "CUDA_VISIBLE_DEVICES": ""}
         command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
         log = Folders(run).folder("trackers", name) / "tracker.log"
@@ -211,8 +218,8 @@ class TrackerProcess:
                 self._error = str(message["message"])
         status = self._process.end["exit_status"] if self._process.end is not None else 0
         if status != 0 and not self._is_lost:
-            said = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"its exit status is {status}"
-            self._lose(f"failed ({self._error or said})")
+            reason = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"its exit status is {status}"
+            self._lose(f"failed ({self._error or reason})")
 
     def close(self, patience_s: float) -> None:
         """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""

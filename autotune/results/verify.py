@@ -87,6 +87,6 @@ def _find_run(name: str, file: Path) -> Path | None:
     """Finds the run directory of that name nearest to an exported file."""
     if Path(name).name != name:  # it could lead anywhere
         return None
-    beside = file.resolve().parent
-    found = [beside if beside.name == name else beside / name, beside / RUNS / name, Path(RUNS) / name]
-    return next((path for path in found if (path / "study.json").is_file()), None)
+    folder = file.resolve().parent
+    candidates = [folder if folder.name == name else folder / name, folder / RUNS / name, Path(RUNS) / name]
+    return next((path for path in candidates if (path / "study.json").is_file()), None)

@@ -166,15 +166,17 @@ def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
 
 def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     """Builds the winner of one recorded conclusion."""
-    evidence, settings = evidence_of(store, conclusion), conclusion.settings or FlagSet()
+    evidence = evidence_of(store, conclusion)
+    settings = conclusion.settings or FlagSet()
     aa_run = next((r for r in reversed(evidence) if isinstance(r, AaRecord)), None)
-    facts, spec = conclusion.provenance, store.spec
+    facts = conclusion.provenance
+    spec = store.spec
     report = aa_run.reference if aa_run is not None else None
     kinds = ConfirmRun | FinalistResult | SoakRecord
-    mine = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
-    proofs = [r for r in mine if isinstance(r, ConfirmRun) and r.stage in PROOFS]
+    own_records = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
+    proofs = [r for r in own_records if isinstance(r, ConfirmRun) and r.stage in PROOFS]
     work = next((r.work for r in proofs if r.work is not None), None)
-    soaks = [r for r in mine if isinstance(r, SoakRecord)]
+    soaks = [r for r in own_records if isinstance(r, SoakRecord)]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
     return Winner(
         study=spec.name,
@@ -192,7 +194,7 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
         work=work,
         unsettled=_unsettled(evidence, proofs, spec.measure.min_effect) or None,
-        loss=loss_of(mine),
+        loss=loss_of(own_records),
         conditions=conditions_of(spec, aa_run, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
@@ -231,18 +233,18 @@ def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
 
 def loss_addition(evidence: Sequence[AnyRecord]) -> str:
     """Formats an addition to the conclusion: that the loss was not checked, or the result of the soak's check."""
-    found = loss_of(evidence)
-    if found is None or found.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
-        return f"; {LOSS_NOT_CHECKED}" if found is not None and found.is_ok is None else ""
+    check = loss_of(evidence)
+    if check is None or check.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
+        return f"; {LOSS_NOT_CHECKED}" if check is not None and check.is_ok is None else ""
     is_soaked = any(isinstance(r, SoakRecord) and r.loss is not None for r in evidence)
-    return f"; {found.words}" if is_soaked else ""
+    return f"; {check.words}" if is_soaked else ""
 
 
 def require_loss(winner: Winner) -> None:
     """Raises AutotuneError if the loss of a winner was not compared with the default's."""
     if winner.loss is None or not winner.loss.is_ok:
-        said = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
+        reason = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
         raise AutotuneError(
             f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
-            f"{said}; have the program report its loss and use a new run directory, or leave --require-loss out"
+            f"{reason}; have the program report its loss and use a new run directory, or leave --require-loss out"
         )

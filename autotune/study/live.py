@@ -61,7 +61,7 @@ class LineView:
     def aa_run(self, result: AaRecord) -> None:
         """See `Callbacks`."""
         self._provable = self._provable if self._provable is not None else result.provable  # of the study's workload
-        for text in format_aa_run(result):
+        for text in format_aa_run(result, result.power):
             self.line(f"lane {result.by}: {text}" if result.by else text)
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:

@@ -148,14 +148,3 @@ def format_stage(status: StudyStatus) -> str:
     left = "" if status.left_s is None else f", at most about {format_seconds(status.left_s)} left"
     since = datetime.fromisoformat(status.since).astimezone()
     return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}){left}"
-
-
-def format_lanes(status: StudyStatus) -> list[str]:
-    """Formats the screen, the used device-hours, and the lanes of a study."""
-    lines = [status.screen] if status.screen else []
-    if status.device_hours >= 0.01:
-        lines.append(f"{status.device_hours:.2f} hours of devices used")
-    for lane in status.lanes:
-        more = ("" if lane.is_here else " (not here now)") + (", a slow machine" if lane.is_slow else "")
-        lines.append(f"lane {lane.lane} on {lane.host}{more}")
-    return lines

@@ -14,7 +14,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from autotune.model.flags import FlagSet, quote_token
+from autotune.compiler.predict import predict_step
+from autotune.compiler.screen import Screener, open_screener
+from autotune.compiler.targets import Target, Topology, load_target, target_here
+from autotune.model.errors import StudyFileError
+from autotune.model.flags import FlagSet
+from autotune.model.spec import load_study
 from benchmarks.gpu.hour import Row, read_rows
 from benchmarks.gpu.machine import as_toml
 from benchmarks.gpu.processes import Part, part
@@ -81,20 +86,28 @@ def recipes_study(study: Path, folder: Path) -> Path:
     return path
 
 
-def typed(settings: FlagSet) -> str:
-    """A set as `parse_set` reads it."""
-    return " ".join(f"{'--' if n.startswith('xla_') else ''}{n}={quote_token(v)}" for n, v in settings.items())
-
-
 def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:
     """What a model says of the default and of every set that is a program of its own, the default first."""
-    texts = [typed(FlagSet(row["settings"])) for row in sets if is_own_program(row)]
-    arguments = ["predict", str(found.study(found.args.of)), "--json", *at(target)]
-    arguments += [word for text in texts for word in ("--set", text)]
-    folder = found.hour.folder / "predict"
-    said = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
-    names = ["default", *(row["name"] for row in sets if is_own_program(row))]
-    return [{"name": name, **row} for name, row in zip(names, said, strict=True)]
+    study = found.study(found.args.of)
+    gpu = load_target(target) if target else target_here()
+    if gpu is None:
+        raise StudyFileError("predictions need a GPU that is described: add --target")
+    candidates = {"default": FlagSet(), **{r["name"]: FlagSet(r["settings"]) for r in sets if is_own_program(r)}}
+    with open_screener(
+        load_study(study), study_dir=study.parent, target=gpu, topology=Topology(1, 1),
+        cache_dir=found.out / "home" / "cache" / "autotune" / "screen",
+    ) as (_, screener):  # fmt: skip
+        return [{"name": name, **predicted(screener, gpu, settings)} for name, settings in candidates.items()]
+
+
+def predicted(screener: Screener, gpu: Target, settings: FlagSet) -> Row:
+    """The predicted step and the memory of one set, or why it does not compile."""
+    result = screener.result(settings)
+    if result.program is None:
+        return {"failure": result.failure.message if result.failure else ""}
+    memory = result.program.memory
+    step_s = predict_step(result.program, gpu, Topology(1, 1)).step_s
+    return {"step_s": step_s, "peak_bytes": memory.peak_bytes if memory else None}
 
 
 def is_own_program(row: Row) -> bool:

@@ -57,13 +57,15 @@ def exported(folder: Path, form: str = "env", **conditions: Any) -> Path:
 # ---------------------------------------------------------------------- report, compare, library
 
 
-def test_report_lies_in_the_run_directory_or_where_asked(finished: Store, tmp_path: Path) -> None:
+def test_a_report_stands_beside_the_run_directory_or_where_asked(finished: Store, tmp_path: Path) -> None:
     call("report", finished.path, "--html", tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     copy = tmp_path / "copy"
     shutil.copytree(finished.path, copy)
+    files = sorted(copy.rglob("*"))
     call("report", copy)
-    assert (copy / "report.html").is_file()
+    assert (tmp_path / "copy.html").is_file()
+    assert sorted(copy.rglob("*")) == files, "only the study writes into its run directory"
     assert call("report", copy, "--md").stdout.startswith("# replayed")
 
 
@@ -77,11 +79,11 @@ def test_a_folder_of_runs_becomes_a_list_with_the_page_of_each(
     (tmp_path / "runs" / "damaged" / "study.json").write_text("{}")
     call("report")
     page = (tmp_path / "runs" / "index.html").read_text()
-    assert 'href="a/report.html"' in page
-    assert (tmp_path / "runs" / "b" / "report.html").is_file()
+    assert 'href="a.html"' in page
+    assert (tmp_path / "runs" / "b.html").is_file()
     assert "unreadable: " in page
     call("report", "runs/b", "runs/a", "--html", "some.html")
-    assert 'href="runs/a/report.html"' in (tmp_path / "some.html").read_text()
+    assert 'href="runs/a.html"' in (tmp_path / "some.html").read_text()
     assert call("report", "runs", "--md").stdout.startswith("# 3 runs")
     with pytest.raises(AutotuneError, match="--watch follows one run"):
         call("report", "runs", "--watch")
@@ -96,12 +98,12 @@ def test_a_watched_report_reloads_while_the_study_runs(
 
     def pause(seconds: float) -> None:
         if seconds == cli_results.WATCH_S:
-            seen.append((copy / "report.html").read_text())
+            seen.append((tmp_path / "copy.html").read_text())
             lock.close()
 
     monkeypatch.setattr("time.sleep", pause)
     call("report", copy, "--watch")
-    assert ['http-equiv="refresh"' in text for text in (*seen, (copy / "report.html").read_text())] == [True, False]
+    assert ['http-equiv="refresh"' in text for text in (*seen, (tmp_path / "copy.html").read_text())] == [True, False]
 
 
 def test_compare_takes_several_axes_and_writes_a_page(finished: Store, tmp_path: Path) -> None:

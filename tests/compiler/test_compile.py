@@ -60,7 +60,7 @@ def program(results: dict[FlagSet, CompileResult], settings: FlagSet) -> Compile
 def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     results: dict[FlagSet, CompileResult], toy_job: Any
 ) -> None:
-    kernels = [op for op, _ in P.walk(program(results, REFERENCE).schedule) if op.kind is P.OpKind.KERNEL]
+    kernels = [op for op, _, _ in P.walk(program(results, REFERENCE).schedule) if op.kind is P.OpKind.KERNEL]
     estimates = [op.xla_s for op in kernels if op.xla_s is not None]
     assert len(estimates) > len(kernels) / 2
     assert all(0 < s < 1e-3 for s in estimates)
@@ -68,7 +68,7 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
         compiler._has_estimates = False
         (plain,) = compiler.compile([REFERENCE])
     assert there(plain.program).fingerprint == program(results, REFERENCE).fingerprint
-    assert not any(op.xla_s for op, _ in P.walk(there(plain.program).schedule))
+    assert not any(op.xla_s for op, _, _ in P.walk(there(plain.program).schedule))
 
 
 def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +81,12 @@ def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: 
 
 def test_weights_of_a_layer_are_gathered_together_and_every_dot_is_found(results: dict[FlagSet, CompileResult]) -> None:
     def gathers(settings: FlagSet) -> int:
-        ops = [op for op, _ in P.walk(program(results, settings).schedule)]
+        ops = [op for op, _, _ in P.walk(program(results, settings).schedule)]
         return sum(op.collective is not None and op.collective.kind == "all-gather" for op in ops)
 
     assert gathers(NOT_COMBINED) > gathers(REFERENCE)
     found = program(results, REFERENCE)
-    done = sum(op.matrix_flops * times for op, times in P.walk(found.schedule)) * 8
+    done = sum(op.matrix_flops * times for op, times, _ in P.walk(found.schedule)) * 8
     assert found.flops_per_step is not None
     # Recomputing a layer costs one or two of its forward products again: at most 8 of 6.
     assert found.flops_per_step <= done <= found.flops_per_step * 8 / 6
@@ -95,7 +95,7 @@ def test_weights_of_a_layer_are_gathered_together_and_every_dot_is_found(results
 def test_double_buffering_halves_the_trips_of_the_loops(results: dict[FlagSet, CompileResult]) -> None:
     for settings, trips in ((REFERENCE, 4), (DOUBLE_BUFFERED, 2)):
         ops = P.walk(program(results, settings).schedule)
-        assert {op.trip_count for op, _ in ops if op.kind is P.OpKind.LOOP} == {trips}
+        assert {op.trip_count for op, _, _ in ops if op.kind is P.OpKind.LOOP} == {trips}
 
 
 def test_command_buffers_change_the_thunks_and_what_is_read_at_run_time_nothing(

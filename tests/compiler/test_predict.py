@@ -5,10 +5,20 @@ from dataclasses import asdict
 
 import pytest
 
-from autotune.compiler.predict import FIGURES, Prediction, collective_time, kernel_time, predict_step, product_time
+from autotune.compiler.predict import (
+    FIGURES,
+    Prediction,
+    collective_time,
+    kernel_time,
+    predict_set,
+    predict_step,
+    product_time,
+)
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
+from autotune.model.flags import FlagSet
 from autotune.results.screen_words import predicted_lines
+from tests.compiler import rules
 from tests.runs import there
 from tests.tables import toml_beside
 
@@ -34,11 +44,8 @@ def kernel(name: str, seconds: float) -> Op:
     return Op(kind=OpKind.KERNEL, name=name, bytes=seconds * 0.8e12)
 
 
-def collective(kind: str, size: int, group: int = 8, nodes: int = 1, implementation: str = "nccl") -> Collective:
-    return Collective(
-        kind=kind, bytes=size, dtype="bf16", group_size=group, node_count=nodes,
-        implementation=implementation,
-    )  # fmt: skip
+def collective(kind: str, size: int, group: int = 8, nodes: int = 1) -> Collective:
+    return Collective(kind=kind, bytes=size, dtype="bf16", group_size=group, node_count=nodes)
 
 
 def gather(seconds_of_ring: float) -> Op:
@@ -131,8 +138,35 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     whole = predict_step(program(kernel("k", 0.5)), TARGET, Topology(1, 8))
     why = {"interval_s": None, "no_interval": "float8", "changes": ["loops: 0 -> 1"]}
     rows = [{"settings": {n: "1"}, **asdict(p), **why} for n, p in (("one", whole), ("two", found))]
-    assert "how often while.3 runs is not known" in list(predicted_lines(rows))[4]
-    assert list(predicted_lines(rows))[1] == "  loops: 0 -> 1"
+    lines = predicted_lines(rows, "good")
+    assert "while.3" in lines[4]
+    assert lines[1] == "  loops: 0 -> 1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_time", "not_modelled", "changed"),
+    [
+        pytest.param({}, True, [], False, id="default"),
+        pytest.param({"option.batch": "8"}, True, [], False, id="option"),
+        pytest.param({rules.COMBINE: "11"}, False, [], True, id="flag"),
+        pytest.param({"option.batch": "8", rules.COMBINE: "11"}, False, [], True, id="option-and-flag"),
+        pytest.param({"NCCL_PROTO": "LL"}, False, ["NCCL_PROTO"], False, id="run-time"),
+    ],
+)
+def test_flags_have_no_step_time_and_settings_of_the_run_are_named(
+    settings: dict[str, str], has_time: bool, not_modelled: list[str], changed: bool
+) -> None:
+    row = predict_set(rules.screen(rules.Rules()), FlagSet(settings))
+    assert ("step_s" in row) is has_time
+    assert (row["not_modelled"], bool(row["changes"])) == (not_modelled, changed)
+    lines = predicted_lines([row], "good")
+    assert any("predicted step" in line for line in lines) is has_time
+    assert any(line.endswith(": NCCL_PROTO") for line in lines) is bool(not_modelled)
+
+
+def test_a_set_that_does_not_compile_says_why() -> None:
+    row = predict_set(rules.screen(rules.Rules()), FlagSet({rules.COMBINE: "13"}))
+    assert "thirteen" in predicted_lines([row], "good")[0]
 
 
 def to_host(seconds: float) -> Op:

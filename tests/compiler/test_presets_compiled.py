@@ -75,7 +75,7 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
     assert sum(count for name, count in result.program.custom_calls.items() if name.startswith("__cudnn")) >= 2
     # Two products forward and five backward, of two sequences, under the causal mask: half of the pairs.
     forward = 2 * 2 * 2 * 8 * head_size * 128**2 / 2
-    found = {op.matrix_flops for op, _ in walk(result.program.schedule) if op.detail.startswith("__cudnn$fmha")}
+    found = {op.matrix_flops for op, _, _ in walk(result.program.schedule) if op.detail.startswith("__cudnn$fmha")}
     assert found == {forward, 2.5 * forward}
 
 
@@ -84,7 +84,7 @@ def test_products_of_float8_are_calls_that_take_it_and_gradients_are_summed_in_b
     options = {"batch": 16, "mesh": {"fsdp": 8}, "attention": "xla", "dtype": "float8", "float8_scales": scales}
     (program,) = compiled(job(options), [FlagSet({"xla_gpu_enable_triton_gemm": False})])
     assert program.custom_calls["__cublas$lt$matmul$f8"] == 3 * 7  # forward and two gradients, seven matrices
-    moved = [op.collective for op, _ in walk(program.schedule) if op.collective is not None]
+    moved = [op.collective for op, _, _ in walk(program.schedule) if op.collective is not None]
     # Weights of layers travel as float8; their gradients, like all others, are summed in bfloat16.
     assert sum(c.bytes for c in moved if (c.kind, c.dtype) == ("all-gather", "f8e4m3fn")) > 0
     assert {c.dtype for c in moved if c.kind == "reduce-scatter"} == {"bf16"}
@@ -108,8 +108,8 @@ def test_a_loop_that_xla_no_longer_counts_after_pipelining_is_counted() -> None:
     sets = [FlagSet({"xla_gpu_enable_pipelined_all_gather": value}) for value in (False, True)]
     programs, products = compiled(job(piped), sets), []
     for program in programs:
-        assert all(op.trip_count is not None for op, _ in walk(program.schedule) if op.kind is OpKind.LOOP)
-        products.append(sum(times * op.matrix_flops for op, times in walk(program.schedule)))
+        assert all(op.trip_count is not None for op, _, _ in walk(program.schedule) if op.kind is OpKind.LOOP)
+        products.append(sum(times * op.matrix_flops for op, times, _ in walk(program.schedule)))
     assert programs[0] != programs[1]
     assert products[1] == pytest.approx(products[0], rel=0.1)
 

@@ -52,7 +52,7 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
 
 
 def test_loops_collectives_and_graphs_are_read_and_counted() -> None:
-    found = [(op.name, op.trip_count) for op, _ in P.walk(read().schedule) if op.kind is OpKind.LOOP]
+    found = [(op.name, op.trip_count) for op, _, _ in P.walk(read().schedule) if op.kind is OpKind.LOOP]
     assert found == [("while.1", 5), ("while.2", None)]
     figures = P.figures(read())
     assert (figures["all-gather runs a step"], figures["all-gather bytes a step"]) == (1, 4 * 8 * 7)
@@ -60,7 +60,7 @@ def test_loops_collectives_and_graphs_are_read_and_counted() -> None:
     assert (figures["all-gather (async)"], figures["reduce-scatter (sync)"]) == (1, 1)
     assert [figures[f"loops{more}"] for more in ("", " of unknown length, counted once")] == [2, 1]
     assert (figures["command buffers"], figures["kernels in command buffers"]) == (1, 2)
-    sliced = next(op for op, _ in P.walk(read().schedule) if op.name == "piece")
+    sliced = next(op for op, _, _ in P.walk(read().schedule) if op.name == "piece")
     assert sliced.kind is OpKind.COPY
     assert sliced.bytes == 2 * 4 * 7
 

@@ -139,11 +139,11 @@ def test_limits_follow_from_the_first(machine: Machine) -> None:
     assert machine.limits == [CompileLimits(900.0), CompileLimits(1280.0, 320.0)]
 
 
-def test_named_sets_go_first_then_settings_that_many_of_them_hold() -> None:
+def test_named_sets_go_first_then_single_settings() -> None:
     named = {"one": FlagSet({SLOP: "1"}), "two": FlagSet({SLOP: "1", BUFFER: "1"})}
     order = screen(Rules()).wanted({COMBINE: ["1"], BUFFER: ["1", "2"], SLOP: ["1"]}, named)
     assert order[:2] == [*named.values()]
-    assert [next(iter(s)) for s in order[2:]] == [SLOP, BUFFER, BUFFER, COMBINE]
+    assert [next(iter(s)) for s in order[2:]] == [COMBINE, BUFFER, BUFFER, SLOP]
 
 
 @pytest.mark.parametrize(("files", "left"), CASES["memory_limits"])

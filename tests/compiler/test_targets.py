@@ -51,8 +51,7 @@ def test_cuda_is_that_of_the_installed_plugin(versions: dict[str, str], runtime:
 
 
 H100 = GpuFacts(
-    name="NVIDIA H100 80GB HBM3", compute_capability=(9, 0), lanes=16896, memory_bytes=84942979072,
-    memory_bytes_per_s=3352320000000.0, clock_ghz=1.98, nvlinks=18, cuda="12.4.0",
+    name="NVIDIA H100 80GB HBM3", lanes=16896, memory_bytes=84942979072, cuda="12.4.0"
 )  # fmt: skip
 
 
@@ -60,10 +59,9 @@ def test_gpu_that_is_here_is_its_table_but_for_its_driver_or_what_it_tells() -> 
     table, here = load_target("h100-sxm"), load_target("h100-sxm", facts=H100)
     text = here.config_text
     assert sorted(text.splitlines()) == sorted(table.config_text.replace('"13.0.0"', '"12.4.0"', 1).splitlines())
-    facts = dataclasses.replace(H100, lanes=128 * 114, memory_bytes=7 << 30, nvlinks=0, cuda=None, clock_ghz=None)
+    facts = dataclasses.replace(H100, lanes=128 * 114, memory_bytes=7 << 30, cuda=None)
     here = load_target("h100-sxm", facts=facts)
     assert (here.core_count, here.memory_bytes) == (114, 7 << 30)
-    assert "active_links" not in here.config_text
     assert here.digest != load_target("h100-sxm").digest
 
 
@@ -130,4 +128,4 @@ def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
     with Compiler(toy_job(f"2x{load_target(name).network.gpus_per_node}", target=name)) as compiler:
         (result,) = compiler.compile([FlagSet()])
     assert result.program is not None, result.failure
-    assert any(op.matrix_flops for op, _ in walk(result.program.schedule))
+    assert any(op.matrix_flops for op, _, _ in walk(result.program.schedule))

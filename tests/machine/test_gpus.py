@@ -54,17 +54,12 @@ def test_a_program_that_is_missing_or_fails_gives_nothing() -> None:
     assert run_program([sys.executable, "-c", "print(1)"]) == "1\n"
 
 
-H200 = GpuFacts(
-    name="NVIDIA H200", compute_capability=(9, 0), lanes=16896, memory_bytes=150_092_120_064,
-    memory_bytes_per_s=3201e6 * 2 * 6144 / 8, clock_ghz=1.98, nvlinks=18, cuda="13.0.0",
-)  # fmt: skip
+H200 = GpuFacts(name="NVIDIA H200", lanes=16896, memory_bytes=150_092_120_064, cuda="13.0.0")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_gpu_tells_what_xla_would_read_of_it_and_leaves_open_what_it_does_not_tell(tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml", gpus=2)
-    for link in range(18):
-        fake.set(0, f"nvmlDeviceGetNvLinkState.{link}", 1)
     fake.set(1, "nvmlDeviceGetName", "NVIDIA L4")
     with fake.loaded():
         assert gpu_facts({})[0] == H200
@@ -72,6 +67,4 @@ def test_a_gpu_tells_what_xla_would_read_of_it_and_leaves_open_what_it_does_not_
         for key, name in toml_beside(__file__)["told_by_nvml"].items():
             fake.forget(0, key)
             assert getattr(gpu_facts({})[0], name) is None, name
-        left = gpu_facts({})
-        assert (left[0].clock_ghz, left[1].nvlinks) == (1.98, None)
     assert gpu_facts({}, lambda: None) == ()

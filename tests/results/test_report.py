@@ -20,7 +20,7 @@ from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
 from autotune.results.format import format_aa_run, format_energy
-from autotune.results.report import build, overview, render_html, render_markdown, render_overview
+from autotune.results.report import build, overview, page_of, render_html, render_markdown, render_overview
 from autotune.rundir.store import Store
 from tests.machine.test_energy import metered_run
 from tests.runs import record, replay_study, there
@@ -199,8 +199,8 @@ def test_runs_are_listed_by_device_work_and_date(finished: Store, altered: Calla
     other = altered(finished, "other", device_kind="<i>GPU</i>")
     empty = Store.create_or_resume(tmp_path / "empty", replay_study(), study_dir=tmp_path)
     empty.close()
-    (other / "report.html").write_text("")
-    (evil / "report.html").write_text("")
+    for run in (other, evil):
+        page_of(run).write_text("")
     page = tmp_path / "index.html"
     rows = overview([evil, finished.path, tmp_path / "empty", other], page=page)
     assert [row["device"] for row in rows] == ["1 x <i>GPU</i>", "1 x simulated", "cpu", ""]
@@ -208,7 +208,7 @@ def test_runs_are_listed_by_device_work_and_date(finished: Store, altered: Calla
     assert rows[-1]["result"].startswith("unreadable: ")
     checker = check(render_overview([evil, finished.path, tmp_path / "empty", other], page=page))
     assert [Path(page.parent, unquote(link)).resolve() for link in checker.loads] == [
-        (run / "report.html").resolve() for run in (other, evil)
+        page_of(run).resolve() for run in (other, evil)
     ]
     assert not any(urlsplit(link).scheme for link in checker.loads)
     assert not checker.tags & {"img", "i"}
@@ -240,7 +240,7 @@ def terminal(store: Store) -> str:
 
 def test_energy_stands_in_every_view(metered: Store) -> None:
     aa_run = there(metered.last(AaRecord))
-    assert "energy: 3 J a step, of whole GPUs" in format_aa_run(aa_run)
+    assert "energy: 3 J a step, of whole GPUs" in format_aa_run(aa_run, None)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
     assert format_energy(costly).startswith("energy: 5.4 J a step")
     page, text = render_html(metered), render_markdown(metered)
@@ -262,7 +262,7 @@ def test_where_energy_is_not_known_nothing_speaks_of_it(finished: Store) -> None
 def test_aba_runs_are_told_from_pairs(metered: Store, tmp_path: Path) -> None:
     alone = metered_run(tmp_path / "run", mode="aba", effects={"xla_a=1": 0.9})
     aa_run = there(alone.last(AaRecord))
-    assert any("in ABA runs" in line for line in format_aa_run(aa_run))
+    assert any("in ABA runs" in line for line in format_aa_run(aa_run, None))
     assert "3 ABA runs" in terminal(alone)
     assert "ABA" not in terminal(metered)
     measured = {row["over"] for row in build(alone)["trials"]}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from autotune.results.screen_words import describe_screen, screen_lines
+import pytest
+
+from autotune.results.screen_words import describe_screen, predicted_lines, screen_lines
 from tests.compiler.rules import DECOMPOSE, GRAPHS, P2P, Rules, screen
 
 
@@ -9,3 +11,11 @@ def test_a_study_is_told_what_acts_with_what() -> None:
     assert f"{P2P} acts only together with {DECOMPOSE}" in describe_screen(report)
     assert f"{GRAPHS} acts only with cuBLAS GEMMs" in describe_screen(report)
     assert f"  {DECOMPOSE} (only together with {P2P})" in screen_lines(report)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\v", "\x1c", "\x85", "\u2028", "\x1b[2J"])
+def test_a_value_stays_on_its_line(end: str) -> None:
+    row = {"settings": {"a": f"1{end}PROVEN"}, "failure": f"no{end}PROVEN"}
+    lines = predicted_lines([row], "good")
+    assert len(lines) == 3
+    assert end not in lines[0]
