@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from autotune.model.errors import STOPPED
+from autotune.rundir.store import KEPT_RECORDS, RECORDS
 from harness.driven import Driven
 from harness.places import Here, Place
 from harness.sandbox import Postgres
@@ -91,7 +92,7 @@ class Victim(NamedTuple):
     weight: float
 
 
-ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1))
+ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1), Victim("records", 1))
 LANES = (*ALONE, Victim("lane", 4), Victim("frozen lane", 2))
 MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
 
@@ -232,6 +233,7 @@ class Killing:
             "driver": lambda: self._end_driver(signal.SIGKILL),
             "SIGTERM": lambda: self._end_driver(signal.SIGTERM),
             "SIGUSR1": lambda: self._end_driver(signal.SIGUSR1),
+            "records": self._take_records,
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
             "frozen lane": self._freeze_lane,
             "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
@@ -265,6 +267,19 @@ class Killing:
             expected.add(-number)  # it had not yet begun to listen to signals
         if status not in expected:
             raise RuntimeError(f"after {number.name} the driver ended with {status}: {self.driver.said[-3000:]}")
+        self.driver = self._start()
+        return True
+
+    def _take_records(self) -> bool:
+        """The file of records goes while the driver runs; the driver ends and keeps them, and they are put back."""
+        records, kept, taken = (self.driver.run / name for name in (RECORDS, KEPT_RECORDS, "taken.jsonl"))
+        self._note("records")
+        records.rename(taken)
+        status = self._buried()
+        if status not in (0, 2) or (status == 2 and not kept.exists()):
+            raise RuntimeError(f"without its records the driver ended with {status}: {self.driver.said[-3000:]}")
+        (kept if status == 2 else taken).replace(records)
+        taken.unlink(missing_ok=True)
         self.driver = self._start()
         return True
 

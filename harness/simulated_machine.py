@@ -27,6 +27,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.sections import Section
 from autotune.model.spec import StudySpec, parse_study
+from autotune.model.stop import check_stop
 from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import FOLDERS
 from autotune.study import preflight
@@ -260,6 +261,7 @@ class SimulatedWorker(Worker):
 def _wait(delay_s: float) -> None:
     if delay_s > 0:  # a sleep of no time still costs a turn of the processor
         time.sleep(delay_s)
+        check_stop()
 
 
 _make_real = preflight.make_launcher

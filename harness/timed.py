@@ -13,8 +13,9 @@ from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import Callbacks, ConfirmRun
 from autotune.model.spec import StudySpec
+from autotune.model.stop import Stopped
 from autotune.stats.aa_noise import STARTS
-from autotune.study.run import Stopped, StudyRun
+from autotune.study.run import StudyRun
 from autotune.workers.base import Progress
 from harness.simulated import GivenSetup, MemoryStore, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, Simulation

@@ -37,6 +37,7 @@ KILL = ((signal.SIGKILL, 10.0),)
 ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
 """Signals that end processes, each with the seconds before the next."""
 
+STRUCK = b"***"
 LAST_LINES, LAST_BYTES = 20, 20_000
 """Limits of the output in the last message."""
 
@@ -44,7 +45,9 @@ LAST_LINES, LAST_BYTES = 20, 20_000
 class BoundedLog:
     """Writes the first half of its limit at once, and the last half when closed; a full disk ends no running trial."""
 
-    def __init__(self, path: str, limit: int) -> None:
+    def __init__(self, path: str, limit: int, secrets: Sequence[str] = ()) -> None:
+        self._secrets = [os.fsencode(value) for value in secrets]
+        self._held = b""
         mode = os.stat(os.path.dirname(path) or ".").st_mode & 0o666 | 0o600  # noqa: PTH116, PTH120 (as above, of time)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         self._half = limit // 2
@@ -54,7 +57,20 @@ class BoundedLog:
         self.total = 0
 
     def write(self, data: bytes) -> None:
-        """Adds a piece of output."""
+        """Adds a piece of output, in which secrets are struck out."""
+        data = self._held + data
+        for secret in self._secrets:
+            data = data.replace(secret, STRUCK)
+        self._held = self._begun_secret(data)
+        self._add(data[: len(data) - len(self._held)])
+
+    def _begun_secret(self, data: bytes) -> bytes:
+        """The longest end of a piece with which a secret begins: the next piece may go on with it."""
+        longest = max(map(len, self._secrets), default=1) - 1
+        ends = (data[-n:] for n in range(min(longest, len(data)), 0, -1))
+        return next((end for end in ends if any(secret.startswith(end) for secret in self._secrets)), b"")
+
+    def _add(self, data: bytes) -> None:
         self.total += len(data)
         self._last = (self._last + data)[-LAST_BYTES:]
         if self._head < self._half:
@@ -67,11 +83,12 @@ class BoundedLog:
 
     def last_lines(self) -> list[str]:
         """The last lines of the output, each cut to 500 characters."""
-        text = self._last.decode("utf-8", errors="replace")
+        text = (self._last + self._held).decode("utf-8", errors="replace")
         return [line[:500] for line in text.splitlines() if line.strip()][-LAST_LINES:]
 
     def close(self) -> None:
         """Writes the last half, with a note on the number of omitted bytes."""
+        self._add(self._held)
         tail = bytes(self._tail[-self._half :])
         dropped = self.total - self._head - len(tail)
         if dropped > 0:
@@ -321,14 +338,14 @@ def main(arguments: list[str]) -> int:
     """Runs the command of the arguments."""
     path, limit, *rest = arguments
     remote = rest[:1] == ["--remote"]
-    dashes, *command = rest[remote:]
+    secrets, dashes, *command = rest[remote:]
     if dashes != "--" or not command:
-        raise SystemExit("usage: guard.py LOG LOG_BYTES [--remote] -- COMMAND ...")
+        raise SystemExit("usage: guard.py LOG LOG_BYTES [--remote] SECRET_VARIABLE,... -- COMMAND ...")
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # A cluster sends them to a whole step before its time limit; only the driver reacts.
         signal.signal(number, signal.SIG_IGN)
     received = take_environment() if remote else b""
-    log = BoundedLog(path, int(limit))
+    log = BoundedLog(path, int(limit), [os.environ[n] for n in secrets.split(",") if os.environ.get(n)])
     try:
         end = run(log, command, received)
     finally:

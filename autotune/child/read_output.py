@@ -29,10 +29,7 @@ from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.guard import CANNOT_START, end_descendants, pause_descendants, resume_descendants, write_all
 from autotune.child.output import Follow, Lines, read_piece, start_program
 from autotune.child.processes import names_of, open_for_writing, xla_processes
-from autotune.child.steps import StepReader, plain
-
-MATCH_LIMIT_S = 2.0
-"""Limit of CPU time for matching one piece of output, against endless backtracking."""
+from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain
 
 POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
 KEPT_LINES = 400
@@ -53,14 +50,6 @@ LINES_AT_ONCE = 40
 
 MOST_LINES = 20_000
 """Limit of reported lines; the first ones."""
-
-
-class TooSlow(Exception):
-    """Matching took longer than `MATCH_LIMIT_S`."""
-
-
-def _interrupt(*_: object) -> None:
-    raise TooSlow
 
 
 class ProgramRun:
@@ -160,7 +149,6 @@ class Session(ProgramRun):
         self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
         self._ready = False
-        signal.signal(signal.SIGVTALRM, _interrupt)
 
     def run(self) -> int:
         """Runs the program; returns the exit status."""
@@ -223,14 +211,11 @@ class Session(ProgramRun):
         resume_descendants(os.getppid())
 
     def _read_all(self, lines: Iterable[str]) -> None:
-        signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
         known = len(self._times)
-        try:
+        with match_limit():
             for line in lines:
                 self._line_count += 1
                 self._read(line)
-        finally:
-            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         more = len(self._times) - known
         self._together += [more] * more
 

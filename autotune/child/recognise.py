@@ -194,13 +194,21 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
     Args:
         at: Time of each line, seconds on any clock; a saved log has none.
     """
-    cut = [normal(line) for line in lines]
+    cut = ["" if _is_binary(line) else normal(line) for line in lines]
     found = [fit for rank, rules in _candidates(cut) if rules and (fit := _fit_of(rules, cut, at, rank)) is not None]
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
         found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
     most = max((fit.steps for fit in found), default=0)
     return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
+
+
+def _is_binary(line: str) -> bool:
+    """Whether a line is no text: more than a tenth of it are bytes that no text has."""
+    return 10 * len(_NO_TEXT.findall(line)) > len(line)
+
+
+_NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 
 
 def normal(line: str) -> str:

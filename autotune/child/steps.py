@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
+import signal
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +24,9 @@ def read_table(name: str) -> dict[str, Any]:
 
 PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
 """Patterns of known trainers. Without a printed duration, the time between lines counts."""
+
+MATCH_LIMIT_S = 2.0
+"""Limit of CPU time for matching one piece of output, against endless backtracking."""
 
 _UNITS = read_table("lines.toml")["units"]
 SECONDS: Mapping[str, float] = _UNITS["seconds"]
@@ -243,6 +249,29 @@ class StepReader:
         if counted == "steps":
             return 1 / (value * size)
         return self._tokens / (value * size) if self._tokens else None
+
+
+class TooSlow(Exception):
+    """Matching took longer than `MATCH_LIMIT_S`."""
+
+
+@contextlib.contextmanager
+def match_limit() -> Iterator[None]:
+    """Raises TooSlow inside after `MATCH_LIMIT_S`; only the main thread has that limit, for it gets signals."""
+
+    def interrupt(*_: object) -> None:
+        raise TooSlow
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MATCH_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _compiled(name: str, pattern: str) -> re.Pattern[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +67,8 @@ def _indented(message: str) -> str:
 
 def main() -> None:
     """Runs the command line; a user's error gives one message and exit status 2, without a traceback."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # a study that begins takes them over
+        signal.signal(number, lambda *_: os._exit(os.EX_TEMPFAIL))
     guard_streams()
     try:
         app(standalone_mode=True)

@@ -240,7 +240,7 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     An option that the winner leaves as it was has the reference's value.
     """
     from autotune.model.errors import AutotuneError
-    from autotune.model.options import filled_command, placeholders
+    from autotune.model.options import filled_command, has_shell, placeholders, unsafe_for_shells
     from autotune.model.redaction import REDACTED
 
     if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
@@ -249,7 +249,13 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
         )
     unchanged = {n: value for n, value in winner.workload_options.items() if REDACTED not in str(value)}
-    return filled_command(command, {**unchanged, **winner.options})
+    values = {**unchanged, **winner.options}
+    if not force and has_shell(command) and (unsafe := unsafe_for_shells(command, values)):
+        raise AutotuneError(
+            f"an option that a shell gets must be one word without quotes but {unsafe[0]} of the winner is "
+            f"{values[unsafe[0]]!r:.200}; start the program without a shell, or run it all the same with --force"
+        )
+    return filled_command(command, values)
 
 
 def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:

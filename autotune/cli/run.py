@@ -66,7 +66,7 @@ def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **
 def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
     """Runs a session (see `run_shown`), or says how to resume it; with `as_json` progress goes to stderr."""
     from autotune.model.errors import STOPPED
-    from autotune.study.run import Stopped
+    from autotune.model.stop import Stopped
     from autotune.study.start import run_shown
 
     try:

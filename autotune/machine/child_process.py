@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from autotune.model.clock import Stopwatch
+from autotune.model.stop import LOOK_EVERY_S, check_stop
 
-LOOK_EVERY_S, LAST_MOMENT_S = 1.0, 2.0
+LAST_MOMENT_S = 2.0
 LONGEST_LINE = 4_000_000
 """Bytes of an unfinished message after which it is dropped."""
 
@@ -95,11 +96,15 @@ class ChildProcess:
         return [message for message in map(_parse, lines) if message is not None]
 
     def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Yields messages as they come, until the child's stdout ends or `limit_s` seconds have passed."""
+        """Yields messages until the child's stdout ends or `limit_s` seconds have passed; raises as `check_stop`."""
         watch = Stopwatch()  # does not count the time for which both are suspended with their job
         while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
-            select.select([self._out], [], [], min(remaining, LOOK_EVERY_S))
-            yield from self.receive()
+            check_stop()
+            yield from self._received_within(min(remaining, LOOK_EVERY_S))
+
+    def _received_within(self, wait_s: float) -> list[dict[str, Any]]:
+        select.select([self._out], [], [], wait_s)
+        return self.receive()
 
     def abort(self) -> None:
         """Closes the child's stdin, without waiting, from any thread."""
@@ -110,8 +115,8 @@ class ChildProcess:
         """Closes the child's stdin, which should end the child; kills it after `patience_s` seconds."""
         self.abort()
         deadline = time.monotonic() + patience_s
-        for _ in self.messages(patience_s):
-            continue  # the child's last messages must not block on a full pipe
+        while not self.is_over and (remaining := deadline - time.monotonic()) > 0:
+            self._received_within(remaining)  # the child's last messages must not block on a full pipe
         try:
             self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 COMPILES, LANE, FOLDERS, CACHES = "autotune-screen-", "autotune-held-", "autotune-folder-", "autotune-cache-"
+PROBES = "autotune-probe-"
 """Prefixes of scratch folders."""
 
 _YOUNG_S = 60.0

@@ -9,7 +9,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -33,6 +33,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
+from autotune.model.stop import result_of
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.programs.look import program_python
 from autotune.rundir.store import Folders
@@ -237,8 +238,7 @@ class MeasurementContext:
         with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
             futures = [pool.submit(start, *one) for one in asked]
             try:
-                wait(futures)
-                return [future.result() for future in futures]
+                return [result_of(future) for future in futures]
             except BaseException:  # interrupted, or nothing can start here: do not wait until all have compiled
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.close()

@@ -49,11 +49,11 @@ def plain_content(path: Path, *, most: int = -1) -> bytes:
         return file.read(most)
 
 
-def plain_text(path: Path) -> str:
-    r"""Reads a plain file of UTF-8 text, with every end of a line as ``\n``.
+def plain_text(path: Path, *, most: int = -1) -> str:
+    r"""Reads a plain file of UTF-8 text, at most so many bytes of it, with every end of a line as ``\n``.
 
     Raises:
         OSError: If it is not a plain file, or cannot be read.
         UnicodeDecodeError: If it is not UTF-8.
     """
-    return plain_content(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    return plain_content(path, most=most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

@@ -100,20 +100,58 @@ def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[s
     Raises:
         SettingError: If a value in a script (see `_is_script`) is not one word of it without quotes.
     """
-    for before, part in zip(("", *command), command, strict=False):
-        for name in sorted(placeholders([part]) & options.keys()) if _is_script(before, part) else ():
-            if shlex.quote(plain(options[name])) != plain(options[name]):
-                raise SettingError(
-                    f"an option in a script must be one word without quotes but {name} is {plain(options[name])!r} in "
-                    f"{part!r:.200}; give it an argument of its own"
-                )
+    for index, part in enumerate(command):
+        unsafe = unsafe_for_shells([part], options) if _is_script(command[:index], part) else []
+        for name in unsafe:
+            raise SettingError(
+                f"an option in a script must be one word without quotes but {name} is {plain(options[name])!r} in "
+                f"{part!r:.200}; give it an argument of its own"
+            )
     return [filled(part, options) for part in command]
 
 
-def _is_script(before: str, part: str) -> bool:
-    """Whether an argument has spaces and is no assignment (``NAME=text``, as for `env`), or follows a ``-c``."""
+def unsafe_for_shells(parts: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Returns the options named in texts whose values a shell would not take as one word, sorted."""
+    used = sorted(placeholders(parts) & options.keys())
+    return [name for name in used if shlex.quote(plain(options[name])) != plain(options[name])]
+
+
+def has_shell(command: Sequence[str]) -> bool:
+    """Whether a command starts a shell, on this machine or another."""
+    return any(_name_of(word) in (*_SHELLS, *_READ_BY_SHELL) for word in command)
+
+
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "busybox", "su", "runuser", "script")
+"""Programs that take a script after ``-c``."""
+
+_READ_BY_SHELL = ("ssh", "rsh", "pdsh", "clush", "eval", "watch", "parallel")
+"""Programs whose later words a shell reads again."""
+
+
+def _name_of(word: str) -> str:
+    return word.rpartition("/")[2]
+
+
+def _is_script(before: Sequence[str], part: str) -> bool:
+    """Whether an argument is read by a shell, as far as the words before it tell.
+
+    It is if it has spaces and is no assignment (``NAME=text``, as for `env`), if it is a shell's word after ``-c``, or
+    any word after ``ssh`` or ``eval``.
+    """
+    names = [_name_of(word) for word in before]
+    if any(name in _READ_BY_SHELL for name in names):
+        return True
+    *earlier, last = ["", *before]
+    while last.startswith("-") and not _SCRIPT_NEXT.fullmatch(last) and earlier:  # options between -c and its script
+        *earlier, last = earlier
+    follows_c = _SCRIPT_NEXT.fullmatch(last) is not None
+    if follows_c and any(name in _SHELLS for name in names):
+        return True
     is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
-    return re.search(r"\s", part) is not None and (not is_assignment or re.fullmatch(r"-\w*c", before) is not None)
+    return re.search(r"\s", part) is not None and (not is_assignment or follows_c)
+
+
+_SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
 
 
 def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:

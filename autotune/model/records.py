@@ -459,6 +459,8 @@ class ConclusionRecord(Stamped):
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
+    record_count: Count | None = None
+    """Records before it, from which it was drawn; None until it is one itself."""
 
 
 class SoakRecord(TaskRecord):

@@ -22,8 +22,8 @@ REDACTED = "***"
 _NAMES = packaged_table("secret_names.toml")
 _STRONG, _EVERYDAY, _ABOUT = (re.compile("|".join(_NAMES[key])) for key in ("strong", "everyday", "about"))
 
-_URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://)[^:/@\s]+@")
-"""Of a web address, the user alone may be a token."""
+_URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://|://(?![a-z][a-z_.-]*\d{0,2}@))[^:/@\s]+@")
+"""The user alone may be a token: of a web address always, of others if it is no plain name."""
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
 _ASSIGNED = re.compile(rf"""(?P<head>(?P<name>[A-Za-z_][\w.-]*)(?:=|["']\s*[:=]\s*)){_VALUE}""")
@@ -38,8 +38,22 @@ _BARE_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
 _NO_SECRET = re.compile(r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*")
 """Values that hold none: nothing, a switch, or a variable that stands for it."""
 
+_EVERYDAY_VALUE = re.compile(r".{0,5}|[a-z]{6,7}|[\d.]{6,7}|/.*", re.DOTALL)
+"""Values that a text may hold by chance: short ones, words, numbers; and paths, for PWD is a folder."""
+
 _SHORT = "p"
 """A password's option in many programs, unless its value is a number, a port or a path."""
+
+_LOGIN = re.compile(
+    r"(?P<head>\b(?:wandb|huggingface-cli|hf auth|comet|ngc|clearml|neptune)\s+(?:relogin|login)\s+(?:--?\w[\w-]*\s+)*"
+    r"|\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*[^\s:;&|]*:|\b(?:mysql|mysqldump|mariadb)\b[^;&|\n]*?\s-p"
+    r"|\b(?:sshpass)\s+-p)"
+    r"(?P<value>(?![-*\s$])[^\s;&|]+)"
+)
+"""Secrets that are words of a program: of its ``login``, behind ``-u USER:``, joined to ``-p``."""
+
+_BASE64 = re.compile(r"(?<![\w/+.-])(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9+]{40,}={0,2}(?![\w/+.-])")
+"""Keys in base64, which are of no known shape: words of lower and upper case and digits that no program has."""
 
 _COMMAND_END = re.compile(r"[;&|]")
 _OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar|cp|rsync)\b")
@@ -56,6 +70,29 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _NAMES["weak"] and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
 
 
+def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables whose names say that their values are secrets, unless everyday text may hold the value."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if is_secret_name(name) and not _NO_SECRET.fullmatch(value) and not _EVERYDAY_VALUE.fullmatch(value)
+    }
+
+
+def strike(data: Any, values: Sequence[str]) -> Any:
+    """Returns plain data in whose texts no such value is left, but for keys and the kinds of records."""
+    if isinstance(data, str):
+        for value in values:
+            data = data.replace(value, REDACTED)
+        return data
+    if isinstance(data, Mapping):
+        return {key: value if key == "kind" else strike(value, values) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [strike(value, values) for value in data]
+    return data
+
+
+@functools.lru_cache(maxsize=4096)  # records of many trials hold the same lines
 def redact_text(text: str) -> str:
     """Redacts the secrets in a text, such as a URL, a message or a shell's command."""
     text = _URL.sub(lambda m: f"{m[1] or m[2]}{REDACTED}@", text)
@@ -63,6 +100,7 @@ def redact_text(text: str) -> str:
     for keywords, regex in _rules():
         if any(word in low for word in keywords):
             text = re.sub(regex, _without_secret, text)
+    text = _LOGIN.sub(lambda match: match["head"] + REDACTED, text)
     for pattern in (_HEADER, _ASSIGNED, _OPTION):
         text = _redact_values(pattern, text)
     return text
@@ -92,9 +130,22 @@ def redact_command(command: Sequence[str]) -> tuple[str, ...]:
         elif whole and _is_secret(whole["name"], whole["value"]):
             redacted.append(whole["head"] + REDACTED)
         else:
-            redacted.append(redact_text(part))
+            redacted.append(_BASE64.sub(REDACTED, _without_login(command[max(0, i - _NEAR) : i], redact_text(part))))
         before = part
     return tuple(redacted)
+
+
+def _without_login(before: Sequence[str], part: str) -> str:
+    """Redacts an argument, or its end, that is the secret of the program some words before it."""
+    start = " ".join([*before, ""])
+    for match in _LOGIN.finditer(start + part):
+        if match.end() == len(start + part) and match.start("value") >= len(start):
+            return part[: match.start("value") - len(start)] + REDACTED
+    return part
+
+
+_NEAR = 8
+"""Words before an argument in which the program is looked for whose secret it may be."""
 
 
 def redact_data(data: Any, name: str = "") -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -310,7 +311,7 @@ class StudySpec(Section):
 def load_study(path: Path) -> StudySpec:
     """Reads and checks a study file; StudyFileError if it is missing or no TOML, or with all wrong keys and values."""
     try:
-        text = plain_text(path)
+        text = plain_text(path, most=MOST_BYTES)
     except FileNotFoundError:
         hint = (
             close_matches(path.name, [p.name for p in path.parent.glob("*.toml")])
@@ -319,13 +320,32 @@ def load_study(path: Path) -> StudySpec:
         raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StudyFileError(f"the study file must be readable UTF-8 text but {path}: {error}") from error
+    _refuse_endless(text, path)
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise StudyFileError(f"{path} must be TOML but: {error}") from error
     except RecursionError:
         raise _too_deep(str(path)) from None
     return parse_study(data, source=str(path))
+
+
+MOST_BYTES = 1_000_000
+_ENDLESS = {
+    "a number of 300 digits": re.compile(r"[=\[,]\s*[+-]?\d\w{299}"),
+    "a key of 100 parts": re.compile(r"""(?m)(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){99}"""),
+}
+"""What a parser of TOML works on without an end, by what it is."""
+
+
+def _refuse_endless(text: str, path: Path) -> None:
+    """Raises StudyFileError for a text that is too long or takes too long to parse."""
+    if len(text) >= MOST_BYTES:
+        raise StudyFileError(f"a study file must be smaller than {MOST_BYTES:,} bytes but {path} is not; shorten it")
+    for what, pattern in _ENDLESS.items():
+        if found := pattern.search(text):
+            line = text.count("\n", 0, found.end()) + 1
+            raise StudyFileError(f"a study file must not hold {what} but line {line} of {path} does; write it shorter")
 
 
 def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:

@@ -9,14 +9,14 @@ import shlex
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
 from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
-from autotune.child.steps import StepReader, plain
+from autotune.child.steps import MATCH_LIMIT_S, Step, StepReader, TooSlow, match_limit, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
@@ -122,12 +122,32 @@ class ProbeResult:
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
     """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
-    reader = StepReader(rules)
-    read = [(line, now_s, step) for line, now_s in zip(lines, at_s, strict=True) if (step := reader.read(line, now_s))]
-    timed = [(now_s, step.step_s, line) for line, now_s, step in read if step.step_s is not None]
+    read = [(now_s, line, step) for line, now_s, step in _read_each(rules, lines, at_s) if step is not None]
+    timed = [(now_s, step.step_s, line) for now_s, line, step in read if step.step_s is not None]
     losses = [step.loss for _, _, step in read if step.loss is not None]
     came, took, shown = zip(*timed, strict=True) if timed else ((), (), ("",))
     return Steps(came, took, BAR.sub("…", plain(shown[-1])), losses[-1] if losses else None)
+
+
+def _read_each(
+    rules: Mapping[str, Any], lines: Sequence[str], at_s: Sequence[float]
+) -> Iterator[tuple[str, float, Step | None]]:
+    """Yields each line with its time and the step that it tells.
+
+    Raises:
+        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack without an end.
+    """
+    reader = StepReader(rules)
+    for line, now_s in zip(lines, at_s, strict=True):
+        try:
+            with match_limit():
+                step = reader.read(line, now_s)
+        except TooSlow:
+            raise AutotuneError(
+                f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the line {line[:80]!r}; write "
+                "it simpler, without a repetition inside a repetition"
+            ) from None
+        yield line, now_s, step
 
 
 # ---------------------------------------------------------------------- one run
@@ -382,11 +402,10 @@ def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         rules: The legal keys of `[workload.read]`; empty if none are known.
     """
-    reader = StepReader(rules) if rules else None
     rows: list[dict[str, Any]] = []
     at_s = probe.at_s or [math.nan] * len(probe.lines)
-    for line, now_s in zip(probe.lines, at_s, strict=True):
-        step = reader.read(line, now_s) if reader is not None else None
+    read: Iterable[tuple[str, float, Step | None]] = ((line, math.nan, None) for line in probe.lines)
+    for line, _, step in _read_each(rules, probe.lines, at_s) if rules else read:
         took, loss = (step.step_s, step.loss) if step is not None else (None, None)
         # By the clock a saved log has steps, but no durations.
         rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})

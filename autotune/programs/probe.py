@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 from autotune.child.guard import CANNOT_START
 from autotune.child.output import LONGEST_RECORD, lines_of
 from autotune.machine.environment import STORED
+from autotune.machine.files import PROBES, Scratch
 from autotune.model.errors import LaunchError
 from autotune.model.files import packaged_table
 from autotune.model.options import filled, filled_command
@@ -94,7 +94,8 @@ def run_probe(
     Raises:
         LaunchError: If it cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="autotune-probe-", ignore_cleanup_errors=True) as folder:
+    with contextlib.closing(Scratch(PROBES)) as scratch:
+        folder = str(scratch.path)
         arguments = filled_command(command, {"folder": folder})
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
             reader = own.command(reader_command("read_output"), [Path(folder)])

@@ -52,8 +52,9 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     """Lists what in a conclusion does not follow from records and raw pairs (RunDirectoryError if damaged)."""
     records = evidence_of(store, conclusion)
-    lines = [*_of_session(store, records), *_of_plans(records), *_of_proofs(store.spec, records, conclusion)]
-    return [*lines, *_of_soak(conclusion, records), *_of_runs(store, records), *_of_work(store.spec, records)]
+    lines = [*_of_session(store, records), *_of_losses(records, conclusion), *_of_plans(records)]
+    lines += [*_of_proofs(store.spec, records, conclusion), *_of_soak(conclusion, records)]
+    return [*lines, *_of_runs(store, records), *_of_work(store.spec, records)]
 
 
 def doubts(store: Store) -> list[str]:
@@ -72,6 +73,17 @@ def _of_session(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the study is the one that was run."""
     if {r.identity for r in records if isinstance(r, SessionRecord)} - {store.spec.identity}:
         yield f"{STUDY} holds another study than the one that was run"
+
+
+def _of_losses(records: Sequence[AnyRecord], conclusion: ConclusionRecord) -> Iterator[str]:
+    """Checks that the records from which a conclusion was drawn are all there, machine and session included."""
+    if conclusion.record_count != len(records):
+        drawn = "an unknown number of" if conclusion.record_count is None else conclusion.record_count
+        yield f"the conclusion was drawn from {drawn} records, but {len(records)} stand before it"
+    measured = next((i for i, r in enumerate(records) if isinstance(r, ConfirmRun | TrialResult)), len(records))
+    for kind, name in ((SessionRecord, "session"), (AaRecord, "A/A run")):
+        if not any(isinstance(r, kind) for r in records[:measured]):
+            yield f"no {name} is recorded before the first measurement, so its machine is not known"
 
 
 def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:

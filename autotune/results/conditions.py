@@ -145,18 +145,19 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
 def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     """Lists the conditions in which a machine differs from the proof.
 
-    Conditions that the proof did not record are not compared, nor the workload if `here` names none, nor the count of
-    CPU devices, which the workload chooses.
+    What the proof did not record differs from what is known here. What NVML did not tell is not compared, nor the
+    workload if `here` names none, nor the count of CPU devices, which the workload chooses.
     """
     found = []
     for field in Conditions.model_fields:
         wanted, got = getattr(proven, field), getattr(here, field)
-        if field in _NOT_COMPARED or wanted in (None, NOT_TOLD, got) or (field == "workload" and got is None):
+        if field in _NOT_COMPARED or wanted in (NOT_TOLD, got) or (field == "workload" and got is None):
             continue
         if field == "device_count" and proven.platform == "cpu":
             continue
         unknown = _SILENT if field in _OF_NVML else "none"
-        found.append(Difference(field=field, proven=str(wanted), here=unknown if got is None else str(got)))
+        proven_with = "nothing recorded" if wanted is None else str(wanted)
+        found.append(Difference(field=field, proven=proven_with, here=unknown if got is None else str(got)))
     return found
 
 

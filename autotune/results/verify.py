@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from autotune.model.errors import RunDirectoryError
-from autotune.model.records import ConclusionRecord
+from autotune.model.records import ConclusionRecord, SessionRecord
 from autotune.results.audit import disagreements
 from autotune.results.conditions import Difference
 from autotune.results.winner import Winner, winner_at
@@ -45,7 +46,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
         RunDirectoryError: If `run` is not a run directory.
     """
     if file.is_dir():
-        return Verification()
+        return Verification(notes=_of_elsewhere(Store.open(file)))
     if (path := run or _find_run(winner.run, file)) is None:
         return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:
@@ -70,8 +71,17 @@ def _compared(winner: Winner, store: Store) -> Verification:
             Difference(field=name, proven=f"{recorded[name]} in its records", here=f"{exported[name]} in the file")
             for name in recorded
             if name != "run" and recorded[name] != exported[name]
-        )
+        ),
+        notes=_of_elsewhere(store),
     )
+
+
+def _of_elsewhere(store: Store) -> tuple[str, ...]:
+    """Returns a note if a run was measured on another machine, whose facts can only be taken as recorded."""
+    hosts = {session.host for session in store.of(SessionRecord)} - {socket.gethostname()}
+    if not hosts:
+        return ()
+    return (f"the records agree with themselves; that they were measured on {', '.join(sorted(hosts))} is not checked",)
 
 
 def _contradicted(lines: Sequence[str]) -> Verification:

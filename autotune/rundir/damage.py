@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.model.errors import RunDirectoryError
 from autotune.model.records import AaRecord, AnyRecord, ConfirmRun, SessionRecord, TrialResult
-from autotune.rundir.store import RECORDS, Store, unnamed_folders
+from autotune.rundir.store import RECORDS, Store, lost_pairs, unnamed_folders
 
 
 def damages(store: Store) -> list[str]:
@@ -38,22 +38,10 @@ def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[tuple[int,
         named = {n for n in (getattr(record, "same_as", None), getattr(record, "trial", None)) if n}
         if trials and (missing := named - trials):  # a recheck has no trials at all
             yield number, f"names trial {min(missing)}, which is not there; delete this line, and it is measured again"
-        if problem := _lost_pairs(store, record):
-            yield number, problem
-
-
-def _lost_pairs(store: Store, record: AnyRecord) -> str:
-    """How the raw pairs of a record differ from its count of them, as a clause; empty if they do not."""
-    directory = getattr(record, "directory", None)
-    if directory is None or getattr(record, "failure", None) is not None:
-        return ""
-    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
-    if measured is None:
-        return ""
-    try:
-        count = len(list(store.pairs(directory)))
-    except RunDirectoryError as error:
-        return str(error)
-    if count == measured.pair_count:
-        return ""
-    return f"was found from {measured.pair_count} pairs, but {directory} holds {count}; its figures stand"
+        try:
+            problem = lost_pairs(store, record)
+        except RunDirectoryError as error:
+            yield number, str(error)
+            continue
+        if problem:
+            yield number, f"{problem}; its figures stand"

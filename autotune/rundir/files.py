@@ -10,6 +10,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
 from autotune.model.errors import RunDirectoryError
@@ -60,8 +61,38 @@ def folder_within(root: Path, *parts: str) -> Path:
     return path
 
 
-def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
-    """Appends one whole line or nothing, after cutting a torn one off; RunDirectoryError if it cannot, or at a link."""
+class FileEnd(NamedTuple):
+    """How an append left a file."""
+
+    size: int
+    inode: int | None = None
+    """None if it is not known."""
+
+
+class FileReplacedError(RunDirectoryError):
+    """A file to which is appended is gone, shorter than it was, or another one."""
+
+
+def refuse_replaced(path: Path, end: FileEnd) -> None:
+    """Raises FileReplacedError if a file is not as the last append left it; longer it may be, by a torn line."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        here = FileEnd(0)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    else:
+        here = FileEnd(found.st_size, found.st_ino)
+    if here.size < end.size or end.inode not in (None, here.inode):
+        raise FileReplacedError(f"{path} must be as the last record left it but is gone, shorter or another file")
+
+
+def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
+    """Appends one whole line or nothing, after cutting a torn one off; returns how it left the file.
+
+    Raises:
+        RunDirectoryError: If it cannot be written, or is a symbolic link.
+    """
     try:
         descriptor, is_new = _open_to_append(path)
     except OSError as error:
@@ -76,6 +107,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> None:
                 os.fsync(descriptor)
                 if is_new:
                     sync_folder(path.parent)
+            return FileEnd(end + len(data), os.fstat(descriptor).st_ino)
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, end)

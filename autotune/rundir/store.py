@@ -9,6 +9,7 @@ Layout::
     trials/0007/        pairs.jsonl (every step's seconds), worker.log
     confirm/..., minimise/, soak/, failing/, aa_run/ likewise
     lanes/NAME.log      log of each of several lanes
+    records.kept.jsonl  what a driver had in memory when it found records.jsonl gone or replaced
     earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
@@ -30,22 +31,34 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from autotune.machine.environment import caller_environment
 from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import RunDirectoryError, first_problem
 from autotune.model.files import plain_content
 from autotune.model.measurement import Pair, Stamped
-from autotune.model.records import RECORD, SCHEMA_VERSION, AaRecord, AnyRecord, ConclusionRecord, SessionRecord
-from autotune.model.redaction import redact_command
+from autotune.model.records import (
+    RECORD,
+    SCHEMA_VERSION,
+    AaRecord,
+    AnyRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    SessionRecord,
+)
+from autotune.model.redaction import redact_command, secret_variables, strike
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
+    FileEnd,
+    FileReplacedError,
     append_synced,
     cannot_read,
     cannot_write,
     folder_within,
     refuse_links,
     refuse_path,
+    refuse_replaced,
     sync_upwards,
     write_atomically,
 )  # fmt: skip
@@ -56,6 +69,7 @@ T = TypeVar("T")
 
 STUDY = "study.json"
 RECORDS = "records.jsonl"
+KEPT_RECORDS = "records.kept.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "failing")
 EARLIER = "earlier"
@@ -85,12 +99,16 @@ class Folders:
                 file.rename(_free_name(file))
         except OSError as error:
             raise cannot_write(file, error) from error
-        return lambda pair: append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
+
+        def write(pair: Pair) -> None:
+            append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
+
+        return write
 
     def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes a file for people to read beside a measurement."""
         refuse_path(name)
-        write_atomically(folder / name, text)
+        write_atomically(folder / name, strike(text, list(secret_variables(caller_environment()).values())))
 
     def pairs(self, directory: str) -> Iterator[Pair]:
         """Reads a measurement's raw pairs but a torn last one, none from elsewhere; RunDirectoryError if damaged."""
@@ -106,6 +124,31 @@ class Folders:
             raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
+
+
+def lost_pairs(folders: Folders, record: Stamped) -> str:
+    """Returns how the raw pairs of a record differ from its count of them, as a clause; empty if they do not."""
+    directory = getattr(record, "directory", None)
+    if directory is None or getattr(record, "failure", None) is not None:
+        return ""
+    if getattr(record, "same_as", None) is not None:  # its figures are another trial's
+        return ""
+    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
+    if measured is None:
+        return ""
+    count = len(list(folders.pairs(directory)))
+    if count == measured.pair_count:
+        return ""
+    return f"was found from {measured.pair_count} pairs, but {directory} holds {count}"
+
+
+def _refuse_kept(path: Path) -> None:
+    """Raises RunDirectoryError for a run whose records a driver found gone and kept beside."""
+    if (path / KEPT_RECORDS).exists():
+        raise RunDirectoryError(
+            f"{path / RECORDS} was removed, cut or replaced while a driver wrote it, and {KEPT_RECORDS} holds its "
+            f"records; put them back (mv {path / KEPT_RECORDS} {path / RECORDS}), then the same command goes on"
+        )
 
 
 def _free_name(file: Path) -> Path:
@@ -156,6 +199,7 @@ class Store(Folders):
         self._file = path / RECORDS
         self._lock: Lock | None = None
         self._size = 0
+        self._end: FileEnd | None = None
         self._all: list[AnyRecord] = []
         self._by_type: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
         self._is_sole_writer = False
@@ -170,6 +214,7 @@ class Store(Folders):
 
     @classmethod
     def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
+        _refuse_kept(path)
         file = path / STUDY
         if not file.is_file():
             raise RunDirectoryError(
@@ -270,6 +315,7 @@ class Store(Folders):
     @classmethod
     def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         """Opens a new run directory, or one of this study whose study.json is lost."""
+        _refuse_kept(path)
         store = cls(path, spec, study_dir=str(study_dir))
         if records := store.records():
             if {r.identity for r in records if isinstance(r, SessionRecord)} != {spec.identity}:
@@ -306,18 +352,44 @@ class Store(Folders):
     # ------------------------------------------------------------------ records
 
     def append(self, record: Stamped) -> None:
-        """Appends one record with the study's time, and syncs it; RunDirectoryError if the disk is full or gone."""
+        """Appends one record with the study's time, and syncs it.
+
+        Raises:
+            RunDirectoryError: If the disk is full or gone, if raw pairs of the record are lost, or if someone else
+                removed, cut or replaced the records: then those in memory are written beside.
+        """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
-        written = self._persist(stamped)
+        if isinstance(stamped, ConclusionRecord):
+            stamped = stamped.model_copy(update={"record_count": len(self.records())})
+        stamped = _without_secrets(stamped)
+        try:
+            written = self._persist(stamped)
+        except FileReplacedError as error:
+            self._add(stamped, 0)  # type: ignore[arg-type]
+            lines = [_line_of(known) for known in self._all]
+            write_atomically(self.path / KEPT_RECORDS, "".join(lines))
+            raise RunDirectoryError(
+                f"{error}: the program of the study or someone else has removed or changed it. Its {len(lines)} "
+                f"records are kept; put them back (mv {self.path / KEPT_RECORDS} {self._file}), keep the program from "
+                "writing there (name a folder outside of its own with --run-dir), and run the same command again"
+            ) from error
         if self._is_sole_writer:
             self._add(stamped, written)  # type: ignore[arg-type]
 
     def _persist(self, record: Stamped) -> int:
         """Writes one record; returns its bytes in the file."""
+        if self._is_sole_writer:
+            refuse_replaced(self._file, self._end or FileEnd(self._size))
         if (directory := getattr(record, "directory", None)) is not None:
+            if lost := lost_pairs(self, record):
+                raise RunDirectoryError(
+                    f"raw pairs must stay where they are written but what was measured last {lost}: the program of "
+                    "the study has removed them, or someone else; name a folder outside of the program's own with "
+                    "--run-dir, and have it write to {folder} or to a folder of another name"
+                )
             sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
-        line = record.model_dump_json(exclude_none=True) + "\n"
-        append_synced(self._file, line)
+        line = _line_of(record)
+        self._end = append_synced(self._file, line)
         return len(line.encode())
 
     def append_news(self, record: R) -> None:
@@ -327,9 +399,13 @@ class Store(Folders):
 
     def is_news(self, record: Stamped) -> bool:
         """Whether no earlier record, or not the newest conclusion, equals a record but for stamps."""
-        bare = {"at_s": 0.0, "by": None, **{k: None for k in ("ended", "provenance") if hasattr(record, k)}}
+        stamps = [k for k in ("ended", "provenance", "record_count") if hasattr(record, k)]
+        bare = {"at_s": 0.0, "by": None, **dict.fromkeys(stamps)}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
         if isinstance(record, ConclusionRecord):
+            last = self.last(ConclusionRecord)
+            if last is not None and last.record_count != self.records().index(last):
+                return True  # records that it was drawn from are lost
             alike = alike[-1:]
         return record.model_copy(update=bare) not in alike
 
@@ -379,6 +455,20 @@ class Store(Folders):
         """Returns the newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
+
+
+def _without_secrets(record: R) -> R:
+    """Strikes out of a record what the caller's variables of secret names hold: programs print it."""
+    values = list(secret_variables(caller_environment()).values())
+    if not values:
+        return record
+    data = record.model_dump(mode="json", exclude_none=True)
+    struck = strike(data, values)
+    return record if struck == data else type(record).model_validate_json(json.dumps(struck))
+
+
+def _line_of(record: Stamped) -> str:
+    return record.model_dump_json(exclude_none=True) + "\n"
 
 
 def _set_aside(path: Path) -> Path:

@@ -31,6 +31,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.model.stop import check_stop
 from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size
@@ -134,9 +135,11 @@ class Lanes:
 
     def close(self) -> None:
         """Ends every lane and writes the ledger."""
-        self.ledger.count(self.names, self.device_count, is_last=True)
-        self.engine.close()
-        self._lanes.clear()
+        try:
+            self.ledger.count(self.names, self.device_count, is_last=True)
+        finally:  # the disk may be full, or gone
+            self.engine.close()
+            self._lanes.clear()
 
     @property
     def _aa_run(self) -> AaRecord | None:
@@ -213,6 +216,7 @@ class Lanes:
 
     def _listen(self) -> None:
         """Waits up to `LISTEN_S` for messages of lanes, and handles them."""
+        check_stop()
         for told in self.engine.news(LISTEN_S):
             self._take(told)
         watch = self._store.watch

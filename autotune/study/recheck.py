@@ -145,7 +145,7 @@ def verify_winner(winner: Winner, file: Path, records: Verification, *, study: P
     """
     workload = load_study(study).workload_hash if study else None
     here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
-    found, notes = differences(winner.conditions, here), list[str]()
+    found, notes = differences(winner.conditions, here), list(records.notes)
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)
     elif winner.loss is not None and not winner.loss.is_ok:

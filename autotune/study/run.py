@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -140,25 +138,3 @@ class StudyRun:
 
 def _this_process(run: StudyRun) -> Engine:
     return LocalExecutor(TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes))
-
-
-class Stopped(KeyboardInterrupt):
-    """A signal requests a clean stop, as a batch system sends it before a time limit or at pre-emption."""
-
-
-@contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Raises Stopped inside the block at the first SIGTERM or SIGUSR1; only the main thread can receive them."""
-
-    def stop(number: int, frame: object) -> None:
-        for other in old:  # a second signal must not interrupt the clean-up
-            signal.signal(other, signal.SIG_IGN)
-        raise Stopped
-
-    is_main = threading.current_thread() is threading.main_thread()
-    old = {n: signal.signal(n, stop) for n in (signal.SIGTERM, signal.SIGUSR1) if is_main}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

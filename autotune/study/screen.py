@@ -41,6 +41,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, WorkerReport
 from autotune.model.records import Callbacks, ScreenRecord, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.model.stop import result_of
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
@@ -167,7 +168,7 @@ class StudyScreener:
         if wait:
             self._groups_end_s = started + self._limit_s()
         try:
-            self.report = groups.result()
+            self.report = result_of(groups)
         except Exception as error:
             self._give_up(error)
             assert self.report is not None
@@ -254,7 +255,7 @@ class StudyScreener:
         if self._screen is not None:
             here = self._screen.job.topology
             self._screen.keep_to(spare_processors(here.gpus_per_node) if self.is_measuring() else ())
-        return self._pool.submit(work).result()
+        return result_of(self._pool.submit(work))
 
     def precheck(self, settings: FlagSet) -> Precheck:
         """Returns a set's program and whether it fits."""

@@ -12,11 +12,12 @@ from rich.console import Console
 from autotune.model.clock import Stopwatch
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
+from autotune.model.stop import stoppable
 from autotune.results.verify import RUNS
 from autotune.study.driver import new_run, run_study
 from autotune.study.engines import choose_engine
 from autotune.study.live import LineView
-from autotune.study.run import StudyRun, stoppable
+from autotune.study.run import StudyRun
 
 if TYPE_CHECKING:
     from autotune.results.api import Study

@@ -16,6 +16,7 @@ from autotune.machine.slurm import end_slurm_step
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
+from autotune.model.redaction import secret_variables
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.caches import Caches
@@ -181,7 +182,8 @@ class GuardedProcess(ChildProcess):
         self.log = log
         self.end: dict[str, Any] | None = None
         self._env, self._step = env, ""
-        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), "--", *command]
+        secrets = ",".join(secret_variables(env if remote_env is None else remote_env))
+        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), secrets, "--", *command]
         try:
             with self.guard_log.open("wb") as errors:
                 guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]

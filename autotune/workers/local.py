@@ -19,6 +19,7 @@ from autotune.model.flags import READ_FILES, FlagSet, kind_of
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
+from autotune.model.stop import LOOK_EVERY_S, check_stop
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.base import CannotPause, GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
 from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
@@ -215,7 +216,8 @@ class LocalWorker(Worker):
                 missing = [i for i in range(len(self._processes)) if i not in got]
                 where = f" (ranks {missing})" if len(self._processes) > 1 else ""
                 raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
-            for rank, message in listen(self._processes, min(remaining, 1.0)):
+            check_stop()
+            for rank, message in listen(self._processes, min(remaining, LOOK_EVERY_S)):
                 if message["type"] == "phase":
                     self._phase = str(message["phase"])
                     if progress is not None and rank == 0:

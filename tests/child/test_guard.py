@@ -121,3 +121,18 @@ def test_messages_pass_both_ways_and_output_does_not_mix_in(tmp_path: Path) -> N
 def test_a_half_written_message_and_rubbish_are_dropped(tmp_path: Path) -> None:
     (end,) = messages(guarded(tmp_path, PROGRAMS["sends_rubbish"]))
     assert end["exit_status"] == 0
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "in two pieces"])
+def test_values_of_secret_variables_are_struck_from_logs_and_last_lines(tmp_path: Path, is_cut: bool) -> None:
+    secret, more = "plainSECRET77", "other secret / with blanks"
+    env = {**os.environ, "MY_SERVICE_TOKEN": secret, "DB_PASSWORD": more, "PWD": "/tmp", "SOME_KEY": "short"}
+    text = PROGRAMS["prints_secrets"].replace("PAUSE", "0.1" if is_cut else "0")
+    process = GuardedProcess([sys.executable, "-c", text], env, tmp_path / "worker.log")
+    end = messages(process)[-1]
+    process.close(5.0)
+    log = (tmp_path / "worker.log").read_text()
+    for said in (log, "\n".join(end["last_lines"])):
+        assert secret not in said
+        assert more not in said
+        assert "token=*** password=*** folder=/tmp key=short plainSEC" in said

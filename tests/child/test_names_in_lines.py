@@ -7,6 +7,7 @@ import itertools
 import json
 import lzma
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -221,3 +222,13 @@ def test_a_log_of_a_public_shape_is_read(log: dict[str, Any]) -> None:
     passed_s = (log["step_s"] * log["every"] * (log["mark"] in line) for line in lines)
     live = recognise(lines, at=list(itertools.accumulate(passed_s)))[0]
     assert live.step_s == pytest.approx(log["step_s"], rel=0.03)
+
+
+@pytest.mark.parametrize("key", ["pattern", "loss"])
+def test_a_pattern_that_backtracks_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr("autotune.child.steps.MATCH_LIMIT_S", 0.1)
+    rules = {"pattern": "(?P<step>a)", key: f"(a+)+$(?P<{'step' if key == 'pattern' else 'loss'}>x)"}
+    before = signal.getsignal(signal.SIGVTALRM)
+    with pytest.raises(AutotuneError, match="a pattern must match within"):
+        reading_of(Probe(lines=["a" * 60 + "!"]), rules)
+    assert signal.getsignal(signal.SIGVTALRM) is before

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.child.output import lines_of
 from autotune.child.recognise import recognise
 from autotune.model.sections import ReadSpec
 from tests.tables import toml_beside
@@ -60,3 +62,11 @@ def test_nothing_is_made_up(lines: list[str]) -> None:
 @given(st.lists(st.text(alphabet="ab1 9.:%[{\"'},=>-+eE\\/(", max_size=30), max_size=30))
 def test_no_output_stops_it(lines: list[str]) -> None:
     recognise(lines)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_bytes_are_no_steps(seed: int) -> None:
+    data = random.Random(seed).randbytes(100_000)
+    lines = list(lines_of("x.log").feed(data + b"\n"))
+    assert recognise(lines, at=[0.01 * i for i in range(len(lines))]) == []
+    assert recognise([*lines[:100], *(f"step {i} took {10 + i % 2} ms" for i in range(30))])

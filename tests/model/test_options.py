@@ -17,10 +17,12 @@ from autotune.model.options import (
     dotted,
     filled,
     filled_command,
+    has_shell,
     option_sets,
     option_setting,
     option_text,
     options_in,
+    unsafe_for_shells,
 )
 from autotune.model.spec import StudySpec, parse_study
 from tests.tables import toml_beside
@@ -91,6 +93,35 @@ def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
         filled_command(["bash", "-lc", "NAME=1 run {x}"], {"x": "8; touch X"})
     with pytest.raises(StudyFileError, match="must be one word"):
         parse_study(CASES["unsafe_script"])
+
+
+SHELL_FORMS = [
+    ("bash", "-c", "echo${IFS}train{x}"),
+    ("sh", "-ec", "t{x}"),
+    ("bash", "-c", "-x", "t{x}"),
+    ("/bin/zsh", "-lc", "{x}"),
+    ("srun", "-n1", "bash", "--norc", "-c", "{x}"),
+    ("ssh", "host", "python", "train.py", "--batch={x}"),
+    ("env", "A=1", "eval", "train", "{x}"),
+    ("su", "me", "--command", "t{x}"),
+    ("docker", "run", "image", "sh", "-c", "{x}"),
+]
+
+
+@pytest.mark.parametrize("command", SHELL_FORMS, ids=" ".join)
+def test_what_a_shell_reads_is_a_script_with_or_without_a_blank(command: tuple[str, ...]) -> None:
+    assert has_shell(command)
+    assert "8" in filled_command(command, {"x": 8})[-1]
+    for value in HOSTILE:
+        with pytest.raises(SettingError, match="one word"):
+            filled_command(command, {"x": value})
+
+
+@pytest.mark.parametrize("command", [("python", "train.py", "-c", "{x}"), ("sh", "train.sh", "{x}")], ids=" ".join)
+def test_a_word_of_a_program_is_no_script(command: tuple[str, ...]) -> None:
+    assert filled_command(command, {"x": "a;b"})[-1] == "a;b"
+    assert has_shell(command) == (command[0] == "sh")
+    assert unsafe_for_shells(command, {"x": "a;b", "y": ";"}) == ["x"]
 
 
 def test_no_value_is_filled_in_twice_and_tables_are_taken_apart() -> None:

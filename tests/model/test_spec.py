@@ -103,3 +103,28 @@ def test_the_command_to_use_a_winner_with_is_the_study_s_own(workload: dict[str,
     searched = ["batch"] if "batch={batch}" in words else []
     spec = parse_study({"name": "s", "workload": workload})
     assert shlex.split(spec.workload.command_line(searched)) == words
+
+
+ENDLESS = {
+    "many digits": 'name = "x"\nseed = ' + "9" * 100_000,
+    "a long hexadecimal number": "seed = 0x" + "f" * 400,
+    "many parts": "a." * 400_000 + "b = 1",
+    "many quoted parts": '["a".' + '"a" . ' * 200 + "b]",
+    "many bytes": "#" * 2_000_000,
+    "many digits in a list": "x = [1, " + "1" * 5000 + "]",
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_study_file_without_an_end_is_refused_before_it_is_parsed(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(text)
+    with pytest.raises(StudyFileError, match="a study file must"):
+        load_study(file)
+
+
+def test_long_words_and_dots_in_a_text_are_no_keys(tmp_path: Path) -> None:
+    file = tmp_path / "s.toml"
+    words = ["x" * 400_000, "1.2.3" * 60, "see " + "." * 300, "0" * 500]
+    file.write_text(f'name = "s"\nworkload = {{ command = {words!r}, hook = true }}\n')
+    assert load_study(file).workload.command == tuple(words)

@@ -13,6 +13,7 @@ import pytest
 from autotune.model.errors import AutotuneError, RunDirectoryError, SettingError
 from autotune.model.records import ConclusionRecord
 from autotune.results.audit import disagreements
+from autotune.results.conditions import differences
 from autotune.results.export import FORMATS, parse_winner, read_winner, render_winner
 from autotune.results.report import render_markdown
 from autotune.results.verify import Verification, check_records
@@ -196,3 +197,51 @@ def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
     shown = render_markdown(Store.open(run))
     assert "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.9" in shown
     assert "DO NOT BELIEVE" not in render_markdown(Store.open(SMALL))
+
+
+BEFORE = [json.loads(line) for line in (SMALL / "records.jsonl").read_text().splitlines()]
+CONCLUDED = next(i for i, r in enumerate(BEFORE) if r["kind"] == "conclusion")
+
+
+@pytest.mark.parametrize("kind", sorted({r["kind"] for r in BEFORE[:CONCLUDED]}))
+def test_a_winner_of_which_records_are_lost_is_refused(tmp_path: Path, kind: str) -> None:
+    def lose(records: list[dict[str, Any]]) -> None:
+        records[:] = [r for r in records if r["kind"] != kind]
+
+    run = Path(shutil.copytree(SMALL, tmp_path / "run"))
+    rewrite(run, lose)
+    with pytest.raises(AutotuneError, match="the conclusion was drawn from 24 records"):
+        winner_of(Store.open(run))
+
+
+@pytest.mark.parametrize("kind", ["session", "aa_run"])
+def test_a_winner_without_its_machine_is_refused_even_if_its_records_are_counted_anew(
+    tmp_path: Path, kind: str
+) -> None:
+    def lose(records: list[dict[str, Any]]) -> None:
+        records[:] = [r for r in records if r["kind"] != kind]
+        for number, record in enumerate(records):
+            if record["kind"] == "conclusion":
+                record["record_count"] = number
+
+    run = Path(shutil.copytree(SMALL, tmp_path / "run"))
+    rewrite(run, lose)
+    with pytest.raises(AutotuneError, match="is recorded before"):
+        winner_of(Store.open(run))
+
+
+def test_a_record_more_and_a_conclusion_without_its_count_are_refused(tmp_path: Path) -> None:
+    more = Path(shutil.copytree(SMALL, tmp_path / "more"))
+    rewrite(more, lambda records: records.insert(3, {"at_s": 1.0, "kind": "incident", "what": "x"}))
+    none = edited(SMALL, tmp_path / "none", "conclusion", lambda r: r.pop("record_count"))
+    for run in (more, none):
+        with pytest.raises(AutotuneError, match="the conclusion was drawn from"):
+            winner_of(Store.open(run))
+
+
+def test_what_is_not_recorded_differs_from_what_is_known_here() -> None:
+    here = make_winner({"NCCL_X": "1"}).conditions.model_copy(update={"device_kind": "cpu", "jaxlib": "0.1"})
+    assert differences(here, here) == []
+    for field in ("device_kind", "jaxlib"):
+        (found,) = differences(here.model_copy(update={field: None}), here)
+        assert found.field == field

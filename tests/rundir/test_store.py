@@ -227,3 +227,17 @@ def test_an_exported_file_is_as_the_mask_says(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     write_atomically(tmp_path / "winner.env", "x")
     assert stat.S_IMODE((tmp_path / "winner.env").stat().st_mode) == 0o644
+
+
+def test_values_of_secret_variables_are_struck_from_records_and_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SERVICE_TOKEN", 'plain"SECRET77\\')
+    monkeypatch.setenv("APP_SECRET", "incident")
+    store = Store.create_or_resume(tmp_path / "run", study(), study_dir=tmp_path)
+    store.append(IncidentRecord(what='login failed with plain"SECRET77\\ at 0.5'))
+    store.write_beside(store.folder("aa_run"), "request.txt", 'as plain"SECRET77\\')
+    store.close()
+    assert [r.what for r in store.of(IncidentRecord)] == ["login failed with *** at 0.5"]
+    assert [r.what for r in Store.open(tmp_path / "run").of(IncidentRecord)] == ["login failed with *** at 0.5"]
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and "SECRET77" in p.read_text()]

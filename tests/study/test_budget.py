@@ -27,11 +27,11 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.spec import StudySpec
+from autotune.model.stop import Stopped
 from autotune.stats.estimates import TrialFinding
 from autotune.study.budget import TimeLeft, Timetable, format_timetable
 from autotune.study.driver import run_study
 from autotune.study.plan import longer_trial_s
-from autotune.study.run import Stopped
 from harness.simulated import GivenSetup
 from harness.simulated_machine import simulation_of
 from harness.timed import SimulatedClock, TimedStudy
