@@ -25,6 +25,7 @@ UNSHOWN = ("1 in 20 slower by 38 %", "1 in 10 slower by 9 %", "1 in 5 slower by 
 """Machines on which so few processes are slow that a proof may see none."""
 
 FAMILIES = ("sparse", "gated", "hazards", "numeric", "catalogue")
+CONDITIONED = ("conditions and hazards", "conditions and gates")
 
 
 MACHINES = {
@@ -163,6 +164,7 @@ def _of_search() -> Iterator[Claim]:
             [str(len(of(strategy)[0])), *(f"{figure:.2f}" for figure in (*score, *found))],
         )
     yield _of_drawn_spaces()
+    yield _of_conditions()
     scores: dict[str, dict[str, list[float]]] = {}
     for row in read("search/tables.jsonl"):
         scores.setdefault(row["strategy"], {}).setdefault(row["family"], []).append(row["score"])
@@ -191,6 +193,20 @@ def _of_drawn_spaces() -> Claim:
         r"`benchmarks/search/drawn\.py`\), (\d+) seeds\..*? is ([\d.]+) % of the step time, with TPE ([\d.]+) %, with "
         r"random sets ([\d.]+) %; ([\d.]+) trials fail, of TPE ([\d.]+), of random sets ([\d.]+)\.",
         [str(len(drawn["additive"])), *regrets, *failed],
+    )
+
+
+def _of_conditions() -> Claim:
+    scores: dict[str, list[float]] = {family: [] for family in CONDITIONED}
+    for row in read("search/families.jsonl"):
+        if row["family"] in scores and row["strategy"] == "additive":
+            scores[row["family"]].append(row["score"])
+    figures = [figure for found in scores.values() for figure in (str(len(found)), f"{mean(found):.2f}")]
+    return Claim(
+        "docs/search.md",
+        r"`benchmarks/search/conditioned\.py`\): of (\d+) seeds with failures the score is ([\d.]+), of (\d+) with "
+        r"gates ([\d.]+)\.",
+        figures,
     )
 
 

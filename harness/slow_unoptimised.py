@@ -26,6 +26,8 @@ def build(devices: Any) -> SimpleNamespace:
             y = y * x + weights[i]
         return y
 
+    device = devices[0] if devices else None
+
     def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(weights)
         return weights - 0.05 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
@@ -33,10 +35,10 @@ def build(devices: Any) -> SimpleNamespace:
     # NumPy draws: JAX would compile its generator in each process, which costs a third of a start.
     def init(seed: int) -> Any:
         drawn = np.random.default_rng(seed).normal(scale=0.1, size=TERMS)
-        return jax.device_put(drawn.astype(np.float32), devices[0])
+        return jax.device_put(drawn.astype(np.float32), device)
 
     def batch(index: int) -> Any:
         drawn = np.random.default_rng(index).uniform(-1.0, 1.0, ROWS)
-        return jax.device_put(drawn.astype(np.float32), devices[0])
+        return jax.device_put(drawn.astype(np.float32), device)
 
     return SimpleNamespace(name="slow_unoptimised", step=step, init=init, batch=batch)

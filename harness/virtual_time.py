@@ -7,7 +7,7 @@ pairs, durations and budgets. So minutes of a study are those of its machine, th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,12 +221,18 @@ class VirtualWorker(Worker):
         self._worker.close()
 
 
-def virtual_study(spec: StudySpec, space: SearchSpace, times: Times) -> MemoryStore:
-    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its records."""
+def virtual_study(
+    spec: StudySpec, space: SearchSpace, times: Times, *, first: Sequence[tuple[str, FlagSet]] = ()
+) -> MemoryStore:
+    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its records.
+
+    Args:
+        first: Named sets that are tried before the sampler proposes.
+    """
     clock = VirtualClock()
     store = MemoryStore(spec)
     store.watch = clock.watch
-    setup = GivenSetup(given_space=space, given_launcher=VirtualLauncher(spec, clock, times))
+    setup = GivenSetup(given_space=space, first=first, given_launcher=VirtualLauncher(spec, clock, times))
     run = replace(given_run(spec, None, setup, silent()), open_store=lambda: store)
     pool = functools.partial(VirtualPool, clock)
     with mock.patch("time.monotonic", clock), mock.patch.object(context, "ThreadPoolExecutor", pool):

@@ -147,6 +147,8 @@ class EffectsRecord(Stamped):
     pairs: tuple[PairEffect, ...] = ()
     """Those with some chance to interact, likeliest first."""
     best: BestPredicted
+    expected: tuple[tuple[Count, Ratio], ...] = ()
+    """Numbers of measured trials, each with the ratio that all trials together let expect of its set."""
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
         """The set without inert settings and without values that surely gain less than `least` (a share).

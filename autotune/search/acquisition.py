@@ -90,28 +90,35 @@ def chance_of_gain(
     draws = model.draws(rng, LOOKS)
     tables = (draws.tables(at) for at in range(LOOKS))
     best = [memory.candidates(t, failures.risks, FAILURE_COST * model.scale, rng)[-1] for t in tables]
-    settled = np.array([model.design.settle(codes) for codes in best])
     reached = draws.totals(tried).min(axis=1)
     proven = np.where(reached > -least, 0.0, reached)
-    return float((proven - np.diagonal(draws.totals(settled)) >= least).mean())
+    return float((proven - np.diagonal(draws.totals(np.array(best))) >= least).mean())
 
 
 def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
-    """Resets all settings that are inert."""
+    """Resets all settings that are inert, but for those that others need."""
     minimal = codes.copy()
-    for i in tables.inert:
-        if design.factors[i].default is not None:
-            minimal[i] = design.neutral[i]
+    useless = _useless(design, codes, tables)
+    minimal[useless] = design.neutral[useless]
     return design.settle(minimal)
+
+
+def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
+    """Inert settings that a set changes, and that no change which acts needs."""
+    is_changed = codes != design.neutral
+    needed = set[int]()
+    for i in reversed(range(len(codes))):
+        if is_changed[i] and (i in needed or i not in tables.inert):
+            needed.update(design.factors[i].needs)
+    return [i for i in sorted(tables.inert - needed) if is_changed[i] and design.factors[i].default is not None]
 
 
 def _within_risk(
     failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, codes: Codes, tables: Tables
 ) -> Codes:
-    """Settles a set, and resets inert settings, the riskiest first, until it has a fair chance to run."""
+    """Resets inert settings of a set, the riskiest first, until it has a fair chance to run."""
     design = memory.design
-    codes = design.settle(codes)
-    changed = [i for i in tables.inert if codes[i] != design.neutral[i] and design.factors[i].default is not None]
+    changed = _useless(design, codes, tables)
     rng.shuffle(changed)
     changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
     rows = [codes]
@@ -132,7 +139,7 @@ def _near(
     for attempt in range(LAST_TRIES):
         other = best.copy()
         for i in rng.integers(len(best), size=1 + attempt // 10):
-            other[i] = int(rng.integers(design.sizes[i]))
+            other = design.raised(other, i, int(rng.integers(design.sizes[i])), failures.risks.single)
         other = design.settle(other)
         fits = memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE)
         if fits and is_open(other) and failures.known_cause(other) is None:

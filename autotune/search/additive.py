@@ -55,6 +55,7 @@ class Observations:
 class Tables:
     """All effects, as a draw or their mean has them: changes of the log step time, of inert settings if they acted."""
 
+    design: Design
     main: list[Floats]
     pairs: dict[Pair, Floats]
     inert: frozenset[int]
@@ -65,12 +66,14 @@ class Tables:
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
     def smallest(self, risks: Risks, unit: float) -> Codes:
-        """Finds the set with the least sum of effects and risks, which cost `unit` (a log ratio); not settled.
+        """Finds the settled set with the least sum of effects and risks, which cost `unit` (a log ratio).
 
-        A suspected pair of values counts from the sweep on that follows a set which holds both.
+        A suspected pair of values counts from the sweep on that follows a set which holds both. A setting is changed
+        together with those that it needs.
         """
         # The last code means "not set" and is no choice.
-        descent = _Descent([(own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)])
+        costs = [(own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)]
+        descent = _Descent(costs)
         for (i, j), table in self.pairs.items():
             descent.add(i, j, table[:-1, :-1])
         waits = np.ones(len(risks.pairs.numbers), dtype=bool)
@@ -86,7 +89,15 @@ class Tables:
             descent.sweep()
             if descent.codes == before:
                 break
-        return np.array(descent.codes, dtype=np.int64)
+        best = self.design.settle(np.array(descent.codes, dtype=np.int64))
+        lowest = self.total(best) + unit * risks.of(best)
+        for i in self.design.conditional:
+            raised = self.design.settle(self.design.raised(best, i, int(np.argmin(costs[i])), costs))
+            cost = self.total(raised) + unit * risks.of(raised)
+            if cost < lowest:
+                best = raised
+                lowest = cost
+        return best
 
 
 class _Descent:
@@ -94,7 +105,7 @@ class _Descent:
 
     def __init__(self, costs: list[Floats]) -> None:
         self.codes = [int(np.argmin(own)) for own in costs]
-        self._costs = costs  # of each code of a setting, with those of the others as they are
+        self._costs = costs.copy()  # of each code of a setting, with those of the others as they are
         self._pairs: dict[Pair, Floats] = {}
         self._neighbours: list[list[tuple[int, Floats]]] = [[] for _ in costs]
 
@@ -158,7 +169,7 @@ def _tables(design: Design, coefs: Floats, acts: NDArray[np.bool_]) -> Tables:
             i, j = block.factors
             table = block.table @ own[: block.table.shape[1]]
             pairs[i, j] = table.reshape(design.sizes[i] + 1, design.sizes[j] + 1)
-    return Tables(main, pairs, frozenset(range(len(design.sizes))) - acting)
+    return Tables(design, main, pairs, frozenset(range(len(design.sizes))) - acting)
 
 
 class AdditiveModel:

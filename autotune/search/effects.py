@@ -82,27 +82,10 @@ class Effects:
             return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
 
         best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
-        best = self._opened(self.design.settle(best))
         if not may_run(best):
             rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
             best = min(rest, key=mean.total, default=self.design.neutral)
         return self._pruned(best, least, may_run)
-
-    def _opened(self, codes: Codes) -> Codes:
-        mean = self.model.mean
-        costs = [own + FAILURE_COST * risk for own, risk in zip(mean.main, self.failures.risks.single, strict=True)]
-        for i, factor in enumerate(self.design.factors):
-            if not factor.needs:
-                continue
-            tried = codes.copy()
-            tried[i] = int(np.argmin(costs[i][:-1]))
-            for other, values in factor.needs.items():
-                if tried[other] not in values and values:
-                    tried[other] = min(values, key=costs[other].__getitem__)
-            tried = self.design.settle(tried)
-            if mean.total(tried) < mean.total(codes):
-                codes = tried
-        return codes
 
     def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""

@@ -54,6 +54,11 @@ class Risks(NamedTuple):
     single: list[Floats]
     pairs: Pairs
 
+    def of(self, codes: Codes) -> float:
+        """Returns the risk of a set."""
+        singles = sum(float(risks[code]) for risks, code in zip(self.single, codes, strict=True))
+        return singles + float((self.pairs.held(codes[None]) @ self.pairs.numbers)[0])
+
 
 class FailureModel:
     """Probabilities of values, and of pairs of values, to make a set fail; sets have shape (sets, factors).

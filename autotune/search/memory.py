@@ -8,6 +8,7 @@ is a censored observation: its peak is the expected one, but above the limit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ class MemoryModel:
     def candidates(
         self, tables: Tables, risks: Risks, unit: float, rng: np.random.Generator | None = None
     ) -> list[Codes]:
-        """The set of `Tables.smallest`, then ones of less and less memory until one fits; not settled.
+        """The set of `Tables.smallest`, then ones of less and less memory until one fits.
 
         Args:
             rng: Draws the effects on memory, so that sets which may fit are tried; None for their means.
@@ -90,7 +91,7 @@ class MemoryModel:
         if rng is not None:
             coefs = coefs + np.linalg.cholesky(self._cov) @ rng.standard_normal(len(coefs))
         for price in PRICES:
-            if float((self.design.features(self.design.settle(found[-1])[None]) @ coefs)[0]) <= self._limit:
+            if float((self.design.features(found[-1][None]) @ coefs)[0]) <= self._limit:
                 break
             found.append(self._priced(tables, price * coefs).smallest(risks, unit))
         return found
@@ -99,4 +100,5 @@ class MemoryModel:
         """Adds the cost of memory to effects."""
         costs = np.split(coefs, self.design.starts[1:-1])
         blocks = zip(tables.main, self.design.blocks, costs, strict=True)
-        return Tables([own + block.table @ cost for own, block, cost in blocks], tables.pairs, tables.inert)
+        main = [own + block.table @ cost for own, block, cost in blocks]
+        return replace(tables, main=main)

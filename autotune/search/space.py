@@ -102,7 +102,8 @@ class Design:
         self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
         self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
         """Start of each block's features, and end of the last."""
-        self._conditional = [i for i, f in enumerate(factors) if f.needs]
+        self.conditional = [i for i, f in enumerate(factors) if f.needs]
+        """Settings that act only under values of others."""
         self.neutral = np.array([f.size if f.default is None else f.default for f in factors], dtype=np.int64)
         """Codes of the default."""
 
@@ -120,10 +121,20 @@ class Design:
     def settle(self, codes: Codes) -> Codes:
         """Resets settings that another setting of the set switches off."""
         settled = codes.copy()
-        for i in self._conditional:
+        for i in self.conditional:
             if any(settled[other] not in values for other, values in self.factors[i].needs.items()):
                 settled[i] = self.neutral[i]
         return settled
+
+    def raised(self, codes: Codes, i: int, code: int, costs: Sequence[Floats]) -> Codes:
+        """Returns a set with a value of a setting, and what that needs at the cheapest values under which it acts."""
+        raised = codes.copy()
+        raised[i] = code
+        for other, values in self.factors[i].needs.items():
+            if values and raised[other] not in values:
+                cheapest = min(values, key=costs[other].__getitem__)
+                raised = self.raised(raised, other, cheapest, costs)
+        return raised
 
 
 def likely_pairs(factors: Sequence[Factor]) -> list[tuple[int, int]]:

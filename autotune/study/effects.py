@@ -13,7 +13,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
 from autotune.results.effects import LIKELY
 from autotune.search.effects import SURELY_ACTS, Change, Effects, as_ratio
-from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import NUMBER_KEY, SD_KEY, USUAL_SD, AdditiveFlagSampler
 from autotune.search.space import Codes
 from autotune.settings.space import SearchSpace
 from autotune.study.samplers import to_text
@@ -74,7 +74,19 @@ class StudyEffects:
             settings=tuple(sorted(settings, key=lambda s: (-s.chance, s.name))),
             pairs=tuple(sorted(pairs, key=lambda p: (-p.chance, p.names))),
             best=BestPredicted(settings=self.best, **_figures(forecast)),
+            expected=tuple((t.user_attrs[NUMBER_KEY], self._expected(codes, t)) for codes, t in self._ran),
         )
+
+    def _expected(self, codes: Codes, trial: FrozenTrial) -> float:
+        """Returns the ratio of a trial's set by the model and by the trial itself.
+
+        Trials scatter about the model by more than their own errors tell, as processes and sets differ; half of that
+        counts as the set's.
+        """
+        model = self._effects.model
+        mean, error = model.mean.total(codes), trial.user_attrs.get(SD_KEY, USUAL_SD)
+        weight = 0.5 / (1.0 + (error / model.spread) ** 2)
+        return as_ratio(mean + weight * ((trial.value or 0.0) - mean))
 
     def _setting(self, i: int, name: str) -> SettingEffect:
         parameter, neutral = self._parameters[name], self._effects.design.neutral[i]

@@ -479,8 +479,9 @@ def worth_proving(
 
     Args:
         effects: Estimates from all trials. With them, the best expected set comes first, unless its own trial was
-            surely slower than the fastest one; of trials that differ only in settings of no expected use one is taken,
-            and of trials of such settings alone those that were faster.
+            surely slower than the fastest one, and the others by what is expected of them, so that no lucky trial takes
+            the place of a better set; of trials that differ only in settings of no expected use one is taken, and of
+            trials of such settings alone those that were faster.
     """
     hopeful = [
         (r.comparison.estimate, r)
@@ -488,17 +489,20 @@ def worth_proving(
         if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
     ]
     hopeful.sort(key=lambda pair: pair[0].ratio)
-    if effects is None:
+    if effects is None or not hopeful:
         return [r for _, r in hopeful[:count]]
+    expected, fastest = dict(effects.expected), hopeful[0][0]
 
-    def is_expected(estimate: Estimate, result: TrialResult) -> bool:
-        return result.settings == effects.best.settings and least_ratio(estimate, hopeful[0][0]) <= 1.0
+    def rank(pair: tuple[Estimate, TrialResult]) -> tuple[bool, float]:
+        estimate, result = pair
+        is_best = result.settings == effects.best.settings and least_ratio(estimate, fastest) <= 1.0
+        return not is_best, expected.get(result.number, estimate.ratio)
 
-    ranked = [r for _, r in sorted(hopeful, key=lambda pair: not is_expected(*pair))]  # the others stay in their order
+    hopeful.sort(key=rank)
     different: dict[FlagSet, TrialResult] = {}
-    for result in ranked:
+    for estimate, result in hopeful:
         useful = effects.useful(result.settings, least=min_effect)
-        if useful or (result.comparison is not None and result.comparison.estimate.ratio < 1.0 - min_effect):
+        if useful or estimate.ratio < 1.0 - min_effect:
             different.setdefault(useful, result)
     return list(different.values())[:count]
 

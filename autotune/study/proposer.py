@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,8 +229,9 @@ class Proposer:
         Equal numbers after equal histories give equal proposals. `taken` are the sets that other lanes are trying.
         """
         now_tried = {s for s in taken if s not in self._seen}
-        for origin, settings in self._first:
-            if settings not in self._seen and settings not in now_tried:
+        mended = [(origin, rest) for origin, settings in self._first for rest in self._without_failing(settings)]
+        for origin, settings in (*self._first, *mended):
+            if settings not in self._seen and settings not in now_tried and self._is_allowed(settings):
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
@@ -251,6 +252,15 @@ class Proposer:
             if self._is_allowed(settings) and not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
         return None
+
+    def _without_failing(self, settings: FlagSet) -> Iterator[FlagSet]:
+        """Yields a set less one setting of each combination in it that is known to fail."""
+        for combination in self.failing:
+            if contains_failing(settings, [combination]):
+                for name in combination:
+                    yield from self._without_failing(settings.without(name))
+                return
+        yield settings
 
     def _is_gain_likely(self, number: int, shown: Sequence[FrozenTrial]) -> bool:
         """Whether another set gains what a proof can show with a chance worth a trial; only the own sampler can tell.
@@ -367,7 +377,10 @@ class Proposer:
     def _additive(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler, whose model also estimates effects for any other sampler."""
         parameters = {p.name: p for p in self._space.parameters}
-        flags = {n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n)) for n, p in parameters.items()}
+        flags = {
+            n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n), among=parameters)
+            for n, p in parameters.items()
+        }
         space = {n: distribution_of(p) for n, p in parameters.items()}
         sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
         sampler.known_failing += [v for part in self.failing if (v := self._values_of(part)) is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -91,12 +91,8 @@ def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
 
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
     """Returns the value that a trial suggests for a parameter."""
-    name, distribution = parameter.name, distribution_of(parameter)
     with _unwarned():
-        if not isinstance(distribution, IntDistribution):
-            return to_text(parameter, trial.suggest_categorical(name, parameter.choices or ()))
-        low, high, step = distribution.low, distribution.high, distribution.step
-        return to_text(parameter, trial.suggest_int(name, low, high, step=step, log=distribution.log))
+        return to_text(parameter, trial._suggest(parameter.name, distribution_of(parameter)))
 
 
 class PinnedTpe(optuna.samplers.TPESampler):
@@ -150,15 +146,31 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
     return {} if result.comparison is None else {SD_KEY: standard_error(result.comparison.estimate)}
 
 
-def flag_of(parameter: Parameter, p_active: float | None, in_force: str | None = None) -> Flag:
-    """Returns prior knowledge of a parameter; `in_force` is its value in the study's baseline, if it has one."""
+def flag_of(
+    parameter: Parameter,
+    p_active: float | None,
+    in_force: str | None = None,
+    *,
+    among: Mapping[str, Parameter],
+) -> Flag:
+    """Returns prior knowledge of a parameter.
+
+    Args:
+        in_force: Its value in the study's baseline, if it has one.
+        among: The parameters of the space by name; conditions on others do not count.
+    """
+    needs = {
+        name: [from_text(among[name], text) for text in texts]
+        for name, texts in (parameter.condition or {}).items()
+        if name in among
+    }
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
         default=from_text(parameter, default) if parameter.holds(default) else None,
         default_place=float(place) if place is not None else None,
         group=parameter.group,
-        needs=parameter.condition or {},
+        needs=needs,
         p_active=p_active,
         moves_memory=parameter.name.startswith(OPTION) or parameter.name in MEMORY_FRACTIONS,
     )

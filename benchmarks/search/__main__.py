@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.search.check import check
+from benchmarks.search.conditioned import CONDITIONED
 from benchmarks.search.drawn import DRAWN
 from benchmarks.search.families import FAMILIES
 from benchmarks.search.options import OPTIONS
@@ -33,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parts = parser.add_subparsers(dest="part", required=True)
     families = parts.add_parser("families", help="made-up spaces")
-    families.add_argument("--families", nargs="+", choices=[*FAMILIES, DRAWN, OPTIONS], default=list(FAMILIES))
+    known = [*FAMILIES, *CONDITIONED, DRAWN, OPTIONS]
+    families.add_argument("--families", nargs="+", choices=known, default=list(FAMILIES))
     families.add_argument("--noise", nargs="+", type=float, default=[0.01], help="mean standard error of a trial")
     families.add_argument("--recipes", nargs="+", choices=["with", "without"], default=["with"])
     families.add_argument("--strategies", nargs="+", choices=RIVALS, default=list(RIVALS))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks.search.conditioned import CONDITIONED, draw_conditioned
 from benchmarks.search.drawn import DRAWN, draw
 from benchmarks.search.families import EASY, FAMILIES, TRIALS, make
 from benchmarks.search.options import OPTIONS, draw_options
@@ -22,7 +24,11 @@ SPACES = 4
 SMALL_SPACES = 4
 """Small spaces of each family whose optimum is held against brute force."""
 
-SMALL = {DRAWN: draw, OPTIONS: draw_options}
+SMALL: dict[str, Callable[..., Problem]] = {
+    DRAWN: draw,
+    OPTIONS: draw_options,
+    **{family: functools.partial(draw_conditioned, family) for family in CONDITIONED},
+}
 """Makers of the families that have a module of their own."""
 
 MOST_SETS = 60_000
@@ -31,7 +37,7 @@ MOST_SETS = 60_000
 def check() -> dict[str, Any]:
     """Figures that a test, or a reader, can hold against docs/search.md."""
     return {
-        "optimum": {family: _brute_force(family) for family in (*FAMILIES, DRAWN, OPTIONS)},
+        "optimum": {family: _brute_force(family) for family in (*FAMILIES, *CONDITIONED, DRAWN, OPTIONS)},
         "facts": {family: _facts(family) for family in FAMILIES},
         "scores": _scores(),
         "runs": _runs(),
@@ -45,7 +51,8 @@ def _brute_force(family: str) -> dict[str, float]:
     for seed in range(40):
         if len(found) == SMALL_SPACES:
             break
-        problem = SMALL[family](seed, settings=6) if family in SMALL else make(family, seed, settings=6)
+        draw_small = SMALL.get(family, functools.partial(make, family))
+        problem = draw_small(seed, settings=6)
         if np.prod(problem.sizes) <= MOST_SETS:
             every = np.indices(problem.sizes).reshape(len(problem.sizes), -1).T
             told = float(problem.gains(problem.best[None])[0])

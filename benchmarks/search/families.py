@@ -34,6 +34,7 @@ GOOD = (2, 5)
 EFFECT = (0.01, 0.09)
 HARM = (0.02, 0.2)
 GATED_SHARE, NUMERIC_SHARE = 0.6, 0.6
+HAZARDS = (2, 5)
 PAIR_SHARE = 0.4
 """Share of hazards that are pairs."""
 
@@ -149,16 +150,16 @@ def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acti
         is_good = i in good
         size = float(rng.uniform(*(EFFECT if is_good else HARM)))
         table = effect_of(rng, bare, i, size=size, is_good=is_good)
-        gate = _gate(rng, bare, i, acting[good_count:]) if family == "gated" and i in good else None
+        gate = gate_of(rng, bare, i, acting[good_count:]) if family == "gated" and i in good else None
         is_gated = gate is not None and (not joints or rng.random() < GATED_SHARE)
         if gate is not None and is_gated:
             joints.append(Joint(i, gate[0], np.outer(table, gate[1])))
         else:
             mains[i] = mains[i] + table
-    hazards = _hazards(rng, bare) if family == "hazards" else ()
+    hazards = hazards_of(rng, bare) if family == "hazards" else ()
     # The sets that pay are those of the optimum, were nothing to fail: what is published worked for somebody.
     free = Problem(bare.name, space, tuple(mains), tuple(joints))
-    recipes = _recipes(rng, free, good)
+    recipes = recipes_of(rng, free, good)
     return Problem(bare.name, space, tuple(mains), tuple(joints), hazards, recipes, tuple(good))
 
 
@@ -216,7 +217,7 @@ def other_code(rng: Rng, problem: Problem, i: int) -> int:
     return int(rng.choice([v for v in range(problem.sizes[i]) if v != problem.defaults[i]]))
 
 
-def _gate(rng: Rng, problem: Problem, i: int, harmful: Sequence[int]) -> tuple[int, Floats] | None:
+def gate_of(rng: Rng, problem: Problem, i: int, harmful: Sequence[int]) -> tuple[int, Floats] | None:
     """Another setting of the group, with 1 at the value at which it is on and 0 at the others; None without any."""
     peers = [j for j in _peers(problem, i) if j not in harmful]
     if not peers:
@@ -227,9 +228,10 @@ def _gate(rng: Rng, problem: Problem, i: int, harmful: Sequence[int]) -> tuple[i
     return j, is_on
 
 
-def _hazards(rng: Rng, problem: Problem) -> tuple[Cause, ...]:
+def hazards_of(rng: Rng, problem: Problem, counts: tuple[int, int] = HAZARDS) -> tuple[Cause, ...]:
+    """Values, or pairs of values of one group, that make a set fail: so many, both ends counted."""
     causes: list[Cause] = []
-    for _ in range(int(rng.integers(2, 6))):
+    for _ in range(int(rng.integers(counts[0], counts[1] + 1))):
         i = int(rng.integers(len(problem.sizes)))
         cause = [(i, other_code(rng, problem, i))]
         peers = _peers(problem, i)
@@ -240,7 +242,7 @@ def _hazards(rng: Rng, problem: Problem) -> tuple[Cause, ...]:
     return tuple(dict.fromkeys(causes))
 
 
-def _recipes(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, ...]:
+def recipes_of(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, ...]:
     """Sets of about six settings: some that pay, with what they need to act, and others at any value."""
     best = problem.best
     found: list[Codes] = []

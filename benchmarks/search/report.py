@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.results_file import markdown_table
+from benchmarks.search.conditioned import CONDITIONED
 from benchmarks.search.drawn import DRAWN
 from benchmarks.search.families import FAMILIES
 from benchmarks.search.options import OPTIONS
@@ -30,7 +31,6 @@ def write_report(folder: Path) -> Path:
         folder: Where `families.jsonl` and `tables.jsonl` are, as far as they are.
     """
     made_up, tables = read_rows(folder / "families.jsonl"), read_rows(folder / "tables.jsonl")
-    families = [r for r in made_up if r["family"] in FAMILIES]
     sections = [
         "# The search against its rivals",
         "Written by `python -m benchmarks.search report`; docs/search.md says what is done. Score 0 is uniform random "
@@ -38,13 +38,12 @@ def write_report(folder: Path) -> Path:
         + "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r["made"].items()) for r in [*made_up, *tables]}))
         + ".",
     ]
-    conditions = sorted({(r["noise"], not r["recipes"], r["trials"]) for r in families})
-    for noise, without_recipes, trials in conditions:
-        mine = [r for r in families if (r["noise"], not r["recipes"], r["trials"]) == (noise, without_recipes, trials)]
-        sections.append(
-            f"## Families, {trials} trials, {100 * noise:g} % noise, {'without' if without_recipes else 'with'} recipes"
-        )
-        sections += _families(mine)
+    for title, names in (("Families", tuple(FAMILIES)), ("Spaces with declared conditions", CONDITIONED)):
+        of_these = [r for r in made_up if r["family"] in names]
+        for noise, without_recipes, trials in sorted({_run_as(r) for r in of_these}):
+            with_recipes = "without" if without_recipes else "with"
+            sections.append(f"## {title}, {trials} trials, {100 * noise:g} % noise, {with_recipes} recipes")
+            sections += _families([r for r in of_these if _run_as(r) == (noise, without_recipes, trials)], names)
     for family, title in OWN_NOISE.items():
         sections += _drawn([r for r in made_up if r["family"] == family], title)
     sections += _tables(tables)
@@ -53,8 +52,13 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def _families(rows: Sequence[Row]) -> list[str]:
-    there = [f for f in FAMILIES if any(r["family"] == f for r in rows)]
+def _run_as(row: Row) -> tuple[float, bool, int]:
+    """Noise, whether without recipes, and trials of a run."""
+    return row["noise"], not row["recipes"], row["trials"]
+
+
+def _families(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    there = [f for f in names if any(r["family"] == f for r in rows)]
     scores: list[Cells] = []
     details: list[Cells] = []
     for name, rival in RIVALS.items():

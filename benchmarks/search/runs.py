@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.search.conditioned import CONDITIONED, draw_conditioned
 from benchmarks.search.drawn import DRAWN, draw
 from benchmarks.search.families import make
 from benchmarks.search.options import OPTIONS, draw_options
@@ -45,6 +46,8 @@ def made_with() -> dict[str, str]:
 @functools.lru_cache(maxsize=4)
 def problem_of(family: str, seed: int) -> Problem:
     """A space, made once for all who search it."""
+    if family in CONDITIONED:
+        return draw_conditioned(family, seed)
     own = {DRAWN: draw, OPTIONS: draw_options}
     return own[family](seed) if family in own else make(family, seed)
 
@@ -55,11 +58,14 @@ def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, 
     Seconds are of this process's processor time, so that a busy machine does not count.
     """
     best, chosen, failed, seconds = [], {}, 0, []
-    value = 0.0
+    value, is_over = 0.0, False
     for trial in range(trials):
-        began = time.process_time()
-        codes = strategy.ask()
-        seconds.append(time.process_time() - began)
+        codes = None
+        if not is_over:
+            began = time.process_time()
+            codes = strategy.ask()
+            seconds.append(time.process_time() - began)
+            is_over = codes is None  # as a study does
         if codes is not None:
             value = min(value, float(problem.gains(codes[None])[0]))
             measured, sd = problem.measure(codes, trial, noise=noise, seed=seed)
@@ -78,6 +84,7 @@ def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, 
         "regret": round(float(np.mean(curve)) - problem.optimum, 5),
         "last": round(best[-1] - problem.optimum, 5),
         "failed": failed,
+        "asked": len(seconds) - is_over,
         "hunts": strategy.hunts if isinstance(strategy, Product) else 0,
         "seconds": round(float(np.mean(seconds)), 4),
         "longest": round(max(seconds), 3),

@@ -35,7 +35,10 @@ def checked() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "drawn", "options"])
+CONDITIONED = ("conditions and hazards", "conditions and gates")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *CONDITIONED, "drawn", "options"])
 def test_the_optimum_is_that_of_brute_force(checked: dict[str, Any], family: str) -> None:
     assert checked["optimum"][family]["spaces"] >= 3
     assert checked["optimum"][family]["difference"] < 1e-12

@@ -24,7 +24,7 @@ from autotune.model.records import (
 )  # fmt: skip
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
-from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
+from autotune.search.sampler import NUMBER_KEY, SD_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import worth_proving
@@ -79,12 +79,12 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
 def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio: float, shown: set[str]) -> None:
     space = SearchSpace(tuple(Parameter(name=f"xla_{i}", choices=("0", "1"), default="0", group="g") for i in range(4)))
     distributions = {p.name: distribution_of(p) for p in space.parameters}
-    flags = {p.name: flag_of(p, LARGEST_PRIOR) for p in space.parameters}
+    flags = {p.name: flag_of(p, LARGEST_PRIOR, among={q.name: q for q in space.parameters}) for p in space.parameters}
     trial = optuna.trial.create_trial(
         params={p.name: from_text(p, "1" if p.name == "xla_0" else "0") for p in space.parameters},
         distributions=distributions,
         value=math.log(ratio),
-        user_attrs={SD_KEY: 0.01},
+        user_attrs={SD_KEY: 0.01, NUMBER_KEY: 1},
     )
     sampler = AdditiveFlagSampler(distributions, flags, seed=0, is_log_ratio=True)
     assert min(sampler.fit([trial]).model.p_active()[1:]) > 0.5  # the prior's, with that of pairs
@@ -127,6 +127,50 @@ def test_the_best_expected_set_is_not_first_where_its_own_trial_was_surely_slowe
     assert first_of(0.004) == FlagSet({"xla_10": 1})
 
 
+GOOD, FAIR = FlagSet({"xla_00": 1}), FlagSet({"xla_01": 2})
+LUCKY = FlagSet({"xla_10": 1})
+
+
+@pytest.mark.parametrize(
+    ("trials", "count", "chosen"),
+    [
+        pytest.param({LUCKY: (0.9, 0.99), GOOD: (0.91, 0.93)}, 1, [GOOD], id="a lucky trial is not the only one"),
+        pytest.param({LUCKY: (0.9, 0.99), GOOD: (0.91, 0.93)}, 2, [GOOD, LUCKY], id="a lucky trial comes after"),
+        pytest.param(
+            {LUCKY: (0.9, 0.99), FlagSet({"xla_11": 1}): (0.92, 1.0), GOOD: (0.95, 0.93), FAIR: (0.97, 0.96)},
+            3,
+            [GOOD, FAIR, LUCKY],
+            id="several lucky ones come after",
+        ),
+        pytest.param({LUCKY: (0.9, None), GOOD: (0.95, None)}, 1, [LUCKY], id="nothing was expected of them"),
+    ],
+)
+def test_the_best_expected_sets_are_finalists_before_lucky_trials(
+    wide: Store, trials: dict[FlagSet, tuple[float, float | None]], count: int, chosen: list[FlagSet]
+) -> None:
+    measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
+    figures = there(measured.comparison)
+    results, expected = [], []
+    for number, (settings, (ratio, expectation)) in enumerate(trials.items()):
+        estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=ratio - 0.002, high=ratio + 0.002)
+        told = {"number": number, "settings": settings, "comparison": figures.model_copy(update={"estimate": estimate})}
+        results.append(measured.model_copy(update=told))
+        expected += [(number, expectation)] if expectation is not None else []
+    effects = taught(wide).model_copy(update={"expected": tuple(expected)})
+    found = worth_proving(results, count=count, min_effect=0.005, effects=effects)
+    assert [r.settings for r in found] == chosen
+
+
+def test_what_is_expected_of_a_trial_lies_between_the_model_and_the_trial(wide: Store) -> None:
+    expected = dict(taught(wide).expected)
+    for trial in wide.of(TrialResult):
+        if trial.comparison is None:
+            assert trial.number not in expected
+        elif set(trial.settings) <= {name.partition("=")[0] for name in PLANTED}:
+            truth = math.prod(PLANTED.get(f"{n}={v}", 1.0) for n, v in trial.settings.items())
+            assert expected[trial.number] == pytest.approx(truth, abs=0.01)
+
+
 def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_the_same(wide: Store) -> None:
     measured = next(r for r in wide.of(TrialResult) if r.status is TrialStatus.MEASURED)
     figures = there(measured.comparison)
@@ -134,7 +178,7 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
     def result(settings: FlagSet, ratio: float) -> TrialResult:
         estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=0.9, high=1.1)
         comparison = figures.model_copy(update={"estimate": estimate})
-        return measured.model_copy(update={"settings": settings, "comparison": comparison})
+        return measured.model_copy(update={"number": 1000, "settings": settings, "comparison": comparison})
 
     inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
     results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
