@@ -57,6 +57,12 @@ ATTACKS = {
     "slower after 300 steps, soaked": _attack(0.92, soaks=True, late_cost=0.18, late_steps=300.0),
     "reference slow at first, soaked": _attack(1.0, soaks=True, early_cost=0.05, early_steps=200.0),
     "reference slow at first by little, soaked": _attack(1.0, soaks=True, early_cost=0.03, early_steps=300.0),
+    "process sd 1.5 %, no gain after 300 steps, soaked": _attack(
+        0.95, soaks=True, late_cost=-math.log(0.95), late_steps=300.0, process_sd=0.015
+    ),
+    "both warm up by 10 % over 1500 steps, the set sooner, soaked": _attack(
+        1.0, soaks=True, warm_cost=0.1, warm_steps=1500.0, candidate_warm_steps=300.0
+    ),
     "coupled by 1 %": _attack(1.0, idle_cost=0.01, process_sd=0.009),
     "1 in 20 slower by 38 %": _attack(0.98, fault_share=0.05, fault_cost=math.log(1.38 / 0.98)),
     "1 in 5 slower by 8 %": _attack(0.98, fault_share=0.2, fault_cost=math.log(1.08 / 0.98)),

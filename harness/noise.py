@@ -53,6 +53,9 @@ class NoiseModel:
         fault_cost: Slow-down of such a process.
         late_cost: Slow-down of a candidate's process after its first `late_steps` steps.
         early_cost: Slow-down of a reference's process in its first `early_steps` steps.
+        warm_cost: Slow-down of every process when it starts, which becomes less as it runs.
+        warm_steps: Steps in which that of the reference's falls to 1/e.
+        candidate_warm_steps: Likewise of the candidate's.
         idle_cost: Slow-down of whoever runs while a candidate's process lies idle beside it: alone there is none.
         memory_cost: Slow-down of a block that follows a block of another process, a candidate's: alone there is none.
         clock_s: Seconds in which the clock comes within 1/e of where the power of whoever runs lets it stay; it is at
@@ -91,6 +94,9 @@ class NoiseModel:
     late_steps: float = 0.0
     early_cost: float = 0.0
     early_steps: float = 0.0
+    warm_cost: float = 0.0
+    warm_steps: float = 1.0
+    candidate_warm_steps: float = 1.0
     idle_cost: float = 0.0
     memory_cost: float = 0.0
     clock_s: float = 0.0
@@ -318,6 +324,9 @@ class Process:
             mine += model.late_cost * (at >= model.late_steps)
         if model.early_cost and not self.is_candidate:
             mine += model.early_cost * (at < model.early_steps)
+        if model.warm_cost:
+            steps = model.candidate_warm_steps if self.is_candidate else model.warm_steps
+            mine += model.warm_cost * np.exp(-at / steps)
         if self._wander is not None:
             mine += self._wander.steps(count)
         if self._stall_share:

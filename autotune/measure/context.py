@@ -173,6 +173,11 @@ class MeasurementContext:
                 attempt += 1
                 time.sleep(0.5 * attempt)
 
+    def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
+        """Seconds between lines of the user's program under the baseline plus `settings`; see `Launcher`."""
+        merged = self.spec.baseline.merge(settings).merge(self.share.given(settings, isolated=True))
+        return self._launcher.pace_outside(merged, folder, limit_s=limit_s)
+
     def where_it_fits(self, work: Callable[[bool], R], *, isolated: bool) -> R:
         """Has `work` start and end a process, told whether it is alone; alone where memory was short beside another."""
         try:

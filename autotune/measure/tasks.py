@@ -30,6 +30,7 @@ from autotune.model.records import (
     names_left_out,
 )
 from autotune.stats.estimates import Estimate
+from autotune.stats.long_run import SOAK_LOOKS
 
 
 class Task(Record):
@@ -119,8 +120,14 @@ class SoakTask(Task):
     """By what its loss can be compared with the reference's."""
     typical: float | None = None
     """log of the typical step over the reference's, per unit of work, from the proof; None without one."""
+    proven: Estimate | None = None
+    """Likewise the ratio, with the interval that holds over all looks at the proof."""
     process_sd: float = 0.0
-    """Standard deviation of that from one pair of processes to the next."""
+    """Standard deviation of that from one pair of processes to the next, alone or not."""
+    proven_steps: int = 0
+    """Steps of a process of the proof; 0 where that is not known."""
+    most: int = SOAK_LOOKS
+    """Long runs of each arm, at most."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""

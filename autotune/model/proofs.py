@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from autotune.model.measurement import (
     INTERLEAVED,
@@ -25,22 +26,25 @@ from autotune.model.records import (
     ConfirmRun,
     FinalistResult,
     ProofRecord,
+    SoakArm,
     SoakArms,
     SoakLook,
 )
-from autotune.model.units import format_change, format_seconds
+from autotune.model.units import format_change, format_seconds, format_share
 from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, student_quantile
 from autotune.stats.long_run import (
+    Lasting,
+    LastingGain,
+    LongRunRatio,
     Stalls,
     TotalTime,
     add_stalls,
     apart_total,
     compare_totals,
     find_leak,
+    lasting_gain,
     long_run_ratio,
-    lost_gain,
     slower_total,
-    stalled_total,
 )  # fmt: skip
 from autotune.stats.proof import ProofPlan, look
 
@@ -48,6 +52,9 @@ PHASE = "soak"
 
 LEAST_SEGMENTS = 4
 """Of each run, for its time to be judged."""
+
+TENTHS = 10
+"""Parts of a long run whose step times are told."""
 
 
 def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
@@ -117,22 +124,92 @@ def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
     return [total for total, _ in told], [log_ratio for _, log_ratio in told]
 
 
-def judge_soak(arms: SoakArms) -> Failure | None:
-    """What a soak shows against a set: a leak, or a total time without the gain that was proven; None if nothing.
+class SoakVerdict(NamedTuple):
+    """What a soak says of a set: nothing against it if neither is set."""
 
-    What one look shows must show in the others, too.
-    """
-    found = [_judge_look(arms, arms.looks[: count + 1]) for count in range(len(arms.looks))]
-    return found[-1] if None not in found else None
+    failure: Failure | None = None
+    """A leak, or a total time without the gain that was proven."""
+    unsettled: str | None = None
+    """Why it does not show that the gain stays, as a clause."""
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the gain stays and nothing speaks against the set."""
+        return self.failure is None and self.unsettled is None
 
 
-def _judge_look(arms: SoakArms, looks: Sequence[SoakLook]) -> Failure | None:
-    """The gravest thing that the last look shows against the set."""
-    found = next(itertools.chain(_leaks(looks[-1]), _slow(arms, looks)), None)
-    return Failure(kind=found[0], message=found[1], phase=PHASE) if found is not None else None
+def judge_soak(arms: SoakArms) -> SoakVerdict:
+    """What a soak says of a set: it passes at the first look at which all looks so far say so."""
+    for count in range(1, len(arms.looks)):
+        verdict = _judge_looks(arms, arms.looks[:count])
+        if verdict.is_passed:
+            return verdict
+    return _judge_looks(arms, arms.looks)
 
 
-def _leaks(look: SoakLook) -> Iterator[tuple[FailureKind, str]]:
+def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
+    """The gravest thing that some looks show against the set."""
+    for message in _leaks(looks[-1]):
+        return SoakVerdict(Failure(kind=FailureKind.LEAK, message=message, phase=PHASE))
+    pairs = [(x.candidate, x.reference) for x in looks if x.reference is not None]
+    if len(pairs) < len(looks):
+        return SoakVerdict(unsettled="the reference failed beside it, so total times are not compared")
+    if any(len(mine.segment_s) != len(base.segment_s) or len(mine.segment_s) < LEAST_SEGMENTS for mine, base in pairs):
+        return SoakVerdict(unsettled="its long run had too few steps to tell whether its gain stays")
+    gain = lasting_of(arms, looks)
+    if gain.finding is Lasting.STAYS or (arms.proven is None and gain.finding is not Lasting.LOST):
+        return SoakVerdict()
+    mine, base = pairs[-1]
+    tenths = [statistics.fmean(part) for part in np.array_split(mine.segment_s, min(TENTHS, len(mine.segment_s)))]
+    along = f"step times along its run, of its first tenth: {' '.join(f'{t / tenths[0]:.2f}' for t in tenths)}"
+    if gain.finding is not Lasting.LOST:
+        return SoakVerdict(unsettled=f"{_why_unsettled(gain, arms)}; {along}")
+    message = (
+        f"over {mine.step_count} steps it is {_in_total(gain.late.ratio, arms.typical)}: "
+        f"{_stalls_beside(mine.stalls, base.stalls)}; {along}"
+    )
+    return SoakVerdict(Failure(kind=FailureKind.SLOWER_IN_TOTAL, message=message, phase=PHASE))
+
+
+def lasting_of(arms: SoakArms, looks: Sequence[SoakLook]) -> LastingGain:
+    """What looks at long runs of both arms say of the proven gain."""
+    work_ratio = arms.work.ratio if arms.work is not None else 1.0
+    ratios = [_ratio_of(x.candidate, x.reference, work_ratio) for x in looks if x.reference is not None]
+    return lasting_gain(ratios, proven=arms.proven, process_sd=arms.process_sd)
+
+
+def _ratio_of(candidate: SoakArm, reference: SoakArm, work_ratio: float) -> LongRunRatio:
+    """One look at long runs of both arms."""
+    return long_run_ratio(
+        candidate.segment_s,
+        reference.segment_s,
+        work_ratio=work_ratio,
+        early=candidate.early_s / reference.early_s if candidate.early_s and reference.early_s else None,
+        early_share=max(1, candidate.early_steps) / candidate.step_count,
+        processes=min(candidate.processes, reference.processes),
+    )
+
+
+def _why_unsettled(gain: LastingGain, arms: SoakArms) -> str:
+    """Says what long runs could and could not see of a gain, and which would do."""
+    late = gain.late
+    advice = {
+        Lasting.SHRINKING: "and its gain was still shrinking at their end: a `confirm.soak` 4 times as long tells",
+        Lasting.FIRST: "but not in the first one: what that left outside of the program's folder may make later ones "
+        "faster; clear it, and use a new run directory",
+    }
+    reason = advice.get(gain.finding) or (
+        f"and a loss of less than {format_share(gain.unseen)} could not be seen: `confirm.soaks = {gain.looks}` (now "
+        f"{arms.most}) would do, or processes that differ less"
+    )
+    return (
+        f"over the second half of its long runs ({late.pair_count} of each arm) it is {format_change(late.ratio)} "
+        f"[{late.low:.3f}, {late.high:.3f}]{_though(arms.typical)}, {reason}"
+    )
+
+
+def _leaks(look: SoakLook) -> Iterator[str]:
+    """Says which memory grows in the candidate's process."""
     mine, base = look.candidate, look.reference
     for what, samples, beside in (
         ("memory", mine.host, base.host if base else ()),
@@ -140,32 +217,15 @@ def _leaks(look: SoakLook) -> Iterator[tuple[FailureKind, str]]:
     ):
         leak = find_leak(samples, beside, step_s=mine.stalls.typical_s)
         if leak is not None:
-            yield FailureKind.LEAK, f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
-
-
-def _slow(arms: SoakArms, looks: Sequence[SoakLook]) -> Iterator[tuple[FailureKind, str]]:
-    pairs = [(x.candidate, x.reference) for x in looks if x.reference is not None]
-    if len(pairs) < len(looks) or any(len(arm.segment_s) < LEAST_SEGMENTS for pair in pairs for arm in pair):
-        return
-    work_ratio = arms.work.ratio if arms.work is not None else 1.0
-    found = [long_run_ratio(mine.segment_s, base.segment_s, work_ratio=work_ratio) for mine, base in pairs]
-    stalls, beside = ([pair[i].stalls for pair in pairs] for i in (0, 1))
-    ratio = stalled_total(stalls, beside, log_ratio=arms.typical) if arms.typical is not None else None
-    ratio = ratio or lost_gain(found, log_ratio=arms.typical, process_sd=arms.process_sd)
-    if ratio is not None:
-        mine, base = add_stalls(stalls), add_stalls(beside)
-        segments = pairs[-1][0].segment_s
-        along = " ".join(f"{segment / segments[0]:.2f}" for segment in segments)
-        yield (
-            FailureKind.SLOWER_IN_TOTAL,
-            f"over {pairs[-1][0].step_count} steps it is {_in_total(ratio, arms.typical)}: "
-            f"{_stalls_beside(mine, base)}; step times along its run, of its first tenth: {along}",
-        )
+            yield f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
 
 
 def _in_total(total: float, typical: float | None) -> str:
-    though = "" if typical is None else f" though a typical step is {format_change(math.exp(typical))}"
-    return f"{format_change(total)} in total{though}"
+    return f"{format_change(total)} in total{_though(typical)}"
+
+
+def _though(typical: float | None) -> str:
+    return "" if typical is None else f" though a typical step is {format_change(math.exp(typical))}"
 
 
 def _stalls_beside(mine: Stalls, base: Stalls) -> str:
@@ -268,13 +328,18 @@ def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence
     return asked > 0 and is_interleaved and not all(r.is_isolated for r in of_proof)
 
 
-def report_of(proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun]) -> Report:
+def report_of(
+    proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun], soak: SoakArms | None = None
+) -> Report:
     """The figure to report of a proven set, or what its isolated runs say against it, if there are any.
 
     Isolated runs that cannot tell are no consent.
+
+    Args:
+        soak: Its long runs; None before them, or without any.
     """
     mine = [r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)]
-    estimate = reported_gain(proven, isolated, mine)
+    estimate = reported_gain(proven, isolated, mine, soak)
     if isolated is None:
         return Report(estimate)
     if isolated.failure is not None:
@@ -284,7 +349,7 @@ def report_of(proven: FinalistResult, isolated: FinalistResult | None, runs: Seq
         return Report(estimate, objection=isolated.veto)
     if not isolated.is_passed or _is_apart(proven, isolated):
         return Report(estimate, objection=_not_alone(proven, isolated))
-    counts = estimate != reported_gain(proven, None, mine)
+    counts = estimate != reported_gain(proven, None, mine, soak)
     return Report(estimate, isolated=isolated.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
 
 
@@ -309,14 +374,18 @@ def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
 
 
 def reported_gain(
-    proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun]
+    proven: FinalistResult,
+    isolated: FinalistResult | None,
+    runs: Sequence[ConfirmRun],
+    soak: SoakArms | None = None,
 ) -> Estimate | None:
     """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
 
     Its interval is the one that holds at all looks together. Such a small error leaves it right for 19 of 20 named
     winners even where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each arm,
     in production none does, so the interval covers that of isolated runs, too; and where the interleaved figure lies
-    outside their interval, theirs is reported. Likewise of total times, where a typical step is not what training gets.
+    outside their interval, theirs is reported. Likewise of total times, where a typical step is not what training gets,
+    and of the second half of long runs.
     """
     found = proven.corrected
     if found is None:
@@ -324,6 +393,8 @@ def reported_gain(
     totals, log_ratios = _told(runs)
     total = apart_total(totals, log_ratios, found) if len(totals) >= 2 else None
     others = [total, isolated.estimate if isolated is not None else None]
+    if soak is not None and soak.proven is not None:
+        others.append(lasting_of(soak, soak.looks).late)
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
         low, high = min(found.low, other.low), max(found.high, other.high)

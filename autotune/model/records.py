@@ -27,7 +27,7 @@ from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, F
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
-from autotune.stats.long_run import SOAK_LOOKS, Stalls, TotalTime
+from autotune.stats.long_run import MOST_LOOKS, SOAK_LOOKS, Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
 
 
@@ -205,6 +205,14 @@ class SoakArm(Record):
     stalls: Stalls
     segment_s: Annotated[tuple[StepTime, ...], Field(min_length=1, max_length=100)]
     """Mean step of equal parts of the run, in order, in seconds."""
+    processes: AtLeastOne = 1
+    """Processes that it took, one after the other."""
+    early_steps: Count = 0
+    """First steps, as many as a process of the proof ran; 0 where those were not kept."""
+    early_s: StepTime | None = None
+    """Mean of these, in seconds."""
+    written: tuple[Count, Count] | None = None
+    """Files that it left in its folder, and their bytes; None where that is not known."""
     host: Annotated[MemorySamples, Field(max_length=1000)] = ()
     """Memory of its first process and its children; empty where not reported."""
     device: Annotated[MemorySamples, Field(max_length=1000)] = ()
@@ -215,16 +223,21 @@ class SoakLook(Record):
 
     candidate: SoakArm
     reference: SoakArm | None = None
-    """None if it failed: then memory alone is judged."""
+    """None if it failed: then only a leak is found."""
 
 
 class SoakArms(Record):
     """Both arms of a soak."""
 
-    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=SOAK_LOOKS)]
-    """One; up to three if something spoke against the set, then only what all show counts."""
+    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=MOST_LOOKS)]
+    """One; more where it does not show that the gain stays."""
+    most: AtLeastOne = SOAK_LOOKS
+    """Looks that the study allowed."""
     typical: LogRatio | None = None
     """Log ratio of the typical step in the proof, per token."""
+    proven: Estimate | None = None
+    """Likewise the ratio, with the interval that holds over all looks at the proof; None in a record from before that
+    was kept, of which only a loss that is sure speaks against the set."""
     process_sd: Amount = 0.0
     """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
@@ -480,6 +493,10 @@ class SoakRecord(TaskRecord):
     """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None
     """What ended it early, or what both arms show against it."""
+    seen_outside: Ratio | None = None
+    """Seconds a line over the reference's, of both programs as a user would run them; None where that was not seen."""
+    unsettled: str | None = None
+    """Why it does not show that the gain stays, as a clause; None where it does."""
     arms: SoakArms | None = None
 
 

@@ -31,6 +31,7 @@ from autotune.model.options import FOLDER, filled_command, option_sets, option_s
 from autotune.model.plugins import CLASS_PATH
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.units import parse_bytes, parse_duration
+from autotune.stats.long_run import MOST_LOOKS, SOAK_LOOKS
 
 
 class Section(BaseModel):
@@ -339,6 +340,8 @@ class ConfirmSpec(Section):
     leaves them out, and exports say so."""
     soak: SoakSeconds = 60.0
     """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so."""
+    soaks: Annotated[int, Field(ge=1, le=MOST_LOOKS)] = SOAK_LOOKS
+    """Most long runs of each arm, each as long as `soak`, until they show together that the gain stays."""
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Share by which the loss of a winner with another dtype or batch may be above the reference's after the same
     tokens."""

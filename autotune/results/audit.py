@@ -14,7 +14,7 @@ from typing import Any
 from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import is_divided_as_told
-from autotune.model.proofs import figures_of, is_alone_due, judge_soak, report_of, standing
+from autotune.model.proofs import SoakVerdict, figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
     BUILDS,
     CONFIRM,
@@ -27,6 +27,7 @@ from autotune.model.records import (
     Outcome,
     ProofRecord,
     SessionRecord,
+    SoakArms,
     SoakRecord,
     TrialResult,
 )
@@ -110,7 +111,9 @@ def _of_proofs(spec: StudySpec, records: Sequence[AnyRecord], conclusion: Conclu
     for key, proof in proofs.items():
         yield from _of_proof(spec, proof, plans.get(key), runs)
     aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
-    yield from _of_winner(conclusion, proofs, runs, aa_run, asked=spec.confirm.isolated)
+    soak = _soak_of(conclusion, records)
+    arms = soak.arms if soak is not None and conclusion.soaked_s is not None else None
+    yield from _of_winner(conclusion, proofs, runs, aa_run, asked=spec.confirm.isolated, soak=arms)
 
 
 def _of_proof(
@@ -138,6 +141,7 @@ def _of_winner(
     aa_run: AaRecord | None,
     *,
     asked: int,
+    soak: SoakArms | None,
 ) -> Iterator[str]:
     """Checks that a winner follows from its last proof and the later measurements."""
     settings = conclusion.settings or FlagSet()
@@ -150,7 +154,7 @@ def _of_winner(
     alone = proofs.get((ISOLATED, settings))
     if alone is None and is_alone_due(mine[-1], aa_run, runs, asked=asked):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
-    found = report_of(mine[-1], alone, runs)
+    found = report_of(mine[-1], alone, runs, soak)
     if found.objection is not None:
         yield f"{settings}: {found.objection}; the conclusion has it as the winner"
     yield from _differing(conclusion, {"estimate": found.estimate}, source=f"{settings}: its proof gives")
@@ -158,13 +162,21 @@ def _of_winner(
         yield f"{settings}: its proof gives {format_estimate(found.estimate)}, the sentence of the conclusion does not"
 
 
+def _soak_of(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> SoakRecord | None:
+    """Returns the newest soak of a winner."""
+    soaks = (r for r in reversed(records) if isinstance(r, SoakRecord))
+    return next((s for s in soaks if s.settings == conclusion.settings), None)
+
+
 def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the soak of a winner passed."""
-    soaks = (r for r in reversed(records) if isinstance(r, SoakRecord))
-    mine = next((s for s in soaks if s.settings == conclusion.settings), None)
-    against = mine and (mine.failure or (mine.arms and judge_soak(mine.arms)))
-    if against:
-        yield f"the soak of {conclusion.settings} says {against.message}, the conclusion has it as the winner"
+    mine = _soak_of(conclusion, records)
+    if mine is not None:
+        verdict = judge_soak(mine.arms) if mine.arms is not None else SoakVerdict()
+        failure = mine.failure or verdict.failure
+        against = failure.message if failure is not None else mine.unsettled or verdict.unsettled
+        if against is not None:
+            yield f"the soak of {conclusion.settings} says {against}, the conclusion has it as the winner"
     if conclusion.soaked_s is not None and not (mine and _alike(mine.steps_s, conclusion.soaked_s)):
         yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
 

@@ -19,6 +19,7 @@ from autotune.model.records import (
     PowerAnalysis,
     ScreenRecord,
     SessionRecord,
+    SoakArm,
     SoakRecord,
     TrialResult,
     TrialStatus,
@@ -28,6 +29,7 @@ from autotune.model.units import (
     LARGEST_TOLD,
     format_about,
     format_bytes,
+    format_change,
     format_interval,
     format_joules,
     format_provable,
@@ -229,12 +231,20 @@ def cause_lines(store: Store) -> list[str]:
 # ---------------------------------------------------------------------- soak
 
 
+OTHER_SIZE = 0.1
+"""Share by which the bytes that two runs leave may differ."""
+
+
 def format_soak(record: SoakRecord) -> str:
     """Formats the result of a soak."""
     if record.failure is not None:
         after = f"after {record.step_count} steps" if record.step_count else "at its start"
         return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
+    if record.unsettled is not None:
+        return f"not settled by its long run of {record.step_count} steps: {record.unsettled}"
     seen = "".join(f"; {words}" for words in _seen(record))
+    if record.seen_outside is not None:
+        seen += f"; timed from outside it is {format_change(record.seen_outside)}"
     loss = f"; {record.loss.words}" if record.loss is not None else ""
     too_short = captures_collectives(record.settings) and _longest(record) <= HUNG_AT
     graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
@@ -262,13 +272,24 @@ def _seen(record: SoakRecord) -> list[str]:
         return []
     mine, base = arms.looks[-1].candidate, arms.looks[-1].reference
     found = [describe_stalls(mine.stalls) + (f" (reference: {describe_stalls(base.stalls)})" if base else "")]
-    if base is None:
-        found.append("the reference failed beside it, so total times are not compared")
+    if base is not None and (files := _other_files(mine, base)):
+        found.append(files)
     if len(arms.looks) > 1:
-        found.append(f"run {len(arms.looks)} times: the last run did not confirm what spoke against the ones before it")
+        found.append(f"run {len(arms.looks)} times, until all runs together showed that its gain stays")
     told = (("memory", mine.host), ("device memory", mine.device))
     watched = [what for what, samples in told if len(samples) >= 2 * LEAST_SAMPLES]
     return [*found, f"no leak of {' or '.join(watched)}" if watched else "memory not watched"]
+
+
+def _other_files(mine: SoakArm, base: SoakArm) -> str:
+    """Formats the files that two runs of as many steps left; empty if they are as many, and alike in size."""
+    if mine.written is None or base.written is None:
+        return ""
+    (count, size), (base_count, base_size) = mine.written, base.written
+    if count == base_count and abs(size - base_size) <= OTHER_SIZE * base_size:
+        return ""
+    beside = f"(reference: {base_count} of {base_size / 1e6:.1f} MB)"
+    return f"it left {count} files of {size / 1e6:.1f} MB in its folder {beside}"
 
 
 def soak_lines(store: Store) -> list[str]:

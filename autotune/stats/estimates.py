@@ -141,6 +141,26 @@ def student_quantile(alpha: float, degrees: float) -> float:
     return float(-stdtrit(degrees, alpha / 2.0))
 
 
+LEAST_TIMED = 20
+"""Steps whose times tell whether a clock is coarse."""
+
+
+def clock_resolution(step_times_s: Sequence[float]) -> float:
+    """Share of a step that a clock can tell, where it is so coarse that noise does not average it out; else 0.
+
+    Such times are few different values. Where all are one value, its tick may be as long as a step, and steps that
+    differ by a half may look equal.
+    """
+    times = np.asarray(step_times_s)
+    values = np.unique(np.round(times, 9))
+    if len(times) < LEAST_TIMED:
+        return 0.0
+    if len(values) == 1:
+        return 0.5
+    tick = float(np.min(np.diff(values)))
+    return tick / float(np.median(times)) if float(np.std(times)) < tick / 2.0 else 0.0
+
+
 # ---------------------------------------------------------------------- one process pair
 
 

@@ -10,12 +10,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from autotune.stats.estimates import NORMAL, Counted, Estimate, estimate_processes, student_quantile
+from autotune.stats.estimates import LEVEL, Counted, Estimate, Floats, estimate_processes, student_quantile  # fmt: skip
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall."""
@@ -23,20 +24,24 @@ STALL = 3.0
 USUAL = 0.9
 """Share of an arm's steps that its usual step is not shorter than."""
 
-SEGMENTS = 10
+SEGMENTS = 20
 """Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
 
-SOAK_LOOKS, LEAK_LOOKS = 5, 2
-"""How often a long run is looked at, at most, each time in new processes; memory does not depend on what else the
-machine does. Until the last look, stalls are counted as many as might well have come instead: a look that holds few of
-them does not clear a set."""
+SEGMENT_DEGREES = 7
+"""Degrees of freedom of the noise of one long run: half of its segments tell it."""
 
-ALPHA_STALLS = (0.25, 0.01)
-"""Share of honest sets in whose long run stalls may be called more than the reference's, in one look (two to none) and
-in two or more together (seven to none)."""
+LEAST_DEGREES = 5
+"""Likewise of what processes differ by: a proof has six pairs of them at least."""
 
-ALPHA_SOAK = 0.005
-"""One-sided error with which the last look must say that a long run is slower, by all runs together."""
+SOAK_LOOKS, MOST_LOOKS, LEAK_LOOKS = 5, 100, 2
+"""How often long runs are looked at, at most, each time in new processes, and how often a study may ask for; memory
+does not depend on what else the machine does."""
+
+ALPHA_STAYS = 0.001
+"""One-sided error of each of two figures in each look, by which a gain may be said to stay that is gone."""
+
+GOES_ON = 20.0
+"""Quarters of a long run for which a gain that shrinks in its last half is taken to go on shrinking as fast."""
 
 LEAST_LOSS, LOSS_SHARE = 0.005, 0.25
 """What a long run may be slower than the proof says: so much, or so large a share of a larger gain."""
@@ -150,26 +155,6 @@ def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
 # ---------------------------------------------------------------------- long runs, one arm after the other
 
 
-def stalled_total(candidate: Sequence[Stalls], reference: Sequence[Stalls], *, log_ratio: float) -> float | None:
-    """Ratio of total times with the stalls of long runs, if they are the candidate's own and take its gain back.
-
-    What a stall costs is counted against its own arm's typical step, so a machine that is slower in one of the two runs
-    does not matter.
-
-    Args:
-        candidate: Stalls of its long run, or of several: then they must show in the last one, and be sure in all.
-        log_ratio: log of the typical step, candidate over reference, per unit of work.
-    """
-    mine, base = add_stalls(candidate), add_stalls(reference)
-    if not _has_more(candidate[-1], reference[-1], alpha=ALPHA_STALLS[0]):
-        return None
-    if len(candidate) > 1 and not _has_more(mine, base, alpha=ALPHA_STALLS[1]):
-        return None
-    doubt = 2.0 / math.sqrt(mine.count) if len(candidate) < SOAK_LOOKS else 0.0
-    ratio = math.exp(log_ratio) * (1.0 + (1.0 + doubt) * mine.excess) / (1.0 + base.excess)
-    return ratio if ratio >= 1.0 else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunRatio:
     """Total times of one long run of each arm, per unit of work, as logs of candidate over reference."""
@@ -178,58 +163,188 @@ class LongRunRatio:
     """Of all steps."""
     late: float
     """Of the second half of the steps."""
-    error: float
-    """Standard error of the first, from the segments of both runs."""
+    rise: float
+    """By how much the last quarter of the steps is above the one before."""
+    whole_error: float
+    """Standard error of the first, from all segments of both runs."""
+    late_error: float
+    """Likewise of the second, from those of the second half."""
+    early: float | None = None
+    """Of first steps, as many as a process of the proof ran; None where they were not kept."""
+    early_error: float = 0.0
+    """Standard error of that."""
+    processes: int = 1
+    """Processes that each run took, one after the other."""
 
 
-def long_run_ratio(candidate: Sequence[float], reference: Sequence[float], *, work_ratio: float) -> LongRunRatio:
+def long_run_ratio(
+    candidate: Sequence[float],
+    reference: Sequence[float],
+    *,
+    work_ratio: float,
+    early: float | None = None,
+    early_share: float = 1.0,
+    processes: int = 1,
+) -> LongRunRatio:
     """Compares long runs that followed each other.
 
     Args:
-        candidate: Mean step of each of its segments, in seconds, at least three.
+        candidate: Mean step of each of its segments, in seconds, as many of both, at least four.
         work_ratio: What a step of the candidate does over what one of the reference does.
+        early: Ratio of first steps, candidate over reference; None where they were not kept.
+        early_share: How large a share of a run's steps those are.
+        processes: Fewest processes that either run took.
     """
-    arms = [np.asarray(candidate), np.asarray(reference)]
-    shift = math.log(work_ratio)
-    whole, late = (
-        math.log(np.mean(arms[0][part]) / np.mean(arms[1][part])) - shift
-        for part in (slice(None), slice(len(arms[0]) // 2, None))
+    arms = np.asarray([candidate, reference])
+    shift, count = math.log(work_ratio), arms.shape[1]
+    ratios = np.log(arms[0] / arms[1])
+    half, quarter = count // 2, count // 4
+    whole, late, third, last = (
+        math.log(arms[0, part].mean() / arms[1, part].mean()) - shift
+        for part in (slice(None), slice(half, None), slice(-2 * quarter, -quarter), slice(-quarter, None))
     )
-    error = math.sqrt(sum(float(np.var(np.log(x), ddof=1)) / len(x) for x in arms))
-    return LongRunRatio(whole=whole, late=late, error=error)
+    # The second half tells the noise: its neighbouring segments whatever changes, those about a line how it wanders.
+    at, later = np.arange(half, count), ratios[half:]
+    between = float(np.mean(np.diff(later) ** 2)) / 2.0
+    about = float(np.sum((later - np.polyval(np.polyfit(at, later, 1), at)) ** 2)) / max(1, len(at) - 2)
+    late_error = math.sqrt(max(between, about) / len(at))
+    whole_error = math.sqrt(float(np.mean(np.diff(ratios) ** 2)) / 2.0 / count)
+    return LongRunRatio(
+        whole=whole,
+        late=late,
+        rise=last - third,
+        whole_error=max(whole_error, late_error / math.sqrt(2.0)),
+        late_error=late_error,
+        early=math.log(early) - shift if early is not None else None,
+        early_error=late_error / math.sqrt(2.0 * early_share),
+        processes=processes,
+    )
 
 
-def lost_gain(looks: Sequence[LongRunRatio], *, log_ratio: float | None, process_sd: float) -> float | None:
-    """Ratio of total times of long runs, or of their second halves, if the gain is not there; None if it is.
+class Lasting(StrEnum):
+    """What long runs say of a proven gain."""
 
-    It is not there if a set is not faster in total, or slower than its proof says by more than `LEAST_LOSS` and
-    `LOSS_SHARE` of the gain. The last look and the mean of all must say so, and at the last possible one that must be
-    sure by the segments and by the runs.
+    STAYS = "stays"
+    LOST = "lost"
+    OPEN = "open"
+    """They cannot tell."""
+    FIRST = "first"
+    """The first look is against it, later ones are not."""
+    SHRINKING = "shrinking"
+    """It was still becoming less at their end, so fast that nothing of it may be left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastingGain:
+    """What all looks at long runs together say of a proven gain."""
+
+    finding: Lasting
+    late: Estimate
+    """Ratio of the second halves, with its 95 % interval."""
+    unseen: float
+    """A loss that these looks could not have told from none, as a share of the step time."""
+    looks: int
+    """As many looks would tell, about, if nothing of the gain is lost."""
+
+
+Interval = tuple[float, float, float]
+"""Centre and both ends of a log ratio."""
+
+
+def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, process_sd: float) -> LastingGain:
+    """Says whether a proven gain stays in long runs: all looks together must show that the set is faster.
+
+    They show it by the ratio of the runs, whose noise is that of processes, or by the change of that ratio along them,
+    which has none of it and counts from what the proof has shown. Where the first look says that the gain is not there,
+    later ones do not show it: what the first ones left behind may be what makes them faster.
+
+    It is lost if a set is surely not faster in total, or slower than its proof says by more than `LEAST_LOSS` and
+    `LOSS_SHARE` of the gain, by more than one look.
 
     Args:
-        log_ratio: log of the ratio that was proven, candidate over reference; None where none was.
-        process_sd: Standard deviation of the log ratio from one pair of processes to the next.
+        proven: Ratio with the interval that holds over all looks at the proof; None where there was none.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next, alone or not.
     """
-    gain = -min(0.0, log_ratio or 0.0)
+    gain = -min(0.0, math.log(proven.ratio)) if proven is not None else 0.0
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
-    errors = [x.error for x in looks]
-    for found, error in (
-        ([x.whole for x in looks], errors),
-        ([x.late for x in looks], [math.sqrt(2) * e for e in errors]),
-    ):
-        mean = float(np.mean(found))
-        if found[-1] <= bound or mean <= bound:
-            continue
-        if len(looks) < SOAK_LOOKS or mean - bound > _sure_distance(found, error, process_sd=process_sd):
-            return math.exp(mean)
-    return None
+
+    def intervals(late: bool, alpha: float) -> list[Interval]:
+        return _intervals(looks, late=late, proven=proven, process_sd=process_sd, alpha=alpha)
+
+    both_halves, second_half = intervals(False, ALPHA_STAYS), intervals(True, ALPHA_STAYS)
+    is_against = any(_is_above(bound, ratios) for ratios in (both_halves, second_half))
+    highest = max(_narrower(both_halves)[2], _narrower(second_half)[2])
+    unseen = _narrower(second_half)[2] - _narrower(second_half)[0]
+    centre, low, high = _narrower(intervals(True, (1.0 - LEVEL) / 2.0))
+    finding = Lasting.OPEN
+    if is_against and len(looks) > 1:
+        finding = Lasting.LOST
+    elif _is_shrinking(looks, centre):
+        finding = Lasting.SHRINKING
+    elif highest < 0.0 and centre <= bound:
+        first = _intervals(looks[:1], late=True, proven=None, process_sd=process_sd, alpha=ALPHA_STAYS)
+        finding = Lasting.FIRST if first[0][1] > bound else Lasting.STAYS
+    needed = math.ceil(min(MOST_LOOKS, len(looks) * (unseen / max(gain, 1e-3)) ** 2))
+    return LastingGain(
+        finding=finding,
+        late=Estimate(
+            ratio=math.exp(centre), low=math.exp(low), high=math.exp(high), level=LEVEL, pair_count=len(looks)
+        ),
+        unseen=math.expm1(unseen),
+        looks=max(2 * len(looks), needed),
+    )
 
 
-def _sure_distance(found: Sequence[float], errors: Sequence[float], *, process_sd: float) -> float:
-    """By how much a mean over looks must be above a bound to be surely so."""
-    inside = math.sqrt(sum(error**2 + process_sd**2 for error in errors)) / len(errors)
-    between = float(np.std(found, ddof=1)) / math.sqrt(len(found))
-    return max(NORMAL.inv_cdf(1.0 - ALPHA_SOAK) * inside, student_quantile(2 * ALPHA_SOAK, len(found) - 1) * between)
+def _intervals(
+    looks: Sequence[LongRunRatio], *, late: bool, proven: Estimate | None, process_sd: float, alpha: float
+) -> list[Interval]:
+    """The ratio of long runs, or of their second halves: as it is, and from the proof on where first steps are known.
+
+    Args:
+        alpha: How often each end misses the truth.
+    """
+    count = len(looks)
+    ratios = np.asarray([x.late if late else x.whole for x in looks])
+    errors = np.asarray([x.late_error if late else x.whole_error for x in looks])
+    processes = process_sd / np.sqrt([x.processes for x in looks])
+    away = student_quantile(2 * alpha, LEAST_DEGREES + count - 1) * _mean_error(ratios, np.hypot(errors, processes))
+    centre = float(np.mean(ratios))
+    intervals = [(centre, centre - away, centre + away)]
+    early = [x.early for x in looks if x.early is not None]
+    if proven is not None and len(early) == count and proven.low > 0.0 and not math.isinf(proven.high):
+        changes = ratios - np.asarray(early)
+        errors = np.hypot(errors, [x.early_error for x in looks])
+        away = student_quantile(2 * alpha, SEGMENT_DEGREES * count) * _mean_error(changes, errors)
+        low, start, high = np.log([proven.low, proven.ratio, proven.high]).tolist()
+        centre = start + float(np.mean(changes))
+        intervals.append((centre, centre - math.hypot(start - low, away), centre + math.hypot(high - start, away)))
+    return intervals
+
+
+def _is_above(bound: float, intervals: Sequence[Interval]) -> bool:
+    """Whether the ratio of long runs is above a bound, and surely so by one of the intervals."""
+    return intervals[0][0] > bound and max(low for _, low, _ in intervals) > bound
+
+
+def _narrower(intervals: Sequence[Interval]) -> Interval:
+    """The interval that excludes most."""
+    return min(intervals, key=lambda interval: interval[2])
+
+
+def _mean_error(values: Floats, errors: Floats) -> float:
+    """Standard error of a mean, from the errors of its values; from their spread, too, if there are three at least."""
+    sd = math.sqrt(float(np.mean(errors**2)))
+    if len(values) > 2:
+        sd = max(sd, float(np.std(values, ddof=1)))
+    return sd / math.sqrt(len(values))
+
+
+def _is_shrinking(looks: Sequence[LongRunRatio], late: float) -> bool:
+    """Whether a gain surely becomes less in the last half of long runs, so fast that soon nothing of it may be left."""
+    rises, errors = np.asarray([(x.rise, 2.0 * x.late_error) for x in looks]).T
+    sure = student_quantile(2 * ALPHA_STAYS, SEGMENT_DEGREES * len(looks)) * _mean_error(rises, errors)
+    rise = float(np.mean(rises))
+    return rise > sure and late + rise * GOES_ON >= 0.0
 
 
 def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:

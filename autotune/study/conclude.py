@@ -20,7 +20,7 @@ from autotune.model.units import format_change, format_seconds, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
-from autotune.stats.estimates import Verdict
+from autotune.stats.estimates import Verdict, clock_resolution
 from autotune.stats.proof import unseen_share
 from autotune.study.plan import Conclude
 from autotune.study.run import StudyRun
@@ -82,8 +82,9 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         outcome, sentence = _no_winner(run, end, results)
     objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
     sentence += _objections(end, objections)
-    if failed := [s for s in soaks if s.failure is not None]:
-        least = min(failed, key=lambda s: len(s.settings))
+    latest = {s.settings: s for s in soaks}.values()
+    if against := [s for s in latest if s.failure is not None or s.unsettled is not None]:
+        least = min(against, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
     return {"outcome": outcome, "sentence": sentence, "needed_s": budget_s}
 
@@ -103,6 +104,12 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect, best = run.spec.measure.min_effect, end.unproven
     open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
+    coarse = _clock_resolution(run)
+    if best is None and coarse > max(min_effect, RULED_OUT, open_gain):
+        return Outcome.INCONCLUSIVE, (
+            "inconclusive: steps are timed by a clock that is too coarse, so no smaller gains than "
+            f"{format_share(coarse)} can be seen; time them by a finer one (`time.perf_counter`), or print more digits"
+        )
     if best is None and open_gain <= max(min_effect, RULED_OUT):
         return Outcome.NOTHING_BEATS_THE_DEFAULT, (
             f"no setting tried beats {run.spec.reference_name} on this machine by more than "
@@ -123,11 +130,21 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
     return Outcome.INCONCLUSIVE, sentence
 
 
+def _clock_resolution(run: StudyRun) -> float:
+    """Returns the share of a step that the program's clock can tell, by the steps of the A/A run."""
+    aa_run = run.store.last(AaRecord)
+    if aa_run is None:
+        return 0.0
+    return clock_resolution([t for pair in run.store.pairs(aa_run.directory) for t in pair.reference_s])
+
+
 def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
     """Returns, for each set without a verdict, the largest gain in its 95 % interval and its settings as text."""
     last = {f.settings: f for f in run.store.of(FinalistResult)}
     judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
-    judged |= {s.settings for s in run.store.of(SoakRecord) if s.failure is not None}
+    soaks = run.store.of(SoakRecord)
+    judged |= {s.settings for s in soaks if s.failure is not None}
+    judged -= {s.settings for s in soaks if s.unsettled is not None}
     judged |= end.objections.keys()
     found = []
     for result in results:

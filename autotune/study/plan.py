@@ -13,7 +13,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
@@ -430,37 +430,52 @@ class _Plan:
         """Returns the step after a set's isolated runs: its soak, or its win; None if something speaks against it."""
         proven, settings = candidate.proof, candidate.proof.settings
         _, isolated = self._isolated(proven)
-        report = report_of(proven, isolated, self._records.of(ConfirmRun))
+        runs = self._records.of(ConfirmRun)
+        report = report_of(proven, isolated, runs)
         if report.objection is not None:
             self._objections[settings] = report.objection
             return None
-        won = Conclude(
-            winner=Candidate(trial=candidate.trial, proof=proven, report=report), objections=self._objections
-        )
+        won = Candidate(trial=candidate.trial, proof=proven, report=report)
+        confirm = self._study.confirm
         least_s, least_steps = self._study.confirm.soak, self._study.soak_steps(settings)
         if not least_s:
-            return won
-        for record in self._records.of(SoakRecord):
+            return Conclude(winner=won, objections=self._objections)
+        for record in reversed(self._records.of(SoakRecord)):
             is_enough = record.steps_s >= least_s and record.step_count >= least_steps
-            if record.settings == settings and (is_enough or record.failure is not None):
-                return won if record.failure is None else None
+            if record.settings != settings or not (is_enough or record.failure is not None):
+                continue
+            if record.unsettled is not None and record.arms is not None and record.arms.most < confirm.soaks:
+                continue
+            if record.failure is not None or record.unsettled is not None:
+                return None
+            report = report_of(proven, isolated, runs, record.arms)
+            return Conclude(winner=replace(won, report=report), objections=self._objections)
         if self._in_hand:
             return Wait()
-        name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}"
-        runs = [r for r in self._records.of(ConfirmRun) if r.settings == settings]
-        ratios = [r.log_ratio for r in runs if r.stage == proven.stage and r.log_ratio]
-        judged = [r.loss.basis for r in runs if r.loss is not None]
+        name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}-{confirm.soaks}"
+        mine = [r for r in runs if r.settings == settings]
+        judged = [r.loss.basis for r in mine if r.loss is not None]
+        measured = [r.total.candidate.steps for r in mine if r.stage == proven.stage and r.total is not None]
         task = SoakTask(
             settings=settings, least_s=least_s, least_steps=least_steps,
             basis=judged[-1] if judged else LossBasis.STEPS,
             typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
-            process_sd=statistics.stdev(ratios) if len(ratios) > 1 else 0.0,
+            proven=proven.corrected,
+            process_sd=max(_spread(mine, proven.stage), _spread(mine, ISOLATED)),
+            proven_steps=round(statistics.median(measured)) if measured else 0,
+            most=confirm.soaks,
         )  # fmt: skip
         detail = (
             f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
             "divergence, stalls, slower steps and leaks"
         )
         return Give(task=task, folder=("soak", name), name=name, stage="soak", detail=detail)
+
+
+def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
+    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of fewer than two."""
+    ratios = [r.log_ratio for r in runs if r.stage == stage and r.log_ratio is not None]
+    return statistics.stdev(ratios) if len(ratios) > 1 else 0.0
 
 
 def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:

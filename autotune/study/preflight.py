@@ -25,6 +25,7 @@ from autotune.settings.doctor import nccl_file_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace, build_space
+from autotune.stats.proof import FIRST_LOOK, LEAST_PAIRS
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
@@ -88,6 +89,11 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
+    if spec.confirm.processes < LEAST_PAIRS:
+        note(
+            f"a proof needs {LEAST_PAIRS} fresh pairs of processes to see slow ones but `confirm.processes` allows "
+            f"{spec.confirm.processes}: {max(FIRST_LOOK, spec.confirm.processes)} are made, and may settle nothing"
+        )
     python = program_python(spec, study_dir, note=note)
     known = known_settings(spec, python)
     note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")

@@ -77,6 +77,12 @@ class Worker(Protocol):
     """Whether it did, without an error."""
     dropped_steps: int = 0
     """Steps before those of the last block that were not counted, because of a pause."""
+    exit_status: int | None = None
+    """Status with which it ended after it was asked to stop, that of a rank if one failed; negative for a signal. None
+    before, or if it had to be killed."""
+    written: tuple[int, int] | None = None
+    """Files that it left in the folder that it had to itself, and their bytes; None before it is closed, or if not
+    known."""
     passed_losses: Sequence[tuple[int, float]] = ()
     """Numbers and losses of all steps since the block before, where a worker tells each; steps count from 0."""
     last_clock_s: float | None = None
@@ -145,6 +151,13 @@ class Launcher(ABC):
     def wrap(self, command: list[str], settings: FlagSet) -> list[str]:
         """Returns the command with which a process starts; what stands before `command` must leave its files open."""
         return command
+
+    def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
+        """Returns the seconds between lines of the user's program as the user would run it, for `limit_s` seconds.
+
+        None where there is none, it does not start, or prints too few lines.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

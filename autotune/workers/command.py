@@ -22,6 +22,7 @@ from autotune.workers.base import CannotPause, GuardedProcess, Progress, WorkerF
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
+from autotune.workers.plain_run import pace_outside, without_channel
 from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import (
     SettingsCheck,
@@ -52,9 +53,6 @@ class CommandLauncher(LocalLauncher):
             message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         command = self._command(settings, folder)
-        if self._spec.workload.uses_folder:
-            remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
-            (folder / FILES).mkdir(parents=True)
         with contextlib.ExitStack() as stack:
             own, watch = self._folders(stack, self._environment(settings))
             job = self._job(
@@ -66,7 +64,7 @@ class CommandLauncher(LocalLauncher):
                 device_count=self._spec.device.count,
                 limit_s=READY_SHARE * self.limits.start_s,
             )
-            env = watch.environment
+            env = own.added_to(watch.environment)
             kind: type[CommandWorker] = HookWorker
             if self._spec.workload.hook:
                 env = with_packages(env)
@@ -77,6 +75,16 @@ class CommandLauncher(LocalLauncher):
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
             worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
         return self._begin(worker, [job], progress)
+
+    def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
+        """Runs the program without hook or reader; see `base.Launcher`."""
+        command = self._command(settings, folder)
+        with contextlib.ExitStack() as stack, contextlib.suppress(WorkerFailed):
+            own, _ = self._folders(stack, {})
+            env = with_packages(own.added_to(self._environment(settings)))
+            command = self.wrap(without_channel(own.command(command, [folder])), settings)
+            return pace_outside(command, env, folder / log_name(0), cwd=self._study_dir, limit_s=limit_s)
+        return None
 
     def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:
         """Makes the folder of a process and that of its compiled programs, removed with the stack."""
@@ -90,6 +98,10 @@ class CommandLauncher(LocalLauncher):
             ) from error
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
+        """Returns the command of a process, and makes its folder anew if the command names one."""
+        if self._spec.workload.uses_folder:
+            remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
+            (folder / FILES).mkdir(parents=True)
         return self._spec.under(settings).workload.arguments(str(folder / FILES))
 
     def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
@@ -132,7 +144,9 @@ class CommandWorker(LocalWorker):
 
     def close(self) -> None:
         """Ends everything; see `base.Worker`."""
-        super().close()
+        if not self.closed:
+            super().close()
+            self.written = self._own.size()
         self._resources.close()
 
     def _made(self, told: Mapping[str, Any], check: SettingsCheck, process_count: int) -> WorkerReport:

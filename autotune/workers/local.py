@@ -203,6 +203,10 @@ class LocalWorker(Worker):
         for process in self._processes:
             process.send({"type": "stop"})
         self._wait_for_ends(STOP_PATIENCE_S)
+        ends = [p.end for p in self._processes if p.end is not None and not p.end.get("stopped")]
+        if len(ends) == len(self._processes):
+            statuses = [end["exit_status"] for end in ends]
+            self.exit_status = next(filter(None, statuses), statuses[0])
         for process in self._processes:
             process.close(KILL_PATIENCE_S)
 

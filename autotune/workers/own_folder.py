@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,11 @@ COPY_BYTES, COPY_FILES = 1 << 30, 20_000
 """Limits of a folder that is copied for each process where no overlay can be mounted."""
 
 SHARED = "shared"
+
+TEMPORARY = "tmp"
+"""Folder of temporary files in the scratch folder of a process."""
+
+TEMPORARY_VARIABLES = ("TMPDIR", "TMP", "TEMP")
 
 
 class OwnFolder:
@@ -41,6 +46,8 @@ class OwnFolder:
         self._folder = os.path.realpath(folder)
         self.kind, self.warning = kind_for(self._folder) if wanted == "own" else (SHARED, "")
         self._scratch = None if self.kind == SHARED else Scratch(FOLDERS)
+        if self._scratch is not None:
+            (self._scratch.path / TEMPORARY).mkdir()
 
     @property
     def cwd(self) -> str:
@@ -51,6 +58,12 @@ class OwnFolder:
     def place(self) -> Path:
         """Folder in which the files lie that the process writes to its own."""
         return Path(self.cwd) if self._scratch is None or self.kind == COPY else self._scratch.path / f"{WRITTEN}-0"
+
+    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns an environment in which temporary files go into a folder of the process's own, too."""
+        if self._scratch is None:
+            return dict(environment)
+        return {**environment, **dict.fromkeys(TEMPORARY_VARIABLES, str(self._scratch.path / TEMPORARY))}
 
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
         """Returns the command that makes the folder and becomes `command`; the content of `kept` paths is kept."""
@@ -63,6 +76,16 @@ class OwnFolder:
         """Returns the files that the process has written in the folder, if it is an overlay, relative to it."""
         found = self.place.rglob("*") if self.kind == OVERLAY else ()
         return sorted(str(p.relative_to(self.place)) for p in found if p.is_file() and "__pycache__" not in p.parts)
+
+    def size(self) -> tuple[int, int] | None:
+        """Returns how many files the process has written in the folder, and their bytes, if it is an overlay."""
+        if self.kind != OVERLAY:
+            return None
+        sizes = []
+        for name in self.written():
+            with contextlib.suppress(OSError):
+                sizes.append(os.lstat(self.place / name).st_size)
+        return len(sizes), sum(sizes)
 
     def close(self) -> None:
         """Throws away what was written; safe to call twice."""

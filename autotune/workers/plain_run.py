@@ -1,0 +1,67 @@
+"""Runs a user's command as the user would, and times it from outside by the lines that it prints.
+
+No hook and no reader is told of it, and its environment has nothing of ours but that its output is not held back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autotune.child.guard import CHANNEL_VARIABLE
+from autotune.workers.base import LOG_BYTES, GuardedProcess
+
+POLL_S = 0.05
+LEAST_LINES = 10
+"""Lines after the first third of its time that tell the pace of a program."""
+
+KILL_PATIENCE_S = 5.0
+
+
+def without_channel(command: Sequence[str]) -> list[str]:
+    """Returns the command that starts a program which does not know of our channel."""
+    return ["env", "-u", CHANNEL_VARIABLE, *command]
+
+
+def pace_outside(command: list[str], env: Mapping[str, str], log: Path, *, cwd: str, limit_s: float) -> float | None:
+    """Runs a command for `limit_s` seconds, or to its own end; returns the seconds between its lines, see `pace_of`.
+
+    Args:
+        log: Receives its output.
+
+    Raises:
+        WorkerFailed: If it cannot be started.
+    """
+    process = GuardedProcess(command, env, log, cwd=cwd)
+    lines: list[tuple[float, int]] = []
+    deadline = time.monotonic() + limit_s
+    while process.end is None and time.monotonic() < deadline:
+        process.first(("exit",), POLL_S)
+        lines.append((time.monotonic(), _lines_in(log)))
+    process.close(KILL_PATIENCE_S)
+    return pace_of(lines)
+
+
+def _lines_in(log: Path) -> int:
+    """Returns the number of lines of a log; 0 before there is one, or if it is so large that it may have been cut."""
+    try:
+        data = log.read_bytes()
+    except OSError:
+        return 0
+    return data.count(b"\n") if len(data) < LOG_BYTES // 2 else 0
+
+
+def pace_of(seen: Sequence[tuple[float, int]]) -> float | None:
+    """Returns the seconds between lines after the first third of the time in which they came; None of too few lines.
+
+    Args:
+        seen: Times in seconds, and how many lines there were then.
+    """
+    lines = [seen[n] for n in range(1, len(seen)) if seen[n][1] > seen[n - 1][1]]
+    if not lines:
+        return None
+    first_s, last_s = lines[0][0], lines[-1][0]
+    begin_s, before = next(x for x in lines if x[0] >= first_s + (last_s - first_s) / 3.0)
+    count = lines[-1][1] - before
+    return (last_s - begin_s) / count if count >= LEAST_LINES else None
