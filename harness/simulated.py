@@ -20,7 +20,7 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import NORMAL, Estimate
 from autotune.study import lanes
-from autotune.study.run import StudyRun
+from autotune.study.run import Setup, StudyRun
 from autotune.workers.base import Launcher
 from harness.simulated_machine import SimulatedLauncher
 
@@ -107,7 +107,7 @@ def runner_of(run: StudyRun) -> TaskRunner:
 def given_run(
     spec: StudySpec,
     folder: Path | None,
-    setup: GivenSetup,
+    setup: Setup,
     view: Callbacks,
     *,
     storage: str | None = None,

@@ -30,13 +30,13 @@ LONGEST_S = 3600
 
 
 def compared(old: str, new: str, words: Sequence[str], *, pairs: int, folder: Path) -> dict[str, Any]:
-    """Runs `autotune compare-builds` in a folder, and says what it found and on what that rests."""
+    """Runs `autotune ab` in a folder, and says what it found and on what that rests."""
     load, began = os.getloadavg()[0], time.monotonic()
     shutil.copy(PROGRAM, folder)
-    command = [sys.executable, "-m", "autotune", "compare-builds", "--pairs", str(pairs), "--platform", "cpu"]
+    command = [sys.executable, "-m", "autotune", "ab", "--pairs", str(pairs), "--platform", "cpu"]
     with (folder / "log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
-            [*command, *READ, "--name", "builds", old, new, "--", *words], cwd=folder, check=False, timeout=LONGEST_S,
+            [*command, *READ, "--name", "builds", "--b-env", "CONTROL=1", "--a-python", old, "--b-python", new, "--", *words], cwd=folder, check=False, timeout=LONGEST_S,
             stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     if not (folder / "runs").exists():

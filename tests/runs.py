@@ -24,9 +24,10 @@ from autotune.rundir.store import RECORDS, Store
 from autotune.settings.probe import ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.builds import Build, Builds, study_of_builds
+from autotune.study.ab import Variants, prepare_variants
 from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
+from autotune.study.variants import Variant
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated
@@ -322,21 +323,25 @@ BUILDS_BASE = parse_study(
 )
 
 
-def make_build(python: str, jaxlib: str, **settings: str) -> Build:
+def make_build(python: str, jaxlib: str, **settings: str) -> Variant:
     report = ProbeReport(
         platform="cpu", python="3.12.1", jax=jaxlib, jaxlib=jaxlib, plugin=None, flags={}, removed=frozenset(),
         jax_options={},
     )  # fmt: skip
-    return Build(python=python, report=report, settings=FlagSet(settings))
+    return Variant(command=(python, "train.py"), build=report, name=report.build, settings=FlagSet(settings))
 
 
-BUILDS = Builds(make_build("/old/python", "0.10.2"), make_build("/new/python", "0.12.0"))
+BUILDS = (make_build("/old/python", "0.10.2"), make_build("/new/python", "0.12.0"))
+OLD_BUILD = "option.script=old"
+"""In `effects` and `failures` of `builds_session`: the script that runs under the old build."""
 
 
 def builds_session(
-    folder: Path | None, builds: Builds = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
-) -> StudyRun:
+    folder: Path, builds: tuple[Variant, Variant] = BUILDS, *, base: StudySpec = BUILDS_BASE, **simulation: Any
+) -> tuple[StudyRun, Variants]:
     """A session that compares two builds on a simulated machine."""
-    study = study_of_builds(builds, ["train.py"], base, name="builds", pairs=None)
-    spec = parse_simulated({**study.model_dump(mode="json"), "simulation": simulation})
-    return given_run(spec, folder, GivenSetup(given_space=SearchSpace(())), Diary())
+    study, variants = prepare_variants(base, *builds, folder)
+    old = f'option.script="{folder.with_name(f"{folder.name}-a.sh").absolute()}"'
+    given = {k: {old if n == OLD_BUILD else n: x for n, x in v.items()} for k, v in simulation.items()}
+    spec = parse_simulated({**study.model_dump(mode="json"), "simulation": given})
+    return given_run(spec, folder, GivenSetup(given_space=SearchSpace(())), Diary()), variants

@@ -52,27 +52,17 @@ def strip_hlo(text: str) -> str:
     return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', plain)).strip()
 
 
-def opcodes(hlo: str) -> dict[str, int]:
-    """Number of instructions outside of fusions in an HLO text, by opcode."""
-    return dict(sorted(Counter(opcode for _, opcode in _instructions(hlo)).items()))
-
-
 def collective_bytes(hlo: str) -> dict[str, int]:
     """Bytes that the collectives of an HLO text write, by kind; each instruction once, however often it runs."""
+    fused = set(_FUSED.findall(hlo))
+    bodies = [body for name, body in _COMPUTATION.findall(hlo) if name not in fused]
     found: Counter[str] = Counter()
-    for shape, opcode in _instructions(hlo):
+    for shape, opcode in (instruction for body in bodies for instruction in _INSTRUCTION.findall(body)):
         if (kind := opcode.removesuffix("-start")) in COLLECTIVES:
             sizes = [(int(bits or 8), filter(None, dims.split(","))) for bits, dims in _ARRAY.findall(shape)]
             arrays = [bits * math.prod(map(int, dims)) // 8 for bits, dims in sizes]
             found[kind] += sum(arrays[len(arrays) // 2 :] if opcode in _WITH_OPERANDS else arrays)
     return dict(found)
-
-
-def _instructions(hlo: str) -> list[tuple[str, str]]:
-    """Shape and opcode of each instruction outside of fusions."""
-    fused = set(_FUSED.findall(hlo))
-    bodies = (body for name, body in _COMPUTATION.findall(hlo) if name not in fused)
-    return [found for body in bodies for found in _INSTRUCTION.findall(body)]
 
 
 def module_name(hlo: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,15 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, tune
-from autotune.cli.printing import plain, print_json, print_lines
+from autotune.cli.printing import note, plain, print_json, print_lines, print_table
 from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
-    from autotune.study.ab import Variant
+    from autotune.model.spec import StudySpec
+    from autotune.programs.look import ProbeRequest
+    from autotune.study.variants import Variant
 
 Variables = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")]
 VariablesFile = Annotated[Path | None, typer.Option(metavar="FILE", help="A file with settings, as `export` writes.")]
 Arguments = Annotated[str | None, typer.Option(help="Words after the command line, quoted as for a shell.")]
+Revision = Annotated[str | None, typer.Option(metavar="REVISION", help="Git revision, in a worktree of its own.")]
+Interpreter = Annotated[
+    str | None, typer.Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither.")
+]
+Tokens = Annotated[int, typer.Option(min=1, help="Tokens of a step, where those of A and B differ.")]
 
 
 def ab(
@@ -30,9 +36,17 @@ def ab(
     b_env_file: VariablesFile = None,
     a_args: Arguments = None,
     b_args: Arguments = None,
+    a_rev: Revision = None,
+    b_rev: Revision = None,
+    a_python: Interpreter = None,
+    b_python: Interpreter = None,
+    a_tokens: Tokens = 1,
+    b_tokens: Tokens = 1,
     max_slowdown: Annotated[str, typer.Option(help="How much slower B may be, such as 1%, for status 0.")] = "1%",
     platform: tune.Platform = None,
     pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
+    time_budget: options.TimeBudget = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Trace both afterwards, and say what differs.")] = False,
     name: tune.Name = None,
     preset: tune.Preset = None,
     pattern: tune.Pattern = None,
@@ -48,33 +62,48 @@ def ab(
     Both run in turns until the difference is proven or ruled out; the same command again goes on. Exits with 0 if B is
     no slower than --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not settled.
     """
+    from autotune.model.errors import StudyFileError
+    from autotune.model.records import ProfileRecord
     from autotune.programs.look import default_platform
-    from autotune.rundir.store import STUDY, Store
+    from autotune.results.tables import profile_table
     from autotune.study.ab import exit_status, measure_variants, prepare_variants
     from autotune.study.recheck import NothingToSearch
+    from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     most = _share_of(max_slowdown)
     command, other = _split(words)
-    a = _variant([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
-    b = _variant([*other, *shlex.split(b_args or "")], b_env or (), b_env_file)
+    a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
+    b = variant_of([*other, *shlex.split(b_args or "")], b_env or (), b_env_file)
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     asked = tune.ask_for(list(b.command), platform or default_platform(), rules, look_limit)
+    if a_python and b_python:
+        a = with_interpreter(a, a_python, asked.platform, note=note)
+        b = with_interpreter(b, b_python, asked.platform, note=note)
+    elif a_python or b_python:
+        raise StudyFileError("both interpreters must be named but one is: give --a-python and --b-python")
+    if (a_rev or b_rev) and (changed := changed_files()):
+        note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
     path = options.RUNS / (name or f"{tune.name_of(command)}-ab")
-    if (path / STUDY).exists():
-        base = Store.open(path).spec
-    else:
-        plan, found = tune.planned(asked, "ab", trials=1, budget_s=None)
-        tune.planned(replace(asked, command=a.command, rules=found.rules), "ab", trials=1, budget_s=None)
-        base = plan.spec
-    spec, variants = prepare_variants(base, a, b, path, pairs=pairs)
-    conclusion = run_to_conclusion(
-        spec, path, study_dir=Path.cwd(), as_json=as_json, setup=NothingToSearch(),
-        do=lambda run: measure_variants(run, variants),
-    ).conclusion  # fmt: skip
+    with (
+        at_revision(a, a_rev, path.with_name(f"{path.name}-a")) as a,
+        at_revision(b, b_rev, path.with_name(f"{path.name}-b")) as b,
+    ):
+        spec, variants = prepare_variants(
+            _look(asked, a, b, path), a, b, path, tokens=(a_tokens, b_tokens), pairs=pairs, time_budget=time_budget
+        )
+        done = run_to_conclusion(
+            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=NothingToSearch(),
+            do=lambda run: measure_variants(run, variants, profiled=profile),
+        )  # fmt: skip
+    conclusion, traced = done.conclusion, done.store.last(ProfileRecord) if profile else None
     status = exit_status(conclusion, max_slowdown=most)
     if as_json:
-        print_json(plain(conclusion, status=status, run=str(path)))
+        print_json(plain(conclusion, status=status, run=str(path), **({"profile": plain(traced)} if traced else {})))
     else:
+        if traced is not None:
+            rows = profile_table(done.store)
+            print_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+            print_lines([traced.problem])
         print_lines(["", conclusion.sentence, f"everything lies in {path}"])
     raise typer.Exit(status)
 
@@ -99,27 +128,14 @@ def _share_of(text: str) -> float:
     return share
 
 
-def _variant(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
-    """Returns a variant in the caller's environment; StudyFileError if a variable is not ``NAME=VALUE``."""
-    from autotune.machine.environment import STEERING, caller_environment, steering_settings
-    from autotune.model.errors import StudyFileError
-    from autotune.model.flags import FlagSet, is_variable, reaches_out
-    from autotune.programs.arrival import DEVICE_COUNT
-    from autotune.settings.assignments import read_assignments
-    from autotune.study.ab import Variant
+def _look(asked: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
+    """Returns the study of B: of the run directory, else after both have run once, before anything is measured."""
+    from autotune.rundir.store import STUDY, Store
 
-    try:
-        variables = dict(read_assignments(file.read_text(encoding="utf-8"))) if file is not None else {}
-    except (OSError, ValueError) as error:
-        raise StudyFileError(f"{file} must be a text file that sets variables but cannot be read: {error}") from error
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not (equals and name.isidentifier()):
-            raise StudyFileError(f"a variable must be NAME=VALUE but is {text!r}")
-        variables[name] = value
-    steering = [name for name in variables if STEERING.fullmatch(name) and is_variable(name)]
-    own = steering_settings(caller_environment())
-    own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
-    settings = own.merge(FlagSet.from_environment(variables, steering))
-    others = {name: value for name, value in variables.items() if name not in steering}
-    return Variant(command=tuple(command), settings=settings, variables=others)
+    if (path / STUDY).exists():
+        return Store.open(path).spec
+    plan, found = tune.planned(replace(asked, command=b.first_command), "ab", trials=1, budget_s=None)
+    b.refuse_other(found.probe.jaxlib)
+    before = replace(asked, command=a.first_command, rules=found.rules)
+    a.refuse_other(tune.planned(before, "ab", trials=1, budget_s=None)[1].probe.jaxlib)
+    return plan.spec

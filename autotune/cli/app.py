@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from autotune import __version__
-from autotune.cli import ab, builds, cluster, compile, flags, read, results, run, show, tune
+from autotune.cli import ab, cluster, compile, flags, read, results, run, show, tune
 from autotune.cli.help import Grouped, add_examples
 from autotune.cli.printing import guard_streams
 
@@ -33,7 +33,7 @@ for _command in (
     run.run, show.status, show.show,
     results.report, results.compare, results.export, results.verify, results.recheck, results.best,
     flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
-    cluster.submit, builds.compare_builds,
+    cluster.submit,
 ):  # fmt: skip
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's

@@ -228,8 +228,6 @@ class WorkerReport(Record):
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
     collective_bytes: dict[str, Count] = Field(default_factory=dict)
     """What the collectives of the compiled step write, by kind, each once; empty for a command."""
-    opcodes: dict[str, Count] = Field(default_factory=dict)
-    """Number of instructions of a command's compiled programs outside of fusions; empty if they are not known."""
     mesh: dict[str, Count] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     packages: str | None = None

@@ -25,9 +25,6 @@ FOLDER = "folder"
 PROCESS_COUNT = "process_count"
 """The option of an `entry` that is no option of its workload: processes that share the devices."""
 
-INTERPRETER = "python"
-"""The option of a `command` that is its interpreter, and so its build: a step does the same work under each."""
-
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -78,11 +75,6 @@ def option_sets(options: Mapping[str, Any]) -> dict[str, str]:
 def placeholders(parts: Iterable[str]) -> set[str]:
     """Names in braces in some texts."""
     return {name for part in parts for name in _PLACEHOLDER.findall(part)}
-
-
-def interpreter_in(command: Sequence[str]) -> set[str]:
-    """The option that is the first word of a command, and so its interpreter; none if that is another word."""
-    return {INTERPRETER} & placeholders(command[:1])
 
 
 def filled(part: str, options: Mapping[str, Any]) -> str:

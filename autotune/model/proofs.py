@@ -20,7 +20,7 @@ from autotune.model.measurement import (
     log_ratio,
 )
 from autotune.model.records import (
-    BUILDS,
+    AB,
     ISOLATED,
     AaRecord,
     ConfirmRun,
@@ -280,7 +280,7 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most
     def is_clear(count: int) -> bool:
         return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
 
-    ends = proof.stage != BUILDS  # of a build, what is excluded is an answer too
+    ends = proof.stage != AB  # of two variants, what is excluded is an answer too
     found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_hopeless=ends)
     used = found.used if found.stop else len(mine)
     if used < 2:

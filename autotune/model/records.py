@@ -375,7 +375,7 @@ class ConfirmRun(TaskRecord):
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
     """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner,
-    ``builds`` for another build."""
+    ``ab`` for two variants."""
     settings: Settings
     trial: Count
     repeat: Count
@@ -396,8 +396,8 @@ class ConfirmRun(TaskRecord):
     during: GpusDuring | None = None
 
 
-CONFIRM, ISOLATED, BUILDS = "confirm", "isolated", "builds"
-"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of another build."""
+CONFIRM, ISOLATED, AB = "confirm", "isolated", "ab"
+"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of two variants."""
 
 
 class ProofRecord(Stamped):
@@ -513,6 +513,26 @@ class FailingSetRecord(TaskRecord):
     starts: Count
 
 
+class ProfileRow(Record):
+    """One kind of work, or one kernel, in a step of both variants."""
+
+    name: str
+    seconds: tuple[float, float]
+    """In a step of A and of B, on the first device."""
+    counts: tuple[float, float]
+    """How often a kernel runs in a step of each; 0 of a kind of work."""
+
+
+class ProfileRecord(Stamped):
+    """What short traces of both variants, made after their proof, say of the difference; or why there is none."""
+
+    kind: Literal["profile"] = "profile"
+    names: tuple[str, str]
+    rows: tuple[ProfileRow, ...] = ()
+    """Kinds of work, and the kernels that differ most."""
+    problem: str = ""
+
+
 class IncidentRecord(Stamped):
     """Something that happened to the tuner, not to a trial, such as a restart of the reference."""
 
@@ -535,6 +555,7 @@ AnyRecord = Annotated[
     | ConclusionRecord
     | SoakRecord
     | FailingSetRecord
+    | ProfileRecord
     | IncidentRecord,
     Field(discriminator="kind"),
 ]

@@ -29,7 +29,6 @@ from autotune.model.options import (
     check_rules,
     combinations,
     filled_command,
-    interpreter_in,
     is_nested_deeper,
     option_sets,
     options_in,
@@ -173,7 +172,7 @@ class StudySpec(Section):
                 )
             for values in combinations(Expression(text).names, domains):
                 self.work_under(FlagSet(option_sets(values)))
-        elif (command := self.workload.command) and not self.search.options.keys() <= interpreter_in(command):
+        elif self.workload.command and self.search.options:
             raise ValueError(
                 "where the options of a `command` are searched, the work of a step must be given: "
                 '`workload.tokens_per_step = "batch * seq"`, or a number if no option changes it'

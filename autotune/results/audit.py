@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import is_divided_as_told
 from autotune.model.proofs import SoakVerdict, figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
-    BUILDS,
+    AB,
     CONFIRM,
     ISOLATED,
     AaRecord,
@@ -37,7 +37,7 @@ from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
-PROOFS = (CONFIRM, BUILDS, "recheck")
+PROOFS = (CONFIRM, AB, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
 ROUNDING = 1e-6

@@ -51,7 +51,7 @@ STAGE_WORDS = {
     "confirm": "fresh processes",
     "isolated": "isolated runs",
     "recheck": "recheck",
-    "builds": "two builds",
+    "ab": "two variants",
 }
 """Stages of `FinalistResult` as shown to users."""
 

@@ -98,6 +98,7 @@ def build(store: Store) -> dict[str, Any]:
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
         "ablations": ablation_lines(store),
+        "profile": tables.profile_table(store),
         "failures": _failures(trials),
         "causes": cause_lines(store),
         "trials": tables.trial_table(ordered[:LONGEST_TABLE]),

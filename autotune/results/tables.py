@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import FinalistResult, TrialResult
+from autotune.model.records import FinalistResult, ProfileRecord, TrialResult
 from autotune.model.units import format_bytes, format_interval, format_joules, format_ratio, format_seconds
 from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
 from autotune.results.pages import Cell
@@ -198,4 +198,19 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
                 "process pairs": str(f.process_count),
             }
         )
+    return rows
+
+
+def profile_table(store: Store) -> list[Row]:
+    """Returns the rows of the newest comparison of two traces: kinds of work, then the kernels that differ most."""
+    record, rows = store.last(ProfileRecord), list[Row]()
+    if record is None:
+        return rows
+    a, b = record.names
+    for row in record.rows:
+        one, two = row.seconds
+        change = format_seconds(two - one) if two < one else f"+{format_seconds(two - one)}"
+        counts = " -> ".join(f"{count:.3g}" for count in row.counts) if any(row.counts) else ""
+        figures = {f"{a}, a step": format_seconds(one), f"{b}, a step": format_seconds(two)}
+        rows.append({"work": row.name, **figures, "change": change, "times a step": counts})
     return rows

@@ -19,7 +19,7 @@ from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck, S
 from autotune.model.numbers import AtLeastOne, Elapsed, Record
 from autotune.model.options import options_in
 from autotune.model.records import (
-    BUILDS,
+    AB,
     CONFIRM,
     AaRecord,
     AblationResult,
@@ -128,9 +128,9 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
             "the default settings are what to use here"
         )
     stages = {r.stage for r in store.of(FinalistResult)}
-    if BUILDS in stages:
+    if AB in stages:
         raise AutotuneError(
-            f"only settings are exported but {store.path} compares two builds; tune under the one that you keep: "
+            f"only settings are exported but {store.path} compares two variants; tune the one that you keep: "
             "autotune tune -- COMMAND"
         )
     if wrong := disagreements(store, recorded):

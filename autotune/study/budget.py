@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
-from autotune.model.records import CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.model.records import AB, CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -26,7 +26,7 @@ GRACE = 0.05
 TRIAL_SHARE = 0.25
 """Largest share of the search's remaining time that one trial may take."""
 
-LIMITED = (CONFIRM, ISOLATED)
+LIMITED = (CONFIRM, ISOLATED, AB)
 """Stages of proofs that the budget may end."""
 
 

@@ -122,6 +122,7 @@ class Launcher(ABC):
     Attributes:
         limits: Time limits, in seconds, of workers that are started from now on.
         caches: What they keep of their compilations, and load.
+        added: Variables that they get beside the caller's and the settings.
 
     Raises:
         LaunchError: If no worker of this study can be started here.
@@ -135,6 +136,7 @@ class Launcher(ABC):
         self._base = base
         self.limits = limits_after(spec.measure)
         self.caches = Caches()
+        self.added: Mapping[str, str] = {}
 
     @abstractmethod
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:

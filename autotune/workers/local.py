@@ -63,7 +63,7 @@ class LocalLauncher(Launcher):
         device = self._spec.under(settings).device
         each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
         env = child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
-        return self.caches.added_to(env, settings)
+        return {**self.caches.added_to(env, settings), **self.added}
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         """Starts all ranks; if one cannot be started, ends the others."""

@@ -12,12 +12,11 @@ import contextlib
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, opcodes, strip_hlo
+from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, strip_hlo
 from autotune.machine.files import COMPILES, Scratch, replace_file
 from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
@@ -86,7 +85,7 @@ class ProgramWatch:
     def read_programs(self, process_count: int) -> dict[str, Any]:
         """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
 
-        They are ``fingerprint``, ``peak_bytes`` of the largest module, ``compile_s`` and ``opcodes``.
+        They are ``fingerprint``, ``peak_bytes`` of the largest module and ``compile_s``.
 
         Raises:
             NotKnown: If the dump is not complete.
@@ -104,7 +103,7 @@ class ProgramWatch:
         if process_count != 1:
             raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
         before = self._listing()
-        modules: dict[str, Any] = earlier.get("modules", {})
+        modules: dict[str, int] = earlier.get("modules", {})
         compiled, took_s = self._modules_of(before, may_be_none=bool(modules))
         if self._listing() != before:
             raise NotKnown("a module is being written")
@@ -144,17 +143,15 @@ class ProgramWatch:
         files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
         return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
 
-    def _modules_of(
-        self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool
-    ) -> tuple[dict[str, tuple[int, dict[str, int]]], float]:
-        """Returns largest memory and opcodes of each compiled module by its digest, and the seconds of all."""
+    def _modules_of(self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool) -> tuple[dict[str, int], float]:
+        """Returns the largest memory of each compiled module by its digest, and the seconds of all."""
         names = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
         if not names and not may_be_none:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
         if names != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
         folder = self._scratch.path
-        modules: dict[str, tuple[int, dict[str, int]]] = {}
+        modules: dict[str, int] = {}
         took_s = 0.0
         for module in sorted(names):
             files = [n for n in listing if n.startswith(f"{module}.")]
@@ -162,20 +159,15 @@ class ProgramWatch:
                 raise NotKnown(f"{module} is not whole in the dump")
             if (total := _TOTAL.search(_text(folder / (module + MEMORY)))) is None:
                 raise NotKnown(f"what {module} needs of memory cannot be read")
-            counts = opcodes(_text(folder / (module + AFTER)))
-            modules[_digest(folder, module, files)] = (int(total[1]), counts)
+            modules[_digest(folder, module, files)] = int(total[1])
             written = [listing[n][1] for n in files]
             took_s += (max(written) - min(written)) / 1e9
         return modules, took_s
 
-    def _figures_of(self, modules: Mapping[str, Any]) -> dict[str, Any]:
+    def _figures_of(self, modules: Mapping[str, int]) -> dict[str, Any]:
         """Returns the fields that follow from the modules; equal ones count once, for JAX loads the second."""
         whole = hashlib.sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
-        counts = Counter[str]()
-        for _, each in modules.values():
-            counts.update(each)
-        peak = max(peak for peak, _ in modules.values())
-        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": peak, "opcodes": counts}
+        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": max(modules.values())}
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:

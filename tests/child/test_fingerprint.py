@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.child.fingerprint import code_parts, collective_bytes, fingerprint, opcodes, strip_hlo
-from autotune.compiler.hlo import parse_module
-from autotune.compiler.schedule import counts
+from autotune.child.fingerprint import code_parts, collective_bytes, fingerprint, strip_hlo
 from autotune.machine import environment
 from autotune.model.flags import FlagSet
 
@@ -114,7 +112,6 @@ def test_what_cannot_be_seen_is_never_taken_for_equal(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dump", DUMPS, ids=lambda path: path.stem)
-def test_a_process_counts_the_instructions_that_the_screen_counts_and_what_collectives_write(dump: Path) -> None:
+def test_a_process_counts_what_collectives_write(dump: Path) -> None:
     text = dump.read_text(encoding="utf-8")
-    assert opcodes(text) == counts(parse_module(text))[0] != {}
     assert collective_bytes(text) == WRITTEN.get(dump.stem, {})

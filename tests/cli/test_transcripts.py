@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli import ab
 from autotune.model.clock import Stopwatch
-from autotune.study import builds
-from autotune.study.ab import measure_variants
 from tests.console import autotune
-from tests.runs import BUILDS, builds_session
+from tests.runs import BUILDS_BASE
 from tests.tables import toml_beside
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
@@ -42,15 +41,14 @@ def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
     agrees(name, done.stdout, folder)
 
 
-def test_two_builds_print_their_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = builds_session(tmp_path / "runs" / "train-builds", effects={f'option.python="{BUILDS.old.python}"': 0.97})
-    measure_variants(run, BUILDS.variants)
-    known = {build.python: build for build in BUILDS}
-    monkeypatch.setattr(builds, "find_build", lambda python, platform, note: known[python])
+def test_a_comparison_prints_its_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ab, "_look", lambda *_: BUILDS_BASE)
+    text = f"[effects]\n'option.script=\"{tmp_path}/runs/train-ab-a.sh\"' = 0.97\n"
+    (tmp_path / "simulation.toml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(Stopwatch.__init__, "__defaults__", (lambda: 0.0,))  # a busy machine takes longer
-    done = autotune("compare-builds", *known, "--", "train.py", cwd=tmp_path, COLUMNS="120")
+    done = autotune("ab", "--b-args", "--remat none", "--", "python", "train.py", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 1, done.stderr
-    agrees("compare-builds", done.stdout, tmp_path)
+    agrees("ab", done.stdout, tmp_path)
 
 
 def agrees(name: str, printed: str, folder: Path) -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.cli import ab as command
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
-from autotune.model.records import ConclusionRecord, Outcome
+from autotune.model.records import AB, ConclusionRecord, ConfirmRun, Outcome
+from autotune.programs import draft, look
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.ab import Variant, exit_status, format_beside, measure_variants, prepare_variants
+from autotune.study.ab import exit_status, format_beside, measure_variants, prepare_variants
+from autotune.study.budget import TimeLeft
+from autotune.study.run import StudyRun
+from autotune.study.variants import Variant
+from autotune.workers import tracing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
 from tests.console import autotune
@@ -23,12 +33,16 @@ from tests.runs import BUILDS_BASE, Diary, worker_report
 TRAIN = ("python", "train.py")
 
 
-def compared(path: Path, a: Variant, b: Variant, **simulation: Any) -> ConclusionRecord:
-    spec, variants = prepare_variants(BUILDS_BASE, a, b, path)
+def measured(path: Path, a: Variant, b: Variant, arranged: dict[str, Any], **simulation: Any) -> StudyRun:
+    spec, variants = prepare_variants(BUILDS_BASE, a, b, path, **arranged)
     study = parse_simulated({**spec.model_dump(mode="json"), "simulation": simulation})
     run = given_run(study, path, GivenSetup(given_space=SearchSpace(())), Diary())
     measure_variants(run, variants)
-    return run.conclusion
+    return run
+
+
+def compared(path: Path, a: Variant, b: Variant, **simulation: Any) -> ConclusionRecord:
+    return measured(path, a, b, {}, **simulation).conclusion
 
 
 @pytest.mark.parametrize(
@@ -58,6 +72,29 @@ def test_other_command_lines_are_scripts_beside_the_run_directory(tmp_path: Path
     assert other == "#!/bin/sh\nexport MODE='a b'\nexec python train.py --name 'it'\"'\"'s'\n"
     with pytest.raises(StudyFileError, match="holds another one: give a new --name"):
         prepare_variants(BUILDS_BASE, Variant(command=("python", "other.py")), b, path)
+
+
+@pytest.mark.parametrize(("tokens", "status"), [((2048, 4096), 0), ((8192, 4096), 1)])
+def test_different_tokens_in_a_step_are_compared_by_token(tokens: tuple[int, int], status: int, tmp_path: Path) -> None:
+    a, b = Variant(command=TRAIN), Variant(command=(*TRAIN, "--batch", "2"))
+    work = {f"option.tokens={tokens[0]}": tokens[0] / tokens[1]}
+    found = measured(tmp_path / "run", a, b, {"tokens": tokens}, token_effects=work).conclusion
+    assert "for each token" in found.sentence
+    assert exit_status(found, max_slowdown=0.01) == status
+
+
+def test_a_budget_ends_the_pairs_and_a_larger_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
+    simulation = {"effects": {"xla_a=1": 0.995}, "noise": {"white_sd": 0.01, "process_sd": 0.02}}
+    minute_a_pair = property(lambda run: TimeLeft(run.store, 60.0 * len(run.store.of(ConfirmRun)), 1))
+    monkeypatch.setattr(StudyRun, "time", minute_a_pair)
+    counts = []
+    for budget in ("10m", "10h"):
+        run = measured(tmp_path / "run", a, b, {"time_budget": budget}, **simulation)
+        counts.append(sum(record.stage == AB for record in run.store.of(ConfirmRun)))
+        assert run.conclusion.outcome is Outcome.INCONCLUSIVE or budget == "10h"
+    assert 4 <= counts[0] < 15
+    assert counts[1] == 20
 
 
 def test_equal_variants_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -104,3 +141,49 @@ def test_bad_options_are_refused_with_a_sentence(options: list[str], words: str,
     assert done.returncode == 2
     assert words in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_action_that_the_page_shows_fails_on_a_slowdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "ab.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^- run: autotune (.*)$", page, re.MULTILINE)
+    monkeypatch.setattr(command, "_look", lambda *_: BUILDS_BASE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(1)\n", encoding="utf-8")
+    for words in ("init -b main", "add .", "commit -m first", "update-ref refs/remotes/origin/main HEAD"):
+        git = ["git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words.split()]
+        subprocess.run(git, check=True, capture_output=True)
+    for name, factor, status in (("slower", 0.95, 1), ("same", 1.0, 0)):
+        script = f'option.script="{tmp_path}/runs/{name}-a.sh"'
+        (tmp_path / "simulation.toml").write_text(f"[effects]\n'{script}' = {factor}\n", encoding="utf-8")
+        first, *rest = shlex.split(line)
+        done = autotune(first, "--name", name, *rest, cwd=tmp_path)
+        assert done.returncode == status, done.stderr
+
+
+RESUMES = """
+import pathlib, sys, time
+state = pathlib.Path("checkpoint.txt")
+for step in range(int(state.read_text()), 10**6):
+    began = time.perf_counter()
+    time.sleep(0.01 * float(sys.argv[1]))
+    print(f"step {step}: loss {4 - step / 1e4:.4f}, step_time_ms={1e3 * (time.perf_counter() - began):.3f}", flush=True)
+    state.write_text(str(step))
+"""
+
+
+@pytest.mark.gate
+def test_both_start_from_the_checkpoint_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "ENOUGH_S", 0.5)
+    monkeypatch.setattr(draft, "SHORTEST_RUN_S", 0.3)
+    monkeypatch.setattr(tracing, "PATIENCE_S", 1.0)
+    (tmp_path / "train.py").write_text(RESUMES, encoding="utf-8")
+    (tmp_path / "checkpoint.txt").write_text("1000", encoding="utf-8")
+    called = ["ab", "--platform", "cpu", "--pairs", "4", "--a-args", "1", "--b-args", "1.5", "--profile", "--json"]
+    done = autotune(*called, "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (tmp_path / "checkpoint.txt").read_text() == "1000"
+    logs = list((tmp_path / "runs").rglob("worker.log"))
+    assert len(logs) > 4
+    assert {re.split(r"\W", log.read_text())[1] for log in logs} == {"1000"}
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["status"]) == (1, 1), done.stderr
+    assert "no trace" in told["profile"]["problem"]  # it does not use JAX

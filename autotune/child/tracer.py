@@ -1,0 +1,182 @@
+"""Has a running JAX program write one short trace, and say what it does in a step.
+
+The driver puts this file into a folder that `FOLDER` names, first on the program's path, as ``sitecustomize``. A thread
+waits there for the file `START`, which holds the seconds to trace and those of a step by the program's own clock. It
+reads the trace (XPlane) by `jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import statistics
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER, START, DONE = "AUTOTUNE_TRACE", "start", "done"
+POLL_S = 0.05
+
+OTHER, COPIES, IDLE = "other fusions and kernels", "copies", "idle"
+_COMPUTE = {
+    "attention": r"fmha|flash|sdpa|attention",
+    "convolutions": r"conv(?!ert)|fprop|dgrad|wgrad",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|(?<![a-z])dot|matmul|[xy]nn_fusion|onednn",
+    COPIES: r"memcpy|memset|(?<![a-z])copy",
+}
+_COLLECTIVES = {
+    "all-reduce": r"all[-_]?reduce",
+    "all-gather": r"all[-_]?gather",
+    "reduce-scatter": r"reduce[-_]?scatter",
+    "all-to-all": r"all[-_]?to[-_]?all",
+    "send and receive": r"collective[-_]?permute|sendrecv|(?<![a-z])(?:send|recv)(?![a-z])",
+    "other collectives": r"nccl|nvshmem|collective",
+}
+ORDER = ("attention", "convolutions", "matrix products", OTHER, COPIES, *_COLLECTIVES)
+"""Kinds of work; of what runs at the same moment the first counts."""
+
+CLOCK_ERROR = 1.4
+"""How many times as long a step may take in the trace as before it, or the other way round."""
+
+HIDDEN = ", hidden"
+"""Added to a kind of collective for the time in which something else runs too."""
+
+_AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")
+"""Events around those of other operations."""
+
+
+Step = dict[str, dict[str, tuple[float, float]]]
+"""``kinds`` of work and ``kernels`` in a step, each with its seconds and number (0 of a kind)."""
+
+
+class Event(NamedTuple):
+    """One kernel or operation that ran; times in seconds."""
+
+    name: str
+    kind: str
+    start: float
+    end: float
+
+
+def kind_of(name: str, operation: str = "") -> str:
+    """Returns the kind of a kernel by its name and by the HLO operation that it is of."""
+    text = f"{operation} {name}".lower()
+    kinds = {**_COLLECTIVES, **_COMPUTE}
+    return next((kind for kind, pattern in kinds.items() if re.search(pattern, text)), OTHER)
+
+
+def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
+    """Returns the seconds of each kind on one device; each moment counts once, for the first kind of `ORDER`.
+
+    A collective beside which something else runs counts as hidden; what is left of it delays the step.
+    """
+    changes = [change for e in events for change in ((e.start, 1, e.kind), (e.end, -1, e.kind))]
+    running, seconds, before = Counter[str](), defaultdict[str, float](float), 0.0
+    for at, change, kind in sorted(changes):
+        active = [name for name in ORDER if running[name] > 0 and at > before]
+        for name in active:
+            if name == active[0]:
+                seconds[name] += at - before
+            elif name in _COLLECTIVES and active[0] not in _COLLECTIVES:
+                seconds[name + HIDDEN] += at - before
+        running[kind] += change
+        before = at
+    return dict(seconds)
+
+
+def device_events(planes: Iterable[Any]) -> list[Event]:
+    """Returns the events of the first device: streams of a GPU, else the operations of XLA's CPU threads."""
+    by_name = {plane.name: plane for plane in planes}
+    gpus = sorted(name for name in by_name if name.startswith("/device:GPU"))
+    events = []
+    for line in by_name[gpus[0] if gpus else "/host:CPU"].lines:
+        if gpus and not line.name.startswith("Stream"):
+            continue  # XLA's own sums over streams
+        for event in line.events:
+            facts = dict(event.stats)
+            is_work = bool(gpus) or ("hlo_op" in facts and facts.get("device_ordinal", 0) == 0)
+            if is_work and not _AROUND.fullmatch(event.name):
+                kind, start = kind_of(event.name, str(facts.get("hlo_op", ""))), event.start_ns / 1e9
+                events.append(Event(event.name, kind, start, start + event.duration_ns / 1e9))
+    return events
+
+
+def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Step:
+    """Returns the seconds of a step in each kind of work, and seconds and number of each kernel.
+
+    Numbers that XLA adds to names are left out, for another program counts otherwise. Many kernels run once in a step,
+    so of the counts that the time of a step allows the most common one is the number of steps.
+
+    Args:
+        traced_s: Seconds of the trace.
+        step_s: Seconds of a step by the program's own clock.
+    """
+    spent, counts = defaultdict[str, float](float), Counter[str]()
+    for event in events:
+        name = re.sub(r"[._]\d+$", "", event.name)
+        spent[name] += event.end - event.start
+        counts[name] += 1
+    steps: float = traced_s / step_s
+    near = [count for count in counts.values() if 1.0 / CLOCK_ERROR < count / steps < CLOCK_ERROR]
+    if near:
+        steps = statistics.mode(near)
+    kinds = seconds_by_kind(events)
+    kinds[IDLE] = max(0.0, traced_s - sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN)))
+    return {
+        "kinds": {kind: (seconds / steps, 0.0) for kind, seconds in kinds.items()},
+        "kernels": {name: (seconds / steps, counts[name] / steps) for name, seconds in spent.items()},
+    }
+
+
+# ---------------------------------------------------------------------- in the program
+
+
+def trace_when_asked(folder: Path) -> None:
+    """Waits until a trace is asked for, and writes what it says, or why there is none, if this process uses JAX."""
+    while not (folder / START).exists():
+        time.sleep(POLL_S)
+    jax = sys.modules.get("jax")
+    if jax is None or not getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", True):
+        return
+    seconds, step_s = map(float, (folder / START).read_text().split())
+    mine = folder / str(os.getpid())
+    try:
+        answer: dict[str, Any] = dict(_of_a_trace(jax.profiler, mine, seconds, step_s))
+    except Exception as error:
+        answer = {"problem": f"{type(error).__name__}: {error}"}
+    mine.with_suffix(".json").write_text(json.dumps(answer))
+    mine.with_suffix(".json").replace(folder / DONE)
+
+
+def _of_a_trace(profiler: Any, place: Path, seconds: float, step_s: float) -> Step:
+    options = profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    profiler.start_trace(str(place), profiler_options=options)
+    began_s = time.perf_counter()
+    time.sleep(seconds)
+    traced_s = time.perf_counter() - began_s
+    profiler.stop_trace()
+    trace = profiler.ProfileData.from_file(str(next(place.rglob("*.xplane.pb"))))
+    return of_a_step(device_events(trace.planes), traced_s=traced_s, step_s=step_s)
+
+
+def main() -> None:
+    """Starts the thread, and lets the program's own ``sitecustomize`` follow."""
+    folder = Path(os.environ[FOLDER])
+    threading.Thread(target=trace_when_asked, args=(folder,), daemon=True).start()
+    sys.path = [path for path in sys.path if Path(path) != folder]
+    this = sys.modules.pop("sitecustomize")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sitecustomize")
+    sys.modules.setdefault("sitecustomize", this)  # its import ends only now
+
+
+if __name__ == "sitecustomize":
+    main()

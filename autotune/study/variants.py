@@ -1,0 +1,176 @@
+"""Variants of a program, as a comparison runs them: command, environment, interpreter and git revision."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.machine.environment import STEERING, caller_environment, steering_settings
+from autotune.machine.files import remove_tree
+from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.flags import FlagSet, is_variable, reaches_out
+from autotune.programs.arrival import DEVICE_COUNT
+from autotune.settings.assignments import read_assignments
+from autotune.settings.check import for_build
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import ProbeReport, probe_build
+
+ENTERING = """cd {tree} || exit
+export PYTHONPATH="$PWD/src:$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
+cd {below} || exit
+"""
+"""Packages of the worktree come before those that `pip install --editable` takes from the caller's folder."""
+
+LFS_POINTER = "^version https://git-lfs"
+"""First line of a file that stands for one of Git LFS."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One side of a comparison: what is run, with which variables and settings."""
+
+    command: tuple[str, ...]
+    settings: FlagSet = field(default_factory=FlagSet)
+    """XLA flags and variables that steer performance, those of the caller included."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Other variables, added to the caller's environment."""
+    name: str = ""
+    """In a sentence; empty for A or B."""
+    entering: str = ""
+    """Shell commands that enter the worktree of its revision; empty for the caller's folder as it is."""
+    build: ProbeReport | None = None
+    """Packages of its interpreter; None where the command says what it runs on."""
+
+    @property
+    def body(self) -> str:
+        """The shell commands that run it."""
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return "\n".join([*lines, f"{self.entering}exec {shlex.join(self.command)}", ""])
+
+    @property
+    def first_command(self) -> tuple[str, ...]:
+        """The command of the first look at it."""
+        is_plain = not (self.variables or self.entering)
+        return self.command if is_plain else ("/bin/sh", "-c", self.body)
+
+    def refuse_other(self, ran_on: str | None) -> None:
+        """Refuses a program that ran on another jaxlib, by a StudyFileError; None where it is not known on which."""
+        if self.build is not None and ran_on not in (None, self.build.jaxlib):
+            raise StudyFileError(
+                f"under {self.command[0]} the program must run on jaxlib {self.build.jaxlib} but it ran on jaxlib "
+                f"{ran_on}: let it start no other interpreter; if the packages were changed since, give a new --name"
+            )
+
+
+def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
+    """Returns a variant in the caller's environment, with the variables of a file and then those given.
+
+    Raises:
+        StudyFileError: If a variable is not ``NAME=VALUE``, or the file cannot be read.
+    """
+    try:
+        variables = dict(read_assignments(file.read_text(encoding="utf-8"))) if file is not None else {}
+    except (OSError, ValueError) as error:
+        raise StudyFileError(f"{file} must be a text file that sets variables but cannot be read: {error}") from error
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (equals and name.isidentifier()):
+            raise StudyFileError(f"a variable must be NAME=VALUE but is {text!r}")
+        variables[name] = value
+    steering = [name for name in variables if STEERING.fullmatch(name) and is_variable(name)]
+    own = steering_settings(caller_environment())
+    own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
+    settings = own.merge(FlagSet.from_environment(variables, steering))
+    others = {name: value for name, value in variables.items() if name not in steering}
+    return Variant(command=tuple(command), settings=settings, variables=others)
+
+
+# ---------------------------------------------------------------------- interpreters
+
+
+def with_interpreter(variant: Variant, python: str, platform: str, *, note: Callable[[str], None]) -> Variant:
+    """Returns the variant with its words after an interpreter, and its settings as the packages of that name them.
+
+    Args:
+        note: Receives what is renamed or left out.
+
+    Raises:
+        LaunchError: If the interpreter cannot be started, or has no jaxlib.
+    """
+    if (found := shutil.which(python)) is None:
+        raise LaunchError(f"a build must be an interpreter but {python} cannot be started; give the path of a Python")
+    path = os.path.abspath(found)  # noqa: PTH100  # a Path follows links
+    build = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
+    settings = for_build(variant.settings, KnownSettings(build), note=lambda text: note(f"for {build.build}: {text}"))
+    return replace(variant, command=(path, *variant.command), settings=settings, build=build, name=build.build)
+
+
+# ---------------------------------------------------------------------- git revisions
+
+
+@contextlib.contextmanager
+def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator[Variant]:
+    """Yields the variant in a worktree of a git revision, which is removed afterwards; None for the caller's folder.
+
+    Args:
+        place: Path of the worktree without the commit, below the caller's folder.
+
+    Raises:
+        StudyFileError: If the revision cannot be checked out whole.
+    """
+    if revision is None:
+        yield variant
+        return
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
+    below = _git("rev-parse", "--show-prefix").strip()
+    listed = _git("ls-tree", "-r", "--full-tree", commit).splitlines()
+    if modules := [line.partition("\t")[2] for line in listed if line.startswith("160000")]:
+        raise StudyFileError(
+            f"a revision must be whole in a worktree but {revision} has submodules ({modules[0]}): check out both "
+            "revisions yourself, and compare the two command lines"
+        )
+    tree = place.with_name(f"{place.name}-{commit[:12]}")
+    _remove_worktree(tree)
+    try:
+        _git("worktree", "add", "--detach", "--force", str(tree), commit)
+        if pointers := _git("-C", str(tree), "grep", "-l", "--max-count=1", LFS_POINTER, may_fail=True).splitlines():
+            raise StudyFileError(
+                f"a revision must be whole in a worktree but {pointers[0]} of {revision} is a pointer of Git LFS: run "
+                "`git lfs install` and `git lfs fetch --all`, then call this again"
+            )
+        if not (tree / below).is_dir():
+            raise StudyFileError(f"this folder must be in both revisions but {revision} has no {below}")
+        entering = ENTERING.format(tree=shlex.quote(str(tree)), below=shlex.quote(f"./{below}"))
+        yield replace(variant, entering=entering, name=f"{revision} ({commit[:8]})")
+    finally:
+        _remove_worktree(tree)
+
+
+def changed_files() -> list[str]:
+    """Returns the tracked files of the caller's repository that differ from its last commit."""
+    return [line[3:] for line in _git("status", "--porcelain", "--untracked-files=no").splitlines()]
+
+
+def _remove_worktree(tree: Path) -> None:
+    if tree.exists():
+        _git("worktree", "remove", "--force", "--force", str(tree), may_fail=True)
+        remove_tree(tree)
+        _git("worktree", "prune", may_fail=True)
+
+
+def _git(*arguments: str, may_fail: bool = False) -> str:
+    """Returns what a command of git prints in the caller's folder; StudyFileError if it fails, unless it may."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise StudyFileError(f"git must be there for revisions but cannot be started: {error.strerror}") from error
+    if done.returncode != 0 and not may_fail:
+        said = done.stderr.strip().splitlines() or ["no reason given"]
+        raise StudyFileError(f"a revision must be one of this folder's git repository, checked out whole: {said[-1]}")
+    return done.stdout

@@ -1,0 +1,58 @@
+"""Has a program that runs write a short trace, by a file that is put on its path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import time
+from pathlib import Path
+
+from autotune.child import tracer
+from autotune.child.tracer import Step
+from autotune.machine.environment import caller_environment
+from autotune.machine.files import replace_file
+from autotune.model.files import plain_text
+from autotune.model.flags import FlagSet
+from autotune.workers.base import Launcher, Progress
+
+TRACED_STEPS = 20
+SHORTEST_S, LONGEST_S = 0.5, 20.0
+"""A trace is as long as so many steps, within these limits in seconds."""
+
+PATIENCE_S = 60.0
+"""Seconds after a trace within which it must be written and read."""
+
+
+class NoTrace(Exception):
+    """A trace could not be made; the message is the reason as a part of a sentence."""
+
+
+def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress: Progress) -> Step:
+    """Starts a program, has it traced while it runs, and returns what it does in a step.
+
+    Raises:
+        NoTrace, WorkerFailed: If there is no trace.
+    """
+    done, start = folder / tracer.DONE, folder / tracer.START
+    for old in (done, start):
+        old.unlink(missing_ok=True)
+    (folder / "sitecustomize.py").write_text(plain_text(Path(tracer.__file__)), encoding="utf-8")
+    paths = [str(folder), caller_environment().get("PYTHONPATH", "")]
+    with contextlib.closing(launcher):
+        launcher.added = {tracer.FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        worker = launcher.start(settings, folder, progress=progress)
+        step_s = statistics.fmean(worker.run_block(TRACED_STEPS))
+        seconds = min(LONGEST_S, max(SHORTEST_S, TRACED_STEPS * step_s))
+        replace_file(start, f"{seconds} {step_s}")
+        until_s = time.monotonic() + seconds + PATIENCE_S
+        while not done.exists():
+            if time.monotonic() > until_s:
+                raise NoTrace("no process of it that computes with JAX took PYTHONPATH from its environment")
+            worker.run_block(max(1, math.ceil(0.2 * seconds / step_s)))
+    answer = json.loads(plain_text(done))
+    if "problem" in answer:
+        raise NoTrace(answer["problem"])
+    return dict(answer)
