@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from typing import Annotated
@@ -46,18 +47,23 @@ def show_flag(
     from autotune.settings.catalog import load_catalog, load_recipes
     from autotune.settings.known import KnownSettings, format_setting
     from autotune.settings.probe import probe_named
+    from autotune.settings.published import format_effects, load_effects
 
     setting = load_catalog().find(name)
     report = probe_named(plugin, python)
     recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
     if as_json:
         in_build = report.flags.get(setting.name) or report.jax_options.get(setting.name)
-        print_json(plain(setting, kind=setting.kind, build=report.build, in_build=in_build, recipes=recipes))
+        published = [effect for effect in load_effects() if setting.name in effect.settings]
+        known = {"kind": setting.kind, "build": report.build, "in_build": in_build}
+        print_json(plain(setting, **known, recipes=recipes, published=published))
         return
     print(f"{setting.name}: {setting.summary}")
     for label, text in (*format_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
         if text:
             print(f"  {label:16} {text}")
+    for line in format_effects(setting.name):
+        print(f"  {'published':16} {line}")
 
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
@@ -202,6 +208,15 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
             print(title)
         for name, reason in reasons.items():
             print(f"  {name}: {reason}")
+    if found.first:
+        print("first trials, behind the sets that the study names:")
+    for origin, settings in found.first:
+        print(f"  {settings} ({origin})")
+    if found.expected:
+        print("expected by what others published (autotune flags show NAME), until trials tell more:")
+    for settings, log_ratio, sd in found.expected:
+        low, middle, high = (math.exp(log_ratio + k * sd) for k in (-2, 0, 2))
+        print(f"  {settings}: {middle:.3f} times the reference's time, {low:.2f} to {high:.2f}")
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:

@@ -145,6 +145,7 @@ class FailureKind(StrEnum):
     UNKNOWN_FLAG = "unknown_flag"
     COMPILE_ERROR = "compile_error"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_HOST_MEMORY = "out_of_host_memory"
     CRASH = "crash"
     HANG = "hang"
     SLOW_COMPILE = "slow_compile"

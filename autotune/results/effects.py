@@ -12,6 +12,7 @@ from autotune.results.format import format_figures, time_words
 from autotune.results.pages import Cell, Chart, Mark, forest
 from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
 from autotune.rundir.store import Store
+from autotune.settings.published import format_effects
 
 WORTH_A_ROW = 0.05
 """P(active) below which a setting is left out of table and chart; the frame holds all."""
@@ -98,6 +99,7 @@ def effect_lines(store: Store) -> list[str]:
         below=INERT,
         keeps_default=record.best.settings.items() <= store.spec.baseline.items(),
         time=time_words(store),
+        published=[(name, text) for name, value in record.best.settings.items() for text in format_effects(name, value)],
         newer=len(store.of(TrialResult)) - record.trials,
     )
 

@@ -94,6 +94,8 @@ class AdditiveFlagSampler(BaseSampler):
         """Peak memory that a set may need, over the default's."""
         self.known_peaks: list[tuple[Mapping[str, Any], float]] = []
         """Peaks of combinations of values over the default's, known without a trial."""
+        self.expected: list[tuple[Mapping[str, Any], float, float]] = []
+        """Combinations of values with the log ratio that is expected of them, and its standard deviation: a prior."""
         self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
         """Whether a set keeps the rules of its space; forbidden ones are proposed only if no other is found."""
 
@@ -179,7 +181,7 @@ class AdditiveFlagSampler(BaseSampler):
         jumps: int = JUMPS,
     ) -> Fitted:
         rows = coded.table([codes for codes, _ in kept])
-        seen = self._observations(coded, [t for _, t in kept], rows, sign)
+        seen = self._with_expected(coded, self._observations(coded, [t for _, t in kept], rows, sign))
 
         def fit(design: Design) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
@@ -212,6 +214,15 @@ class AdditiveFlagSampler(BaseSampler):
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
         return Observations(rows, values, sds, duplicates)
+
+    def _with_expected(self, coded: CodedSpace, seen: Observations) -> Observations:
+        """Adds what is expected as if it had been observed, so that trials soon outweigh it."""
+        known = [(c, log_ratio, sd) for part, log_ratio, sd in self.expected if (c := coded.codes(part)) is not None]
+        if not known:
+            return seen
+        codes, values, sds = zip(*known, strict=True)
+        rows = np.concatenate([seen.codes, coded.table(codes)])
+        return Observations(rows, np.append(seen.values, values), np.append(seen.sds, sds), seen.duplicates)
 
     def _as_logs(self, values: Floats) -> Floats:
         if self._is_log_ratio:

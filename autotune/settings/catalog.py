@@ -166,8 +166,10 @@ class Setting:
     excludes: tuple[str, ...] = ()
     against: Mapping[str, str] = field(default_factory=dict)
     """Value to the reason against it: it changes nothing, or does harm."""
-    not_on: tuple[str, ...] = ()
-    """GPUs (names of `autotune targets list`) on which it should stay unset."""
+    not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Value to the GPUs (names of `autotune targets list`) on which it does harm."""
+    nccl: str = ""
+    """First NCCL with which it works; empty if any does."""
     when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other setting to the values under which this one acts."""
     unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -186,7 +188,7 @@ class Setting:
     pools: bool = False
     """Whether it is memory for all collectives of the program, in MiB and steps of `step`."""
     together: tuple[str, ...] = ()
-    """Settings whose other values it needs or profits from: one set of them is tried first."""
+    """Settings whose other values it needs or profits from: an idea with it has them, too."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
     """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""

@@ -149,7 +149,7 @@ def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
     for_studies = "leave it out of studies: results of another run would decide" if is_cache else ""
-    avoided = known.avoided(setting.entry) or for_studies
+    avoided = known.avoided(setting.entry, value) or for_studies
     if not setting.exists:
         return SettingVerdict.EFFECTIVE, "read from the environment", avoided
     acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"

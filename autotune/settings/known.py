@@ -132,9 +132,9 @@ class KnownSettings:
             default = entry.default_in(self.build.jaxlib)
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)
 
-    def avoided(self, entry: Setting) -> str:
-        """Why a setting should stay unset on the target, as a clause; empty if it may be set."""
-        return f"on {self.target} leave it unset" if self.target in entry.not_on else ""
+    def avoided(self, entry: Setting, value: str) -> str:
+        """Why a setting should not have a value on the target, as a clause; empty if it may."""
+        return f"on {self.target} leave it unset" if self.target in entry.not_on.get(value, ()) else ""
 
     def is_older_name(self, setting: KnownSetting) -> bool:
         """Whether it is an older name of a setting of the build."""

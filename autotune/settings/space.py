@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import DEFAULT, FlagSet, render_value
@@ -93,6 +94,14 @@ class Parameter:
         return next((v for v in listable if self.is_absent(v)), DEFAULT)
 
 
+class Expected(NamedTuple):
+    """An expected effect of a set: the log of its ratio, with its standard deviation."""
+
+    settings: FlagSet
+    log_ratio: float
+    sd: float
+
+
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """Parameters in an order in which each follows those it depends on."""
@@ -102,8 +111,10 @@ class SearchSpace:
     """Setting to the reason why it is not searched."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Searched setting to a note for the user."""
-    first: tuple[FlagSet, ...] = ()
-    """Sets of settings that need each other, which a sampler would find late."""
+    first: tuple[tuple[str, FlagSet], ...] = ()
+    """Published ideas to try first, with their sources."""
+    expected: tuple[Expected, ...] = ()
+    """What published effects let expect: a prior, no evidence."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """Builds a point by asking for a value of each active parameter; SettingError if the answer is none of them."""
@@ -229,15 +240,16 @@ def build_space(
     """
     search = spec.search
     asked = list(search.groups)
+    scopes = {**known_scopes(spec, reference), **(machines or {})}
     if not (asked or search.settings or search.options):
-        asked = list(_KNOWN.default_groups[spec.device.platform])
+        is_several = spec.device.platform == "cuda" and scopes.get(Scope.MULTI_DEVICE)
+        asked = list(_KNOWN.default_groups["several_gpus" if is_several else spec.device.platform])
     legal = known.catalog.groups
     for group in asked:
         if group not in legal:
             hint = close_matches(group, legal)
             raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
-    builder = SpaceBuilder(spec, known, reference, cpu_count or len(os.sched_getaffinity(0)))
-    builder.scopes |= machines or {}
+    builder = SpaceBuilder(spec, known, reference, scopes, cpu_count or len(os.sched_getaffinity(0)))
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
@@ -252,14 +264,21 @@ def build_space(
 class SpaceBuilder:
     """Collects the parameters of a study, and the reasons for omissions."""
 
-    def __init__(self, spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, cpu_count: int) -> None:
+    def __init__(
+        self,
+        spec: StudySpec,
+        known: KnownSettings,
+        reference: WorkloadFacts | None,
+        scopes: Mapping[Scope, bool],
+        cpu_count: int,
+    ) -> None:
         self.found: dict[str, Parameter] = {}
         self._left_out: dict[str, str] = {}
         self._notes: dict[str, str] = {}
         self._known = known
         self._baseline = spec.baseline
         self._platform = spec.device.platform
-        self.scopes = known_scopes(spec, reference)
+        self.scopes = scopes
         self._made: set[Scope] = set()
         self._is_told = reference is not None
         self._layer_bytes = reference.layer_bytes if reference else {}
@@ -335,7 +354,9 @@ class SpaceBuilder:
             return f"acts on {entry.platform}, the study runs on {self._platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self._is_entry:
             return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
-        return self._known.avoided(entry) or next((_KNOWN.missing[scope] for scope in self._lacked(entry.scopes)), "")
+        if entry.nccl and self._known.build.nccl and older(self._known.build.nccl, entry.nccl):
+            return f"needs NCCL {entry.nccl}, installed is {self._known.build.nccl}"
+        return next((_KNOWN.missing[scope] for scope in self._lacked(entry.scopes)), "")
 
     def _lacked(self, scopes: Iterable[Scope]) -> list[Scope]:
         return [s for s in scopes if self.scopes.get(s) is False and s not in self._made]
@@ -360,6 +381,7 @@ class SpaceBuilder:
             return ranged if holds_default else replace(blank, choices=_choices(list(ranged.values()), blank))
         values = ["true", "false"] if blank.type == "bool" else list(entry.values)
         values = [v for v in values if not self._lacked(entry.value_scopes.get(v, ()))]
+        values = [v for v in values if not self._known.avoided(entry, v)]
         if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
             values = [v for v in values if int(v) <= self._cpu_count]
         choices = _choices(_as_spelled(values, setting), blank)
@@ -414,9 +436,7 @@ class SpaceBuilder:
         for name in self.found:
             add(name)
         notes = {n: w for n, w in self._notes.items() if n in ordered}
-        space = SearchSpace(tuple(ordered.values()), self._left_out, notes)
-        groups = [(name, *self._known[name].entry.together) for name in ordered]
-        return replace(space, first=tuple(_together(space, names) for names in groups if len(names) > 1))
+        return SearchSpace(tuple(ordered.values()), self._left_out, notes)
 
     def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
         """Other parameters to the values under which this one acts, or the reason why it never does."""
@@ -441,8 +461,8 @@ class SpaceBuilder:
         return active
 
 
-def _together(space: SearchSpace, names: Sequence[str]) -> FlagSet:
-    """The point of a space with another value of each of these settings: the next lower one, or else the first."""
+def with_other_values(space: SearchSpace, names: Sequence[str]) -> FlagSet:
+    """Returns the point of a space with another value of each of these settings: the next lower one, or the first."""
 
     def ask(parameter: Parameter) -> str:
         usual, now = parameter.default_choice, parameter.default or ""

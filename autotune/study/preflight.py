@@ -24,6 +24,7 @@ from autotune.settings.check import SettingVerdict, check_settings, for_build
 from autotune.settings.doctor import nccl_file_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
+from autotune.settings.published import Here, with_published
 from autotune.settings.space import SearchSpace, build_space
 from autotune.stats.proof import FIRST_LOOK, LEAST_PAIRS
 from autotune.study.proposer import open_study
@@ -32,6 +33,9 @@ from autotune.workers.base import Launcher
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from autotune.workers.srun import SrunLauncher
+
+RECIPE = "recipe "
+"""Start of the origin of a set that is a published recipe."""
 
 REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts of refused settings with which a process would start."""
@@ -75,7 +79,10 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
     if ran is not None and ran.cloud_networks is not None:
         machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
     here = KnownSettings(known.build, target.name) if target is not None else known
-    return build_space(spec, here, facts, machines=machines)
+    space = build_space(spec, here, facts, machines=machines)
+    mesh = spec.workload.mesh or {}
+    is_mixture = spec.workload.entry == "moe" or mesh.get("expert", 1) > 1
+    return with_published(space, here, machines, Here(gpus=spec.device.count or 0, experts=is_mixture))
 
 
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
@@ -191,7 +198,7 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     found = [("your environment", here(own, "your environment"))]
     found += [(f"set {s.name}", s.whole) for s in spec.search.first]
     for name in spec.search.recipes:
-        found.append((f"recipe {name}", here(find_recipe(name).settings, f"recipe {name}")))
+        found.append((RECIPE + name, here(find_recipe(name).settings, RECIPE + name)))
     return [(origin, settings) for origin, settings in found if settings]
 
 

@@ -242,7 +242,7 @@ class Proposer:
             return self.ask_best(number, taken=now_tried)  # it has fewer settings to leave out than tried sets
         others = [self._under_way(s, {}) for s in sorted(now_tried, key=str)]
         answer = self._answers(number, shown, others)
-        fitted = functools.cache(lambda: self._additive(0).fit([*shown, *others]))
+        fitted = functools.cache(lambda: self._expecting(0).fit([*shown, *others]))
         for repeat in range(MAX_REPEATS):
             settings, origin = self._propose(number, repeat, answer)
             is_known = settings in self._seen or settings in now_tried
@@ -270,7 +270,7 @@ class Proposer:
         measured = sum("failure" not in t.user_attrs for t in shown)
         if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._space.parameters)):
             return True
-        sampler = self._additive(_seed(f"{self._spec.seed}/{number}"))
+        sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
         return sampler.chance_of_gain(shown, least=-math.log1p(-self._least)) >= LEAST_CHANCE
 
     def ask_enqueued(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
@@ -359,7 +359,7 @@ class Proposer:
     ) -> Callable[[], FlagSet]:
         """Returns what asks the sampler for trial `number`, after the trials `shown` and while the `others` run."""
         if self._spec.search.sampler == ADDITIVE:  # the same trials, the same answer
-            sampler = self._additive(_seed(f"{self._spec.seed}/{number}"))
+            sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
             return functools.cache(lambda: self._point(sampler.propose([*shown, *others])))
 
         @functools.cache
@@ -373,6 +373,15 @@ class Proposer:
     def _point(self, values: Mapping[str, Any]) -> FlagSet:
         """Returns the set with Optuna's values."""
         return self._space.suggest(lambda p: to_text(p, values[p.name]))
+
+    def _expecting(self, seed: int) -> AdditiveFlagSampler:
+        """Returns the additive sampler that knows what others published; estimates are of the trials alone."""
+        sampler = self._additive(seed)
+        for expected in self._space.expected:
+            values = self._values_of(expected.settings)
+            if values is not None:
+                sampler.expected.append((values, expected.log_ratio, expected.sd))
+        return sampler
 
     def _additive(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler, whose model also estimates effects for any other sampler."""

@@ -24,7 +24,7 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace, format_cannot_act
 from autotune.stats.estimates import REFERENCE, Estimate
 from autotune.study.plan import TryNext
-from autotune.study.preflight import keeping_rules
+from autotune.study.preflight import RECIPE, keeping_rules
 from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import StudyRun
 from autotune.study.screen import (
@@ -47,12 +47,14 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
         run.view.note(f"{name}: {remark}")
     if cannot_act := format_cannot_act(space):
         run.view.note(f"left out: {cannot_act}")
-    first, defaults, whole = list(run.setup.first), run.setup.rule_defaults, space
+    defaults, whole = run.setup.rule_defaults, space
     recheck: NoOpRecheck | None = None
     if screener is not None:
         space, recheck = narrow_space(run, screener, space, reference)
-    together = [("settings that need each other", settings) for settings in space.first]
-    first += keeping_rules(run.spec, together, defaults, run.view.note)
+    ideas = [(origin, settings) for origin, settings in space.first if space.locate(settings) is not None]
+    named = [first for first in run.setup.first if not first[0].startswith(RECIPE)]
+    recipes = [first for first in run.setup.first if first[0].startswith(RECIPE)]
+    first = [*named, *keeping_rules(run.spec, ideas, defaults, run.view.note), *recipes]
     screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
     power = first_aa_run.power
     proposer = Proposer(

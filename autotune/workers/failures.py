@@ -26,6 +26,12 @@ _KNOWN = packaged_table("failures.toml")
 _TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()}
 _LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
 _KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]
+_CPU_KINDS = [
+    # the memory of a CPU is the host's
+    (FailureKind.OUT_OF_MEMORY if kind is FailureKind.OUT_OF_HOST_MEMORY else kind, name)
+    for kind, name in _KINDS
+    if name != "no_gpu"
+]
 _ERROR = _any(*(_LINES[name].pattern for name in ("fatal", "logged", "error")))
 
 _FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
@@ -115,7 +121,7 @@ def _judge(
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
     if told and told[1]:
         errors = ": ".join(told).splitlines()
-    kinds = [(kind, name) for kind, name in _KINDS if name != "no_gpu" or platform == "cuda"]
+    kinds = _KINDS if platform == "cuda" else _CPU_KINDS
     if (told or exit_status != 0) and (judged := _judge_lines(kinds, errors, told is not None, number is not None)):
         return judged
     reason = reason_in(errors)

@@ -38,8 +38,8 @@ STEP_LIMIT_S = 300.0
 SRUN_LAST_WORDS_S = 2.0
 
 FOR_SURE_OF_SETTINGS = (
-    FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.NOT_APPLIED,
-    FailureKind.WRONG_LOSS,
+    FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_HOST_MEMORY,
+    FailureKind.NOT_APPLIED, FailureKind.WRONG_LOSS,
 )  # fmt: skip
 """Failures that the settings caused, whatever happened to other ranks."""
 
@@ -125,7 +125,7 @@ class SrunWorker(LocalWorker):
         vanished = [rank for rank, end in ends if end is not None and end.get("stopped", True)]
         said = [line for step in self._processes for line in self._last_words(step, failed.failure)]
         if any(map(is_kernel_kill, said)):
-            update = {"kind": FailureKind.OUT_OF_MEMORY, "message": next(filter(is_kernel_kill, said))}
+            update = {"kind": FailureKind.OUT_OF_HOST_MEMORY, "message": next(filter(is_kernel_kill, said))}
             return WorkerFailed(failed.failure.model_copy(update=update))
         if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
             why = f"the step of rank {vanished[0]} was ended from outside: {' '.join(said) or 'srun does not say why'}"

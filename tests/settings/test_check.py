@@ -10,7 +10,7 @@ from autotune.model.flags import FlagSet
 from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, migrate_text
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ParserProcess, ProbeReport
-from tests.settings.conftest import doctored, rows_of, searched, space_of
+from tests.settings.conftest import doctored, rows_of, space_of
 from tests.tables import toml_beside
 
 V = SettingVerdict
@@ -88,11 +88,13 @@ def test_variables_of_gpus_act_under_the_plugin(cuda: KnownSettings) -> None:
 def test_what_should_stay_unset_on_a_gpu_is_advised_against_there(report: ProbeReport, name: str) -> None:
     for target, advice in (("b200", "on b200 leave it unset"), ("h100-sxm", ""), (None, "")):
         known = KnownSettings(dataclasses.replace(report, platform="cuda"), target)
-        known.catalog = doctored(name, {"not_on": ("b200", "b300")})
+        known.catalog = doctored(name, {"not_on": {"1": ("b200", "b300")}})
         check = check_setting(name, "1", known)
         assert (check.verdict, check.advice) == (V.EFFECTIVE, advice)
+        assert check_setting(name, "2", known).advice == ""
         space = space_of(known, search={"groups": [known.catalog[name].group]})
-        assert (name in searched(space)) == (not advice)
+        values = next((tuple(p.values()) for p in space.parameters if p.name == name), ())
+        assert ("1" in values) == (not advice)
 
 
 @pytest.mark.parametrize("text", TEXTS["texts"])

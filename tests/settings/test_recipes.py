@@ -11,7 +11,7 @@ from autotune.settings.probe import ParserProcess, ProbeReport
 
 def test_all_published_sets_are_there_with_source_and_date() -> None:
     recipes = load_recipes()
-    assert len(recipes) == 38
+    assert len(recipes) == 39
     for recipe in recipes.values():
         assert recipe.source, recipe.name
         assert recipe.date, recipe.name
