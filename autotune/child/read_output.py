@@ -421,13 +421,25 @@ class ProbedRun(ProgramRun):
 # ---------------------------------------------------------------------- both
 
 
-_FRAME = re.compile(r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))")
+FRAME = re.compile(r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))")
+"""A line of a traceback, after what a launcher writes before each line."""
+
 _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
 
+PEER_ENDED = re.compile(
+    r"Connection\w*Error|BrokenPipeError|KeyboardInterrupt|UNAVAILABLE: |[Hh]eartbeat|ncclRemoteError|unhealthy"
+    r"|[Cc]onnection (?:was )?(?:likely )?(?:reset|closed|refused|lost|timed out)|[Rr]emote process exited"
+    r"|[Bb]arrier timed out|PjRT_Client_Connect|initializing process group|Dist(?:Store|Network)Error"
+    r"|[Ss]ocket closed|[Nn]etwork is unreachable|[Nn]o route to host|[Nn]ame or service not known"
+    r"|in name resolution|Call to (?:connect|ibv_\w+) failed|Got completion (?:from peer|with error)"
+    r"|[Cc]oordination (?:service|agent)\b.*(?:error|fail|shut|lost|unreach)|connect to (?:the )?coordinat"
+    r"|(?:leader|coordinator|remote|peer|[Aa]n?other)\b[^.]{0,40}\b(?:preempted|died|lost|disconnected|exited)"
+)
+"""What a process says of another one's end, of a coordinator that is gone, or of the network between them."""
+
 FOLLOW_UP = re.compile(
-    r"^NoResult: |ChildFailedError|CalledProcessError|BrokenProcessPool|Connection\w*Error|BrokenPipeError|SystemExit"
-    r"|KeyboardInterrupt|UNAVAILABLE: |[Hh]eartbeat|[Cc]onnection (?:reset|closed|refused)|ncclRemoteError|unhealthy"
+    rf"^NoResult: |ChildFailedError|CalledProcessError|BrokenProcessPool|SystemExit|{PEER_ENDED.pattern}"
 )
 """Exceptions in a process that the end of another one causes."""
 
@@ -443,7 +455,7 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     for i, line in enumerate(text):
         is_of_xla = bool(found) and found[-1][0] in ("JaxRuntimeError", "XlaRuntimeError")
         is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
-        if frame := _FRAME.match(line):
+        if frame := FRAME.match(line):
             prefixes.add(frame[1])
         for prefix in [] if frame else prefixes:
             if line.startswith(prefix) and (raised := _RAISED.fullmatch(line.removeprefix(prefix))):

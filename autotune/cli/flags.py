@@ -85,6 +85,8 @@ def check_flags(
 
     build = probe_named(plugin, python)
     known = KnownSettings(build, load_target(target).name if target is not None else None)
+    if target is not None:
+        known = known.on_gpus()
     checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
     refused = sum(not c.starts for c in checks)
     if as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.measure.context import MeasurementContext
 from autotune.measure.tasks import FailingSetTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import FailureKind
+from autotune.model.measurement import Failure, FailureKind
 from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.settings.shrink import shrink
 from autotune.workers.base import WorkerFailed
@@ -20,6 +20,13 @@ SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_E
 MOST_STARTS, MOST_LONG_STARTS = 12, 4
 LONG = frozenset({FailureKind.HANG, FailureKind.SLOW_COMPILE})
 """Failures by a start that takes up to its whole time limit, so few of them are tried."""
+
+
+def most_again(failure: Failure) -> int:
+    """Returns how often a set is started again before it is blamed: more often where chance ends processes so, too."""
+    if failure.kind not in SEARCHED or failure.kind is FailureKind.SLOW_COMPILE:
+        return 0  # what it compiled is kept, so that another start would not tell
+    return 2 if failure.kind is FailureKind.HANG or failure.signal is not None else 1
 
 
 def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:

@@ -6,12 +6,14 @@ import contextlib
 import functools
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.engine import JOINED, Engine, Message, Told
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import (
     AaRun,
+    Compared,
     Comparer,
     ComparisonRequest,
     Interleaved,
@@ -21,7 +23,7 @@ from autotune.measure.compare import (
     sequential,
 )
 from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
-from autotune.measure.failing import minimise_failure
+from autotune.measure.failing import minimise_failure, most_again
 from autotune.measure.loss_gate import ROUNDINGS, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_isolated
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, PairTask, SoakTask, TrialTask
@@ -190,7 +192,7 @@ class TaskRunner:
         rule = self._rule(task.most, task.incumbent)
         request = ComparisonRequest(candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect)
         try:
-            found = self.comparer.compare(request)
+            found = self._compare(request)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
@@ -205,6 +207,30 @@ class TaskRunner:
                     report, key = found.candidate, None  # it compiles more as it runs, or another program each time
         known = {"worker": report, "program_key": key, "compiled_key": task.compiled_key, "loss": loss}
         return TrialResult(**dict(task.config), **dict(outcome), **known)
+
+    def _compare(self, request: ComparisonRequest) -> Compared:
+        """Returns the comparison of a set, which is started again before it is blamed for a failure.
+
+        Raises:
+            WorkerFailed: If it failed each time.
+        """
+        failures: list[Failure] = []
+        while True:
+            try:
+                found = self.comparer.compare(request)
+                break
+            except ReferenceFailed:
+                raise
+            except WorkerFailed as error:
+                failures.append(error.failure)
+                if len(failures) > min(map(most_again, failures)):
+                    raise
+                self.context.progress.incident(f"started again before its settings are blamed: {error}")
+        if not failures or found.comparison is None:
+            return found
+        flaky = f"flaky: {failures[0].kind} in {len(failures)} of {len(failures) + 1} starts"
+        warnings = (*found.comparison.warnings, flaky)
+        return replace(found, comparison=found.comparison.model_copy(update={"warnings": warnings}))
 
     def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes."""

@@ -173,6 +173,11 @@ class Failure(Record):
     log: str | None = None
     last_lines: tuple[Redacted, ...] = ()
 
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a machine, a job or another process ended it, which tells nothing of its settings."""
+        return self.kind in (FailureKind.LAUNCH, FailureKind.NODE_LOST)
+
 
 class DeviceMemory(Record):
     """Peak memory of one device, and what its allocator may take if it reports that, in bytes."""

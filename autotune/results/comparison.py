@@ -18,6 +18,7 @@ from autotune.model.records import (
     AaRecord,
     AblationResult,
     ConclusionRecord,
+    FailingSetRecord,
     FinalistResult,
     Outcome,
     TrialResult,
@@ -205,10 +206,11 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
     proofs = {f.settings: f for f in finalists(store) if f.stage != ISOLATED}
     inert = {(a.left_out, a.settings.get(str(a.left_out))) for a in store.of(AblationResult) if a.is_same_program}
     found = {}
+    failing = [record.smallest for record in store.of(FailingSetRecord)]
     for name, value in sorted({pair for r in results for pair in r.settings.items()}):
         proof = proofs.get(FlagSet({name: value}))
         tried = [r for r in results if r.settings.get(name) == value]
-        state = "no-op" if (name, value) in inert else _state(tried, proof)
+        state = "no-op" if (name, value) in inert else _state(tried, proof, FlagSet({name: value}), failing)
         state = "in the winner" if winner.get(name) == value else state
         corrected = proof.corrected if proof is not None else None
         figures = format_figures(corrected.ratio, corrected.low, corrected.high) if corrected is not None else ""
@@ -216,11 +218,20 @@ def _states(store: Store) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _state(tried: Sequence[TrialResult], proof: FinalistResult | None) -> str:
-    """Returns what trials with a setting, and a proof of it alone, say."""
+def _state(
+    tried: Sequence[TrialResult], proof: FinalistResult | None, alone: FlagSet, failing: Sequence[FlagSet]
+) -> str:
+    """Returns what trials with a setting, and a proof of it alone, say; `failing`: the minimal failing sets."""
+
+    def is_blamed(result: TrialResult) -> bool:
+        if result.failure is None or result.failure.is_from_outside:
+            return False
+        causes = [cause for cause in failing if cause.items() <= result.settings.items()]
+        return alone in causes or not causes
+
     if any(r.is_the_default for r in tried):
         return "no-op"
-    if all(r.failure is not None for r in tried):
+    if all(map(is_blamed, tried)):
         return "failed"
     return proof.verdict if proof is not None and proof.verdict is not Verdict.UNRESOLVED else "unclear"
 

@@ -30,7 +30,9 @@ _PIECE = re.compile(
     rf"""'[^']*+'|"(?:{_BRACES}|{_COMMAND}|[^"\\]|\\.)*+"|{_BRACES}|{_COMMAND}|\$\w+|(?<==)\((?:[^()'"]|'[^']*+'|"[^"]*+")*+\)|\\.|[^\s;&|<>()]""",
     re.DOTALL,
 )
-_TOKEN = re.compile(rf"(?<!\S)\#(?!SBATCH|PBS)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL)
+_TOKEN = re.compile(
+    rf"(?<!\S)\#(?!SBATCH|PBS|BSUB)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL
+)
 _REFERENCE = re.compile(
     r"(?<!\\)(?:\$\{(\w+)(?:\[[@*]\])?(?::?([-=+])((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*))?\}"
     rf"|\$\((\w+)\)|\$(\w+)|{_BRACES}|{_COMMAND})"
@@ -41,9 +43,14 @@ _PREFIX = re.compile(r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|E
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
-_WITHOUT_QUOTES = re.compile(rf"(?<![^\0])XLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
+_OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")  # whose values end with their lines
+_LAUNCHES = re.compile(
+    r"(?:.*/)?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun|docker|podman|bash|sh|cat|tee|FROM)|\./.+"
+)
+_OPENS, _CLOSES = ("if", "case", "for", "while", "until", "{"), ("fi", "esac", "done", "}")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|JAX|jax|xla_[cg]pu)_")
+_SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
+_MISSPELT = re.compile(r"(?!XLA_FLAGS$)X[LA]{1,3}_*FL[AG]{1,3}S*", re.IGNORECASE)
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
@@ -56,7 +63,25 @@ _PAIR = re.compile(
     r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
 )
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
+UNREAD = {
+    "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: remove it",
+    "outside": "it stands outside of the quotes, so it is no part of the value: write the whole value in quotes",
+    "argument": "an argument of the program, of which XLA sees only what the program hands on: put it into XLA_FLAGS",
+    "late": "it is set after JAX has started its backend, which reads it once: set it above the first use of jax",
+    "misspelt": "nobody reads this variable: write XLA_FLAGS",
+    "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
+    "docker": "docker run passes on only what -e names: add -e NAME",
+}
+"""Stand in place of a variable's name, with why the program never reads what is set, and what to do."""
+
 _ASKED = ("get", "getenv", "pop")
+_SCRIPT = re.compile(r"\bexport [A-Z]|\A#!|^#SBATCH", re.MULTILINE)
+_STARTS = re.compile(
+    r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
+    r"|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
+)
+"""Calls that start JAX's backend."""
+
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 
@@ -88,22 +113,41 @@ class _Reader:
         self._loose: list[str] = []
         self._left = MOST_EXPANDED
         self._parts: set[str] = set()
+        self._replaceable: dict[str, list[tuple[str, str]]] = {}
+        """What a later assignment of the same variable replaces: no program has run since, or may have."""
+        self._branches = 0
+        self._has_started = False
+        """Whether JAX has started its backend."""
 
     def read(self, text: str) -> None:
         """Reads a text in the language that it parses as; without one, as a shell does."""
         if blocks := _FENCED.findall(text):
-            for block in blocks:
+            for block in [*blocks, _FENCED.sub("", text)]:
+                self._replaceable.clear()
                 self.read(textwrap.dedent(block))
         elif _OF_PROTO.search(text):
-            self.found += [(name, ",".join(values)) for name, values in parse_text_proto(text).items()]
+            self.found += [(name, ",".join(values).strip("'")) for name, values in parse_text_proto(text).items()]
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
         elif data := _data(text) or _data(re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)):  # JSON's remarks
+            self._branches += 1
             self._walk(data, "", set())
+            self._branches -= 1
         else:
-            self._shell(_PAIR.sub(_of_shell, text))
+            self._read_paragraphs(text)
         self._end_loose()
+
+    def _read_paragraphs(self, text: str) -> None:
+        """Reads each paragraph of a part of a Python file as such; all others as a shell does."""
+        others = []
+        for paragraph in re.split(r"\n[ \t]*\n", text):
+            tree = _python(textwrap.dedent(paragraph))
+            if tree is None:
+                others.append(paragraph)
+            else:
+                self._visit(ast.ClassDef("", [], [], tree.body, []))
+        self._shell(_PAIR.sub(_of_shell, "\n\n".join(others)))
 
     def _end_loose(self) -> None:
         if self._loose:
@@ -115,10 +159,37 @@ class _Reader:
         self._left -= len(value)
         return value if self._left > 0 else COMPUTED
 
-    def _set(self, name: str, value: str) -> None:
+    def _set(self, name: str, value: str, *, unread: str = "") -> None:
+        """Sets a variable; `unread`: why the program never reads it, a key of `UNREAD`."""
+        unread = unread or ("misspelt" if _MISSPELT.fullmatch(name) else "")
+        if self._branches == 0 and not unread:
+            self._unset(name)
         self._values[name] = value
-        if not _ASSIGNED.match(value) and (is_setting(name) or _FLAGS.match(value)):
-            self.found.append((name if is_setting(name) else "XLA_FLAGS", value))
+        if _ASSIGNED.match(value) or not (is_setting(name) or _FLAGS.match(value)):
+            return
+        pair = (name if is_setting(name) else "XLA_FLAGS", value)
+        if unread:
+            pair = (unread, value if pair[0] == "XLA_FLAGS" else f"{name}={value}")
+        self.found.append(pair)
+        if self._branches == 0:
+            self._replaceable.setdefault(name, []).append(pair)
+
+    def _unset(self, name: str) -> None:
+        self._values.pop(name, None)
+        for pair in self._replaceable.pop(name, []):
+            self._mark(name, pair, "replaced")
+
+    def _mark(self, name: str, pair: tuple[str, str], unread: str) -> None:
+        """Notes why an assignment that was found is never read."""
+        if pair[0] not in UNREAD:
+            self.found[self.found.index(pair)] = (unread, pair[1] if pair[0] == "XLA_FLAGS" else f"{name}={pair[1]}")
+
+    def _drop(self, unread: str, passed_on: str) -> None:
+        """Marks what was exported as never read by the program, except for variables that `passed_on` names."""
+        for name, pairs in self._replaceable.items():
+            for pair in pairs if name not in re.findall(r"\w+", passed_on) else ():
+                self._mark(name, pair, unread)
+        self._replaceable.clear()
 
     # ------------------------------------------------------------------ shell, and what is written like it
 
@@ -128,7 +199,10 @@ class _Reader:
         for command in re.findall(_COMMAND, text):
             self._shell(command.strip("$`"))
         text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
+        text = re.sub(r"""@(["'])\n(.*?)\n\1@""", r"\1\2\1", text, flags=re.DOTALL)
+        text = re.sub(r"(?m)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text, flags=re.IGNORECASE)
         words: list[str] = []
+        was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
             if token["word"] and _COMMAND_LINE.match(token["word"]):
                 self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
@@ -138,6 +212,9 @@ class _Reader:
             elif token["end"]:
                 self._run(words)
                 words = []
+                self._branches += token["end"] in "&|"
+                self._branches -= was_joined
+                was_joined = token["end"] in "&|"
 
     def _plain(self, word: str) -> str:
         """The word without its quotes, its variables replaced."""
@@ -174,15 +251,40 @@ class _Reader:
         if named and words[0].lower().lstrip("%!") in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
             self._set(words[named], " ".join(words[named + 1 :]))
             return
-        for word in _WITHOUT_QUOTES.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split("\0"):
-            self._read_word(word)
+        words = _OF_A_FILE.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split("\0")
+        first = words[0]
+        self._branches = max(0, self._branches + (first in _OPENS or "{" in words) - (first in _CLOSES))
+        if first == "unset":
+            for name in words[1:]:
+                self._unset(name)
+        command = next((w for w in words if not _ASSIGNED.match(w)), "")
+        is_launch = _LAUNCHES.fullmatch(command) is not None
+        line = " ".join(words)
+        if is_launch and (exported := re.search(r"(?<!\S)--export[= ](\S+)", line)) and "ALL" not in exported[1]:
+            self._drop("srun", exported[1])
+        elif is_launch and re.match(r"\S*(?:docker|podman) run ", line) and "--env-file" not in line:
+            self._drop("docker", line)
+        unread = "argument" if is_launch else ""
+        for word in words:
+            self._read_word(word, unread)
+            is_value = re.match(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=", word) is not None
+            unread = "outside" if is_value and unread != "argument" else unread
+        if is_launch:
+            self._replaceable.clear()
 
-    def _read_word(self, word: str) -> None:
+    def _read_word(self, word: str, unread: str = "") -> None:
         if _FLAG.match(word):
             name, equals, value = word.partition("=")
-            self._loose.append(name + equals + quote_token(value))
+            flag = name + equals + quote_token(value)
+            if unread:
+                self.found.append((unread, flag))
+            else:
+                self._loose.append(flag)
             return
-        for part in re.split(r",(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
+        if word.startswith("--export"):  # a name without a value is that of a variable
+            word = re.sub(r",[A-Z][A-Z0-9_]*(?=,|$)", "", word)
+        word = re.sub(r"^--(?=jax_\w+=)", "", word)
+        for part in re.split(r",\s*(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
             assigned = _ASSIGNED.fullmatch(part)
             if assigned is not None:
                 self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
@@ -202,6 +304,8 @@ class _Reader:
                 self._read_item(data, key)
             case {"cell_type": kind, "source": source}:
                 self.read("".join(map(str, source)) if kind == "code" else "")
+            case {"winner": {"winner_version": _}, "environment": dict(environment)}:  # an export of our own
+                self._walk(environment, key, seen)
             case {"name": str(name), "value": str(value)}:
                 self._set(name, self._expand(value))
             case dict() | list():
@@ -228,7 +332,8 @@ class _Reader:
             for name in filter(None, map(_named, targets)):
                 before = self._known(name) if isinstance(node, ast.AugAssign) else ""
                 blank = " " if before and isinstance(node.value, (ast.List, ast.Tuple)) else ""
-                self._set(name, before + blank + self._value(node.value))
+                is_late = self._has_started and not name.startswith(".")
+                self._set(name, before + blank + self._value(node.value), unread="late" if is_late else "")
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
@@ -236,23 +341,38 @@ class _Reader:
             self._visit_call(node)
         elif isinstance(node, ast.Tuple) and [is_setting(self._value(item)) for item in node.elts] == [True, False]:
             self._set(*map(self._value, node.elts))
-        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and re.search(r"\bexport [A-Z]", self._value(node)):
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and _SCRIPT.search(self._value(node)):
             self._shell(self._value(node))
+        elif isinstance(node, ast.Delete):
+            for name in map(_named, node.targets):
+                self._unset(name)
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_apart = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
+        is_branch = is_apart or isinstance(node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp))
+        outer = dict(self._values), self._has_started
+        self._branches += is_branch
         for child in () if is_doc or isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node):
             self._visit(child)
+        self._branches -= is_branch
+        if is_apart:
+            self._values, self._has_started = outer
 
     def _visit_call(self, node: ast.Call) -> None:
         called, named = _named(node.func, of_call=True), {k.arg: k.value for k in node.keywords}
         first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][:2]
         name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        self._has_started = self._has_started or _STARTS.match(ast.unparse(node.func)) is not None
         if called in _RUNS and first is not None:
             self._shell(self._value(first))
+            self._replaceable.clear()
+        elif called == "pop" and ast.unparse(node.func).endswith("environ.pop"):
+            self._unset(name)
         elif called in ("append", "extend") and first is not None and isinstance(node.func, ast.Attribute):
             owner = _named(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
         elif second is not None and called not in _ASKED and _NAME.fullmatch(name):
-            self._set(name, self._value(second))
+            is_late = self._has_started and called in ("setdefault", "putenv", "setenv")
+            self._set(name, self._value(second), unread="late" if is_late else "")
         for keyword, value in named.items():
             self._set(keyword or "", self._value(value))
 
@@ -320,7 +440,8 @@ def _python(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
-    return tree if speaks or re.search(r"""(?m)^(?![A-Z]+_[A-Z_]+ )\w+ \+?= [('"\[]""", text) else None
+    assigns = r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
+    return tree if speaks or re.search(assigns, text) else None
 
 
 def _data(text: str) -> list[object]:

@@ -166,6 +166,8 @@ class Setting:
     excludes: tuple[str, ...] = ()
     against: Mapping[str, str] = field(default_factory=dict)
     """Value to the reason against it: it changes nothing, or does harm."""
+    beware: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of values to what may go wrong with them."""
     not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Value to the GPUs (names of `autotune targets list`) on which it does harm."""
     nccl: str = ""

@@ -14,7 +14,7 @@ from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.spec import StudySpec
-from autotune.settings.assignments import COMPUTED, is_setting, read_assignments
+from autotune.settings.assignments import COMPUTED, UNREAD, is_setting, read_assignments
 from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe, load_recipes
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
@@ -84,7 +84,7 @@ def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool 
         new = f"{setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
         judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
     else:
-        judged = (None if exists else _judge_variable(setting, known)) or _judge(setting, value, known)
+        judged = (None if exists else _judge_variable(setting, value, known)) or _judge(setting, value, known)
     starts = is_variable if is_missing else not (refused and (exists or setting.entry.words))
     instead = replacement if judged[0] is SettingVerdict.RENAMED else None
     return SettingCheck(name, value, *judged, starts=starts, replacement=instead)
@@ -142,14 +142,17 @@ def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement
         return SettingVerdict.DANGEROUS, setting.entry.danger, _IN_TRAINING
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
-        return SettingVerdict.BAD_VALUE, f"{problem}{passes}", "use a value in range"
+        name = f"write {setting.entry.renamed_to} with" if setting.entry.renamed_to else "use"
+        return SettingVerdict.BAD_VALUE, f"{problem}{passes}", f"{name} a value in range"
     if reason := _never_acts(setting, known.build.build) or setting.entry.against.get(value.upper(), ""):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
     default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
     for_studies = "leave it out of studies: results of another run would decide" if is_cache else ""
-    avoided = known.avoided(setting.entry, value) or for_studies
+    beware = next((why for words, why in setting.entry.beware.items() if re.fullmatch(words, value, re.I)), "")
+    needs = f"it needs {'; '.join(setting.entry.needs)}" if setting.entry.needs else ""
+    avoided = known.avoided(setting.entry, value) or beware or needs or for_studies
     if not setting.exists:
         return SettingVerdict.EFFECTIVE, "read from the environment", avoided
     acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
@@ -192,7 +195,7 @@ def _judge_missing(
     return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _judge_variable(setting: KnownSetting, known: KnownSettings) -> Judgement | None:
+def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement | None:
     """Judges the name of an environment variable by the catalogue; None if its value decides."""
     entry = setting.entry
     if not setting.is_catalogued:
@@ -202,7 +205,7 @@ def _judge_variable(setting: KnownSetting, known: KnownSettings) -> Judgement | 
         return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
     if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
-    if entry.renamed_to and not entry.danger:
+    if entry.renamed_to and not entry.danger and not setting.out_of_range(value):
         advice = "write the new name; setting both is an error"
         return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
     return None
@@ -264,27 +267,46 @@ def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
 
 def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:
     """Translates the settings of a script to the installed build; `note` tells what is renamed, left out or unknown."""
+    _refuse_alternatives(text)
     asked = dict[str, str]()
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
-        if check.verdict is SettingVerdict.NOT_JUDGED or COMPUTED in value or not may_be_set:
+        is_left = check.verdict is SettingVerdict.NOT_JUDGED or check.reason in UNREAD.values()
+        if is_left or COMPUTED in value or not may_be_set:
             note(f"{name} stays where it is: {check.reason}")
         else:
             asked[name] = combine(name, asked[name], value) if name in asked else value
     return for_build(FlagSet(asked), known, note=note)
 
 
+def _refuse_alternatives(text: str) -> None:
+    """Refuses a text of which only a run would tell which value of a setting counts, by a SettingError with lines."""
+    values = dict[str, str | None]()
+    for variable, value in read_assignments(text):
+        tokens = {t.name: t.value for t in parse_tokens(value)} if variable == "XLA_FLAGS" else {variable: value}
+        for name, given in tokens.items() if variable not in UNREAD else ():
+            if values.setdefault(name, given) != given:
+                lines = [str(at) for at, line in enumerate(text.splitlines(), 1) if name in line]
+                raise SettingError(
+                    f"{name} must have one value but gets {values[name]!r} and {given!r} (lines {', '.join(lines)}); "
+                    "take out what does not count, then migrate the rest"
+                )
+
+
 def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
     found = read_assignments(text)
+    if re.search(r"xla_gpu_|\bNCCL_|\bCUDA_|XLA_PYTHON_CLIENT_", text) and ("JAX_PLATFORMS", "cpu") not in found:
+        known = known.on_gpus()
     checks = check_variables(found, known)
     read = set(re.findall(r"\w+", " ".join(f"{name} {value}" for name, value in found)))
     bare = re.sub(r"(?m)(?:^|[ \t])(?:#|//).*", "", text)
     for match in dict.fromkeys(re.findall(r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
         if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):
-            advice = f"give it to `autotune flags check '{match}=VALUE'`"
+            lines = [str(at) for at, line in enumerate(text.splitlines(), 1) if match in line]
+            advice = f"lines {', '.join(lines)}; give it to `autotune flags check '{match}=VALUE'`"
             checks += (SettingCheck(_name_of(name), None, SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice),)
     return checks
 
@@ -296,6 +318,9 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
         name = _name_of(variable)
         if variable == "XLA_FLAGS":
             checks += check_xla_flags(value, known)
+        elif variable in UNREAD:
+            for name, given in re.findall(r"-*([A-Za-z]\w*)=?(\S*)", value):
+                checks.append(SettingCheck(name, given, SettingVerdict.NO_EFFECT, UNREAD[variable]))
         elif variable == "LIBTPU_INIT_ARGS":
             checks.append(SettingCheck(name, value, SettingVerdict.NOT_JUDGED, _OF_LIBTPU))
         elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known.hint(known[name])):

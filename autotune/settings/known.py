@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from autotune.model.errors import close_matches
 from autotune.settings.catalog import Setting, Stage, load_catalog, older
@@ -16,6 +16,7 @@ _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
 }
+_BOOLEANS = ("true", "True", "1", "false", "False", "0")
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
@@ -84,12 +85,16 @@ class KnownSetting:
         """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
         if self.flag is not None:
             return _flag_problem(value, self.flag)
-        if self.entry.words:
+        if self.entry.words and self.name.startswith("NCCL_"):
             return _words_problem(value, self.entry.words)
+        if self.entry.words and value.lower() not in self.entry.words:
+            return f"must be one of {', '.join(self.entry.words)}, not {value!r}"
         if self.option is not None and self.legal_values and value not in self.legal_values:
             return f"has no value {value!r}{close_matches(value, self.legal_values)}"
         if self.option is not None and self.type == "bool":
             return "" if value.lower() in _JAX_BOOLEANS else "must be true or false"
+        if self.entry.kind == "env" and self.type == "bool" and value not in _BOOLEANS:
+            return f"must be true or false; what is neither, such as {value!r}, counts as true"
         return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
 
     def out_of_range(self, value: str) -> str:
@@ -119,6 +124,12 @@ class KnownSettings:
         self.target = target
         self.catalog = load_catalog()
 
+    def on_gpus(self) -> KnownSettings:
+        """The same build, asked for GPUs even if it has no plugin for them."""
+        known = KnownSettings(replace(self.build, platform="cuda"), self.target)
+        known.catalog = self.catalog
+        return known
+
     def __getitem__(self, name: str) -> KnownSetting:
         # What the catalogue lacks must be measured.
         entry = self.catalog.get(name) or Setting(name=name, stage=Stage.RUNTIME)
@@ -127,7 +138,7 @@ class KnownSettings:
         if flag is not None:
             default = flag.default if entry.tri_state else flag.effective_default
         elif option is not None:
-            default = option.default
+            default = option.default if name != "jax_platforms" else None  # that of the process that was asked
         else:
             default = entry.default_in(self.build.jaxlib)
         return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)

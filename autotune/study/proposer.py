@@ -23,7 +23,6 @@ from autotune.measure.failing import contains_failing
 from autotune.measure.memory import limit_bytes
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
-from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_share
@@ -160,10 +159,15 @@ class Proposer:
         return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings))
 
     def tell(self, result: TrialResult) -> None:
-        """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials."""
+        """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials.
+
+        One that was ended from outside is not tried again, but tells the models nothing.
+        """
         self._see(result.settings)
         if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._recheck.whole)
+        if result.failure is not None and result.failure.is_from_outside:
+            return
         feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)

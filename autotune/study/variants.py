@@ -16,7 +16,7 @@ from autotune.machine.files import remove_tree
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet, is_variable, reaches_out
 from autotune.programs.arrival import DEVICE_COUNT
-from autotune.settings.assignments import read_assignments
+from autotune.settings.assignments import UNREAD, read_assignments
 from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport, probe_build
@@ -75,9 +75,10 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
         StudyFileError: If a variable is not ``NAME=VALUE``, or the file cannot be read.
     """
     try:
-        variables = dict(read_assignments(file.read_text(encoding="utf-8"))) if file is not None else {}
+        assigned = read_assignments(file.read_text(encoding="utf-8")) if file is not None else []
     except (OSError, ValueError) as error:
         raise StudyFileError(f"{file} must be a text file that sets variables but cannot be read: {error}") from error
+    variables = {name: value for name, value in assigned if name not in UNREAD}
     for text in given:
         name, equals, value = text.partition("=")
         if not (equals and name.isidentifier()):

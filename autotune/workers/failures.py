@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.child.read_output import FOLLOW_UP, last_exception
+from autotune.child.read_output import FOLLOW_UP, FRAME, PEER_ENDED, last_exception
 from autotune.child.steps import plain
 from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
@@ -23,18 +23,18 @@ def _any(*patterns: str) -> re.Pattern[str]:
 
 
 _KNOWN = packaged_table("failures.toml")
-_TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()}
+_TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()} | {"peer": PEER_ENDED}
 _LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
 _KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]
 _CPU_KINDS = [
     # the memory of a CPU is the host's
     (FailureKind.OUT_OF_MEMORY if kind is FailureKind.OUT_OF_HOST_MEMORY else kind, name)
     for kind, name in _KINDS
-    if name != "no_gpu"
+    if name not in ("no_gpu", "driver")
 ]
 _ERROR = _any(*(_LINES[name].pattern for name in ("fatal", "logged", "error")))
 
-_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
+_FROM_OUTSIDE = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2})
 """Signals from outside, such as of a cluster that takes its nodes back."""
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
@@ -56,14 +56,33 @@ def read_log(log: str | Path | None) -> str:
 def last_lines(log: Path) -> tuple[str, ...]:
     """Returns the last lines of a log, and errors and fatal lines before them, each cut to 500 characters.
 
-    Of a run of stack frames only the first counts as a line.
+    Of a run of stack frames only the first counts as a line. A reason after which the program made no progress is among
+    the last lines, however much was written after it.
     """
     text = read_log(log).partition("\nFlags:\n\t")[0]  # all flags of XLA, after a bad value
     lines = _without_frames([x[:500] for x in text.splitlines() if x.strip() and not _LINES["noise"].search(x)])
     before, last = lines[:-LAST_LINES], lines[-LAST_LINES:]
     fatal = [line for line in before if _LINES["fatal"].search(line)]
     errors = [line for line in before if _LINES["logged"].search(line) and line not in fatal]
-    return (*errors[-REASONS:], *fatal[:REASONS], *last)
+    progress = [i for i, line in enumerate(lines) if _LINES["progress"].search(line)]
+    since = lines[progress[-1] + 1 if progress else 0 : -LAST_LINES]
+    reasons = _exception_in(since) or [line for line in since if line in errors][-REASONS:]
+    before = [line for line in (*errors[-REASONS:], *fatal[:REASONS]) if line not in reasons]
+    return (*before, *reasons, *last[len(reasons) :])
+
+
+def _exception_in(lines: Sequence[str]) -> list[str]:
+    """Returns the lines of the exception that `last_exception` finds, and one frame of its traceback; empty without."""
+    told = last_exception(lines)
+    if told is None:
+        return []
+    heads = (told[0], f"{told[0]}: " + told[1].partition("\n")[0])
+    at = max((i for i, line in enumerate(lines) if plain(line).rstrip().endswith(heads)), default=0)
+    for line in reversed(lines[:at]):
+        frame = FRAME.match(plain(line))
+        if frame is not None and plain(lines[at]).startswith(frame[1]):
+            return [line, *lines[at : at + 3]]
+    return []
 
 
 def _without_frames(lines: Sequence[str]) -> list[str]:
@@ -117,6 +136,8 @@ def _judge(
         return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
     if exit_status != 0 and (shares := next(filter(_TEXTS["two_shares"].search, lines), None)):
         return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_clean(shares)}"
+    if exit_status != 0 and (ended := _ended_by_cluster(lines)):
+        return ended
     # A reported exception goes first: the log may hold older lines.
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
     if told and told[1]:
@@ -139,6 +160,24 @@ def _judge(
     if phase == "launch" and exit_status != 0:
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke{reason}"
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
+
+
+def _ended_by_cluster(lines: Sequence[str]) -> tuple[FailureKind, str] | None:
+    """Returns what a scheduler says of a job that it ended; None without, or after an exception of the program."""
+    for at, line in enumerate(lines):
+        for kind, name in ((FailureKind.NODE_LOST, "node_lost"), (FailureKind.LAUNCH, "cluster")):
+            if _TEXTS[name].search(line):
+                raised = last_exception(lines[:at])
+                is_cause = raised is None or FOLLOW_UP.search(": ".join(raised)) is not None
+                return (kind, _clean(line)) if is_cause else None
+    return None
+
+
+def outside_in(lines: Sequence[str]) -> FailureKind | None:
+    """Returns the kind of a hang whose last logged reason is the end of another process or job; None if it has none."""
+    if (ended := _ended_by_cluster(lines)) is not None:
+        return ended[0]
+    return FailureKind.LAUNCH if PEER_ENDED.search(reason_in(lines[-LAST_LINES:])) else None
 
 
 def _judge_lines(

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from autotune.child.read_output import FOLLOW_UP
 from autotune.machine.environment import child_environment, driver_python, variables_of, with_packages
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
@@ -22,7 +23,14 @@ from autotune.model.spec import StudySpec
 from autotune.model.stop import LOOK_EVERY_S, check_stop
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.base import CannotPause, GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
-from autotune.workers.failures import classify_failure, is_not_installed, is_without_gpu, last_lines, reason_in
+from autotune.workers.failures import (
+    classify_failure,
+    is_not_installed,
+    is_without_gpu,
+    last_lines,
+    outside_in,
+    reason_in,
+)
 from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
@@ -247,7 +255,8 @@ class LocalWorker(Worker):
         errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
-        rank = next(iter([*silent, *ends]))
+        causes = [r for r, error in errors.items() if r in ends and not FOLLOW_UP.search(str(error["message"]))]
+        rank = next(iter([*silent, *causes, *ends]))
         end, error, log = ends[rank], errors.get(rank), self._processes[rank].log
         failure = classify_failure(
             exit_status=end["exit_status"],
@@ -259,7 +268,7 @@ class LocalWorker(Worker):
             platform=self._spec.device.platform,
         )
         is_lasting = is_without_gpu(failure) or is_not_installed(failure)
-        return WorkerFailed(failure, infrastructure=failure.kind is FailureKind.LAUNCH and not is_lasting)
+        return WorkerFailed(failure, infrastructure=failure.is_from_outside and not is_lasting)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
@@ -267,7 +276,9 @@ class LocalWorker(Worker):
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
         log, said = str(self._processes[0].log), message + (reason_in(lines) if kind is FailureKind.HANG else "")
-        return WorkerFailed(Failure(kind=kind, message=said, phase=phase, log=log, last_lines=lines))
+        outside = outside_in(lines) if kind is FailureKind.HANG else None
+        failure = Failure(kind=outside or kind, message=said, phase=phase, log=log, last_lines=lines)
+        return WorkerFailed(failure, infrastructure=outside is not None)
 
 
 def first_step(spec: StudySpec) -> int:

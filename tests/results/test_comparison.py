@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import NotComparableError
-from autotune.results.comparison import compare_stores
+from autotune.model.flags import FlagSet
+from autotune.results.comparison import _states, compare_stores
 from autotune.rundir.store import Store
-from tests.runs import EFFECTS, record, replay_study
+from tests.runs import EFFECTS, Run, record, replay_study
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -49,6 +50,14 @@ def test_versions_side_by_side(finished: Store, newer: Store, altered: Alter) ->
     assert table.settings.loc["xla_a=1", "after"] == "no-op"
     assert table.settings.loc["xla_b=2", "agreement"] == "agree"
     assert list(table.settings["agreement"]) == sorted(table.settings["agreement"], reverse=True)  # differ stands first
+
+
+def test_a_part_of_a_failing_set_that_ran_is_not_called_failed(run_replay: Run) -> None:
+    spec = replay_study(failures={"xla_a=1 xla_b=2": "crash", "xla_d=1": "hang"})
+    first = (("pair", FlagSet({"xla_a": "1", "xla_b": "2", "xla_c": "1"})), ("one", FlagSet({"xla_d": "1"})))
+    _, store, _ = run_replay(spec, trials=2, first=first)
+    states = {setting: state for setting, (state, _) in _states(store).items()}
+    assert states == {"xla_a=1": "unclear", "xla_b=2": "unclear", "xla_c=1": "unclear", "xla_d=1": "failed"}
 
 
 @pytest.mark.parametrize(("field", "change"), CASES["compared"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.model.errors import SettingError
 from autotune.settings.assignments import COMPUTED, read_assignments
 from autotune.settings.check import SettingVerdict, check_given, check_text, migrate_text
 from autotune.settings.known import KnownSettings
@@ -13,12 +14,18 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 READ = toml_beside(__file__, "assignments.toml")["case"]
+LIVES = toml_beside(__file__, "lives.toml")["lives"]
 FILES = toml_beside(__file__, "public_files.toml")["file"]
 
 
 @pytest.mark.parametrize("case", READ, ids=lambda case: case["text"][:30])
 def test_assignments_are_read_as_their_language_makes_them(case: dict[str, Any]) -> None:
     assert dict(read_assignments(case["text"])) == case["sets"]
+
+
+@pytest.mark.parametrize("case", LIVES, ids=lambda case: case["name"])
+def test_only_what_is_alive_counts_and_what_is_never_read_is_named(case: dict[str, Any]) -> None:
+    assert [list(pair) for pair in read_assignments(case["text"])] == case["sets"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file["name"])
@@ -42,6 +49,45 @@ def test_flags_may_be_given_as_their_assignment(cuda: KnownSettings, given: list
     checks = check_given(cuda, flags=given, recipe=None, file=None, from_environment=False)
     assert {c.name for c in checks} <= {LEVEL, "NCCL_PROTO"}
     assert {c.verdict for c in checks} == {SettingVerdict.EFFECTIVE}
+
+
+ALTERNATIVES = "if a; then\nexport NCCL_PROTO=LL\nelse\nexport NCCL_PROTO=Simple\nfi\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (ALTERNATIVES, "2, 4"),
+        (f"export XLA_FLAGS=--{LEVEL}=3\npython a.py\nexport XLA_FLAGS=--{LEVEL}=2\npython b.py\n", "1, 3"),
+        (f"import os\nif x:\n  os.environ['XLA_FLAGS'] = '--{LEVEL}=3'\nelse:\n"
+         f"  os.environ['XLA_FLAGS'] = '--{LEVEL}=2'\n", "3, 5"),
+    ],
+    ids=["branches of a shell", "two programs", "branches of Python"],
+)  # fmt: skip
+def test_alternatives_are_not_merged_but_named_with_their_lines(cuda: KnownSettings, text: str, lines: str) -> None:
+    with pytest.raises(SettingError, match=rf"lines {lines}"):
+        migrate_text(text, cuda)
+    assert len(check_text(text, cuda)) == 2
+
+
+def test_what_is_not_read_is_named_with_its_lines(cuda: KnownSettings) -> None:
+    (check,) = check_text(f"if '--{LEVEL}' in flags:\n  pass\n# \nprint('--{LEVEL}')\n", cuda)
+    assert check.verdict is SettingVerdict.NOT_JUDGED
+    assert "lines 1, 4" in check.advice
+
+
+def test_a_file_that_speaks_of_gpus_is_judged_for_gpus_without_their_plugin(known: KnownSettings) -> None:
+    (check,) = check_text("export NCCL_PROTO=LL\n", known)
+    assert check.verdict is SettingVerdict.EFFECTIVE
+    on_cpu = check_text("export JAX_PLATFORMS=cpu NCCL_PROTO=LL\n", known)
+    assert {c.verdict for c in on_cpu if c.name == "NCCL_PROTO"} == {SettingVerdict.NO_EFFECT}
+
+
+@pytest.mark.parametrize(("text", "verdicts"), CASES["judged_values"], ids=lambda case: str(case)[:40])
+def test_values_of_variables_are_judged(cuda: KnownSettings, text: str, verdicts: list[Any]) -> None:
+    (check,) = check_text(text, cuda)
+    assert [str(check.verdict), check.starts] == verdicts[:2]
+    assert all(word in f"{check.reason} {check.advice}" for word in verdicts[2:])
 
 
 @pytest.mark.parametrize(("text", "settings"), CASES["migrated"])

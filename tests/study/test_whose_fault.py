@@ -20,8 +20,9 @@ from autotune.model.measurement import FailureKind
 from autotune.model.records import ConclusionRecord, FailingSetRecord, IncidentRecord, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.settings.shrink import shrink
+from autotune.study.proposer import Proposer
 from harness.simulated_machine import SimulatedWorker
-from tests.runs import Noting, Run, Times, failed, on_blocks, replay_study
+from tests.runs import SPACE, Noting, Run, Times, failed, on_blocks, replay_study
 
 ANY = "any setting or none"
 
@@ -78,12 +79,13 @@ def test_one_that_is_killed_every_time_ends_the_study(run_replay: Run, by: str, 
     assert len(ended) == (1 if by == "SIGSEGV" else 3)
 
 
-def test_a_candidate_that_is_killed_is_not_started_again(run_replay: Run) -> None:
+@pytest.mark.parametrize(("times", "is_failed"), [(2, False), (3, True)])
+def test_a_candidate_that_is_killed_is_started_again_twice(run_replay: Run, times: int, is_failed: bool) -> None:
     spec = replay_study()
-    launcher, _ = killed(spec, "SIGKILL", of_reference=False, times=1)
+    launcher, _ = killed(spec, "SIGKILL", of_reference=False, times=times)
     first = (("one", FlagSet({"xla_a": 1})), ("two", FlagSet({"xla_a": 2})))
     _, store, _ = run_replay(spec, trials=2, launcher=launcher, first=first)
-    assert [r.failure is not None for r in store.of(TrialResult)] == [True, False]
+    assert [r.failure is not None for r in store.of(TrialResult)] == [is_failed, False]
 
 
 def test_a_candidate_that_ends_by_sigterm_is_no_fault_of_the_reference(run_replay: Run) -> None:
@@ -178,6 +180,76 @@ def test_the_cause_is_looked_for_once_also_after_a_restart(run_replay: Run) -> N
     run_replay(spec, trials=2, first=first)
     _, store, _ = run_replay(spec, trials=5, first=first)
     assert len(store.of(FailingSetRecord)) == 1
+
+
+def dying(spec: StudySpec, kind: str, *, times: int, by: str | None = None) -> Noting:
+    """Workers with `xla_a` that fail at their first starts."""
+    left = [times]
+
+    def before(settings: FlagSet, folder: Path) -> None:
+        if "xla_a" in settings and left[0]:
+            left[0] -= 1
+            raise failed(FailureKind(kind), "it died", signal=by)
+
+    return Noting(spec, before=before)
+
+
+NAMED = (("named", FlagSet({"xla_a": "1", "xla_c": "1"})),)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "times"),
+    [
+        ("crash", None, 1),
+        ("crash", "SIGSEGV", 1),
+        ("crash", "SIGSEGV", 2),
+        ("hang", None, 2),
+        ("compile_error", None, 1),
+    ],
+)
+def test_what_does_not_fail_again_is_measured_and_called_flaky(
+    run_replay: Run, kind: str, by: str | None, times: int
+) -> None:
+    spec = replay_study()
+    _, store, _ = run_replay(spec, trials=1, first=NAMED, launcher=dying(spec, kind, times=times, by=by))
+    (result,) = store.of(TrialResult)
+    assert result.comparison is not None
+    assert any("flaky" in warning for warning in result.comparison.warnings)
+    assert store.of(FailingSetRecord) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "starts"),
+    [
+        ("crash", None, 2),
+        ("crash", "SIGSEGV", 3),
+        ("hang", None, 3),
+        ("compile_error", None, 2),
+        ("out_of_memory", None, 1),
+    ],
+)
+def test_a_set_is_started_again_before_it_is_blamed(run_replay: Run, kind: str, by: str | None, starts: int) -> None:
+    spec = replay_study()
+    launcher = dying(spec, kind, times=10**9, by=by)
+    _, store, _ = run_replay(spec, trials=1, first=NAMED, launcher=launcher)
+    (result,) = store.of(TrialResult)
+    assert result.failure is not None
+    assert launcher.sets.count(NAMED[0][1]) == starts
+
+
+def test_what_ended_from_outside_each_time_is_neither_searched_nor_told_to_the_models(run_replay: Run) -> None:
+    spec = replay_study(effects={"xla_b=1": 0.9})
+    launcher = Mortal(spec, dies="xla_a", beside=False)
+    _, store, _ = run_replay(spec, trials=3, first=NAMED, launcher=launcher)
+    (first, *_) = store.of(TrialResult)
+    assert first.failure is not None
+    assert first.failure.is_from_outside
+    assert store.of(FailingSetRecord) == []
+    proposer = Proposer(spec, SPACE, first=())
+    before = proposer._estimates().record()
+    proposer.tell(first)
+    assert proposer._estimates().record() == before
+    assert first.settings in proposer._seen
 
 
 def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from autotune.model.measurement import Failure
-from autotune.workers.failures import LAST_LINES, classify_failure, last_lines
+from autotune.model.measurement import Failure, FailureKind
+from autotune.workers.failures import (
+    LAST_LINES,
+    advice_on,
+    classify_failure,
+    last_lines,
+    outside_in,
+)
 from tests.tables import toml_beside
 
 ENDINGS = toml_beside(__file__, "endings.toml")
@@ -79,6 +85,37 @@ def test_the_signal_behind_a_launcher_is_named_beside_its_status(name: str, sign
 @pytest.mark.parametrize("name", ENDINGS["prefixed"]["cases"])
 def test_the_exception_behind_a_prefix_is_the_message(name: str, tmp_path: Path) -> None:
     assert ending(tmp_path, ENDINGS["prefixed"]["cases"][name]).message == "ValueError: heads must divide"
+
+
+@pytest.mark.parametrize("group", ["device_memory", "host_memory"])
+def test_memory_of_the_host_is_not_that_of_the_device(group: str, tmp_path: Path) -> None:
+    for case in ENDINGS[group]["cases"].values():
+        failure = ending(tmp_path, case)
+        assert (failure.kind is FailureKind.OUT_OF_MEMORY) is (group == "device_memory"), failure.message
+
+
+def test_the_pool_of_the_host_has_advice_of_its_own(tmp_path: Path) -> None:
+    failure = ending(tmp_path, ENDINGS["memory_of_libraries"]["cases"]["the host's pool"])
+    assert failure.kind is FailureKind.OUT_OF_HOST_MEMORY
+    assert "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB" in advice_on(failure)
+
+
+REMOTE = "E0105 10:00:00.1  7 nccl_utils.cc:211] Aborting communicator due to async NCCL error: remote process exited"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        ((REMOTE,), "launch"),
+        ((REMOTE, *LAST_LINES * ["step 4"]), None),
+        (("srun: error: Node failure on n7",), "node_lost"),
+        (("W0105 10:00:00.1  7 a.cc:2] waits",), None),
+        ((), None),
+    ],
+    ids=["a peer", "long past", "a node", "a warning", "nothing"],
+)
+def test_a_hang_whose_reason_is_outside_is_of_the_outside(lines: tuple[str, ...], kind: str | None) -> None:
+    assert outside_in(lines) == kind
 
 
 def test_a_frame_is_kept_of_each_run_and_the_rest_is_left_in_the_log(tmp_path: Path) -> None:
