@@ -95,7 +95,7 @@ def test_memory_of_the_host_is_not_that_of_the_device(group: str, tmp_path: Path
 
 
 def test_the_pool_of_the_host_has_advice_of_its_own(tmp_path: Path) -> None:
-    failure = ending(tmp_path, ENDINGS["memory_of_libraries"]["cases"]["the host's pool"])
+    failure = ending(tmp_path, ENDINGS["host_memory"]["cases"]["the host's pool"])
     assert failure.kind is FailureKind.OUT_OF_HOST_MEMORY
     assert "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB" in advice_on(failure)
 
