@@ -11,7 +11,7 @@ import itertools
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.child.output import LONGEST_LINE
@@ -42,10 +42,23 @@ _STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:n
 _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))"
 
+_MANY_STEPS = rf"(?i:(?:\w+ )?{_WHOLE}e?s)\b"
+_RANGE = rf"(?i:\b{_WHOLE}(?:e?s)?)\W{{0,3}}(?P<steps>\d+\s?(?:-|\u2013|to|\.\.+)\s?\d+)(?![\w.])"
+_NO_TOTAL = r"/(?!\s?\d)"
+"""What may not come behind a unit: ``0.5s/12s`` is a time, and its total, ``0.5 s/step`` of another unit."""
+
+_DURATION = rf"(?P<value>{_NUMBER})\s*(?P<unit>{_UNIT}(?![A-Za-z]|{_NO_TOTAL}))"
+_WINDOWS = (
+    rf"(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
+    rf"(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) {_MANY_STEPS}",
+)
+"""Durations of several steps: ``100 train steps in 50.2 s`` and ``5.1s for 10 steps``."""
+
 _MENTION = re.compile(
-    rf"(?<![\w.,+-])(?<!\d:)(?P<number>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))(?!\.?\d|:\d|-\d\d-\d)"
-    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?![\w/])))?"
-    r"(?!\s?%|[\w/]*[A-Za-z_])"
+    rf"(?<![\w.,+-])(?<!\d:)(?<!\d[mhd] )(?<!\d [mhd] )"
+    rf"(?P<number>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))(?!\.?\d|:\d|-\d\d-\d)"
+    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?!\w|{_NO_TOTAL})))?"
+    r"(?!\s?%|\s?(?:mins?|minutes?|hrs?|hours?|days?)\b|\s?[mhd]\s?\d[\d.]*\s?[ms]\b|(?:\w|/(?!\d))*[A-Za-z_])"
 )
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
@@ -55,25 +68,35 @@ _GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
 _UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
 _MANY, _TOTALS, _TIMES, _MEANS = (frozenset(_KNOWN["words"][name]) for name in ("many", "totals", "times", "means"))
 _STEPS = _MANY.union(_KNOWN["words"]["one"])
+_OF_TIME = _TIMES.union(_TOTALS, _UNITS)
+_NEWEST = frozenset(_KNOWN["words"]["newest"])
+_BEHIND_STEPS = _OF_TIME.union(_KNOWN["words"]["behind_steps"])
 _LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
 _ANY_LOSS = _TOTALS.union(_KNOWN["words"]["behind_losses"])
-_OTHERS, _PARTS = (re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts"))
+_OTHERS, _ACTIVITIES, _PARTS = (
+    re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "activities", "parts")
+)
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
-    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?",
+    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?|(?:^|[^a-z])ups",
     "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
 }
 _OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
-_EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?)(?![a-z]))"
+_EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?|dev|held[-_ ]?out|hold[-_ ]?out)(?![a-z]))"
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
 _EVALUATION, _OF_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})", rf"{_EVALUATES}{_METRIC}"
+_TRAINS = r"\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
     r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
     r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
 )
+
+_PART_OF = re.compile(r"\d+\s?(?:/|of)\s?\d+|(?i:micro|accum)[\w ]*\W{0,3}\d+")
+_FIRST_WORD = re.compile(r"^\W*([A-Za-z_]+)")
+_VALUE = re.compile(r"[=:][A-Za-z]\S*\s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +119,27 @@ class _Mention:
     def rank(self) -> int | None:
         """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
         words, said = self.words, set(self.words)
+        is_part = any(_OTHERS.fullmatch(word) or _ACTIVITIES.fullmatch(word) for word in words)
         if self.unit and "/" in self.unit.replace("per", "/"):
-            return None if any(map(_OTHERS.fullmatch, words)) else MEAN if said & _MEANS else 0
+            return None if is_part else MEAN if said & _MEANS else 0
         is_other = re.search(_OTHER_RATE, self.label.lower()) or said & _MANY
-        if any(map(_OTHERS.fullmatch, words)) or (is_other and not self.rate):
+        if is_part or (is_other and not self.rate):
             return None
         if said & _MEANS:
             return MEAN if said & _STEPS else None
-        if self.rate or (said & _STEPS and (self.unit or said & (_TIMES | _TOTALS | _UNITS.keys()))):
+        if self.rate or (self.names_step and (self.unit or said & _OF_TIME)):
             return 0
         if said & _TOTALS:
             return 3
-        if said & (_TIMES | _UNITS.keys()) or (self.unit and "train" in said):
+        if said & _OF_TIME or (self.unit and said & _NEWEST):
             return 1
-        return 2 if self.unit and not words and self.between not in ("(", "[") else None
+        return 2 if self.unit and not words and self.between not in ("(", "[", "/") else None
+
+    @property
+    def names_step(self) -> bool:
+        """Whether its name is that of a step, as `step_time` is, and `update_actor` is not."""
+        behind = list(itertools.takewhile(lambda word: word not in _STEPS, reversed(self.words)))
+        return len(behind) < len(self.words) and _BEHIND_STEPS.issuperset(behind)
 
     @property
     def rate(self) -> str | None:
@@ -168,6 +198,8 @@ class Recognised:
     """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
     name_rank: int = 0
     """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
+    left_out: Sequence[str] = ()
+    """Lines that name steps like those with a printed duration, of which none is read."""
 
     @property
     def reads_rate(self) -> bool:
@@ -227,10 +259,14 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         own = {} if _read_by(preset["loss"], lines) else loss
         yield -(name != "absl"), _narrowed({"preset": name, **own}, lines)
     yield from _json_rules(lines)
-    for mention in shapes:
+    for mention in () if _are_parts(trained) else shapes:
         if (rank := mention.rank) is not None:
             pattern = mention.pattern(_group_of(mention), _longer(mention.label, names))
+            if 0 < rank < MEAN and len(_read_by(_RANGE, trained)) >= FEWEST_STEPS:
+                pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
             yield rank, _narrowed({"pattern": pattern, **loss}, lines)
+    for window in _WINDOWS:
+        yield 0, _narrowed({"pattern": window, **loss}, lines)
     yield 0, _narrowed({"pattern": _BY_COUNTER, **loss}, lines)
     if lost is not None and lost.words[-1] == _LOSSES[0]:
         any_loss = loss["loss"].replace("?P<loss>", "?:")
@@ -245,10 +281,46 @@ def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
 
 def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
     """Returns one of each number that at least `FEWEST_STEPS` lines have."""
-    mentions = [mention for line in lines for mention in mentions_of(line)]
+    rows = [list(mentions_of(line)) for line in lines]
+    names = _unchanging(rows) if _are_counted(lines) else {}
+    mentions = [replace(mention, label=names.get(mention.label, mention.label)) for row in rows for mention in row]
     counts = collections.Counter(mention.shape for mention in mentions)
     found = {mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS}
     return [found[shape] for shape, _ in counts.most_common() if shape in found]
+
+
+def _unchanging(rows: Sequence[Sequence[_Mention]]) -> dict[str, str]:
+    """Returns the names without the words in front of them that differ from line to line, as that of a phase does."""
+    uses = collections.defaultdict[str, list[tuple[str, int]]](list)
+    for line, row in enumerate(rows):
+        for mention in row:
+            words = itertools.takewhile(_says_something, reversed(mention.label.split()))
+            uses[" ".join(reversed(list(words)))].append((mention.label, line))
+    return {
+        label: name for name, labels in uses.items() for label, _ in labels
+        if name and len(set(labels)) == len({line for _, line in labels})
+    }  # fmt: skip
+
+
+def _says_something(word: str) -> bool:
+    """Whether a word is one of the name of a number, as those in step time are."""
+    said = set(re.findall(r"[a-z]+", word.lower()))
+    is_known = said & (_OF_TIME | _STEPS | _MEANS | _NEWEST.union(_LOSSES, _ANY_LOSS))
+    return bool(is_known) or any(re.fullmatch(f"{_OTHERS.pattern}|{_PARTS.pattern}", one) for one in said)
+
+
+def _are_counted(lines: Sequence[str]) -> bool:
+    """Whether each line that names a step names another one."""
+    counters = [counter for line in lines if (counter := _counter_of(line)) is not None]
+    return len(counters) >= FEWEST_STEPS and len(set(counters)) == len(counters)
+
+
+def _are_parts(lines: Sequence[str]) -> bool:
+    """Whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
+    counted = [(counter, line) for line in lines if (counter := _counter_of(line)) is not None]
+    pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
+    parts = sum(_PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs)
+    return _repeats(lines) and 2 * parts >= len(counted) - 1
 
 
 def _longer(label: str, names: Collection[str]) -> set[str]:
@@ -261,8 +333,8 @@ def _group_of(mention: _Mention) -> str:
     if not mention.unit:
         return rf"(?P<{mention.group}>{_NUMBER})(?![\w/%:])"
     kinds = (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S)
-    unit = next((kind for kind in kinds if re.fullmatch(kind, mention.unit)), rf"{_UNIT}(?![A-Za-z/])")
-    return rf"(?P<value>{_NUMBER})\s*(?P<unit>{unit})"
+    rate = next((kind for kind in kinds if re.fullmatch(kind, mention.unit)), None)
+    return _DURATION if rate is None else rf"(?P<value>{_NUMBER})\s*(?P<unit>{rate})"
 
 
 def mentions_of(line: str) -> Iterator[_Mention]:
@@ -275,7 +347,8 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         end = found.end()
         between = _BETWEEN.search(before)
         head = before[: between.start()] if between is not None else before
-        label = re.sub(r"^[^A-Za-z_]+|^.*\((?![^()]*\))", "", _APART.split(head)[-1])
+        label = _APART.split(_VALUE.sub("  ", head))[-1]
+        label = re.sub(r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))", "", label)
         marks = before[len(head) :].strip() or ("" if label else before.strip()[-1:])
         yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
 
@@ -310,6 +383,9 @@ def _condition(lines: Sequence[str], loss: str = "") -> str:
         if left_out and not is_training and len(lines) - len(left_out) >= FEWEST_STEPS:
             condition += f"(?!.*{other})"
             lines = [line for line in lines if line not in left_out]
+    trained = _read_by(f"^{_TRAINS}", lines)
+    if FEWEST_STEPS <= len(trained) < len(lines):
+        return f"{condition}(?={_TRAINS})" + _of_first_rank(trained)
     return condition + _of_first_rank(lines)
 
 
@@ -372,6 +448,8 @@ def _fit_of(
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
+    if all(a >= b for a, b in itertools.pairwise(times[1:])) and len(set(times[1:])) > FEWEST_LINES:
+        rank = MEAN  # it only falls, as a mean with the compilation in it
     typical = statistics.median(times)
     passed, bursts = _passed(came) if at is not None else (None, False)
     agrees = typical / passed if passed and not (clock or bursts) else None
@@ -379,8 +457,16 @@ def _fit_of(
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         rules, len(times), None if clock and at is None else typical, found[len(found) // 2][0], clock, agrees, bursts,
-        rank,
+        rank, () if clock else _left_out(lines, {line for line, _, _ in found}),
     )  # fmt: skip
+
+
+def _left_out(lines: Sequence[str], read: Collection[str]) -> list[str]:
+    """Returns the lines that begin as those that were read, but name steps of which none was."""
+    steps = {_counter_of(line) for line in read}
+    starts = {tuple(_FIRST_WORD.findall(line)) for line in read}
+    others = [line for line in lines if tuple(_FIRST_WORD.findall(line)) in starts]
+    return [line for line in others if None not in steps and _counter_of(line) not in {None, *steps}]
 
 
 def only_grow(values: Sequence[float]) -> bool:

@@ -116,8 +116,8 @@ _NAMED = {
 DURATIONS = (*_NAMED, "value")
 """Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
 
-GROUPS = (*DURATIONS, "unit", "step", "loss")
-"""Legal names of groups in a pattern."""
+GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")
+"""Legal names of groups in a pattern; ``steps`` is the number, or range, of steps that a duration is the time of."""
 
 AT_ONCE = 0.25
 """Share of a printed duration within which lines with one counter are of one step."""
@@ -125,10 +125,10 @@ AT_ONCE = 0.25
 _COUNTERS = tuple(
     re.compile(
         rf"\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
-        r"[^\w\n]{0,3}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
+        r"[^\w\n]{0,4}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
         re.I,
     )
-    for words in ("step|iter|iteration|update", "batch")
+    for words in ("num_update", "step|iter|iteration|update", "batch")
 )
 
 
@@ -162,6 +162,7 @@ class StepReader:
         self.uses_clock: bool = self._unit == "step"
         self._last: tuple[float, int] | None = None
         self._decimal: bool | None = None
+        self._window_end = -1
 
     def _take_patterns(self, pattern: str, loss: str | None) -> None:
         self._pattern = _compiled("pattern", pattern)
@@ -192,7 +193,7 @@ class StepReader:
         if self.uses_clock:
             return self._between(None if step is None else int(step), now_s, lost)
         took_s = self._duration(said)
-        return Step(None if self._is_another_rank(step, now_s, took_s) else took_s, lost)
+        return None if self._is_another_rank(step, now_s, took_s) else Step(took_s, lost)
 
     def _said(self, line: str) -> dict[str, str | None]:
         """What a line says, by the names of groups; without a duration or counter if it is no step's."""
@@ -222,7 +223,17 @@ class StepReader:
         elif number(unit and "1" + unit) is not None:
             value, unit = number(said[self._unit]), ""
         known = factor(unit) if unit else _NAMED[self._unit]
-        return self._seconds(value, *known) if known is not None else None
+        took_s = self._seconds(value, *known) if known is not None else None
+        steps = said.get("steps")
+        return took_s / self._count(steps) if took_s and steps else took_s
+
+    def _count(self, steps: str) -> int:
+        """Number of steps that ``10`` or ``40-49`` says; 40-50 is as many where the line before ended with 40."""
+        first, *last = map(int, re.findall(r"\d+", steps))
+        if not last:
+            return max(1, first)
+        earlier, self._window_end = self._window_end, last[0]
+        return max(1, last[0] - first + (first != earlier))
 
     def _is_another_rank(self, step: float | None, now_s: float, took_s: float | None) -> bool:
         """Whether a line has the counter of the line that came at the same time."""

@@ -44,6 +44,8 @@ StepFile = Annotated[str | None, typer.Option("--step-file", help="File with the
 Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
+NO_PROJECTS = ("src", "scripts", "bin", "examples")
+"""Folders after which no study is named."""
 
 
 def tune(
@@ -69,6 +71,7 @@ def tune(
     file and runs that. The same command again goes on.
     """
     from autotune.model.errors import AutotuneError
+    from autotune.programs.look import refuse_without_xla
     from autotune.results.trackers import refuse_trackers
 
     refuse_trackers(tracker or ())
@@ -82,6 +85,7 @@ def tune(
     file, known = file_of(asked, name)
     if known is None:
         plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
+        refuse_without_xla(found)
         show_plan(found, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
@@ -126,16 +130,28 @@ def rules_of(
     return rules or None
 
 
-def name_of(command: list[str]) -> str:
-    """Derives the name of a study from the script or module of its command."""
+def name_of(command: Sequence[str]) -> str:
+    """Derives a name from the script or module of a command."""
     words = [Path(word).name for word in command]
     chosen = words[0]
     if re.fullmatch(r"python[\d.]*|bash|sh|uv|torchrun|srun|env", chosen):
         scripts = [word for word in words[1:] if re.fullmatch(r"[\w.-]+\.(py|sh)", word)]
         modules = [command[i + 1] for i, word in enumerate(command[:-1]) if word == "-m"]
         chosen = next(iter([*modules[:1], *scripts]), chosen)
-    chosen = re.sub(r"\.(py|sh)$", "", chosen)
-    return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", chosen).strip("-._")[:48] or "program"
+    return _legal(re.sub(r"\.(py|sh)$", "", chosen)) or "program"
+
+
+def study_name_of(command: Sequence[str], folder: Path) -> str:
+    """Derives the name of a study from its program, run in `folder`, and the folder in which that is: ``gpt-train``."""
+    program = name_of(command)
+    script = next((word for word in command if Path(word).stem == program), program)
+    places = (place.name for place in (folder / script).resolve().parents)
+    return _legal(f"{next((place for place in places if place not in NO_PROJECTS), '')}-{program}")
+
+
+def _legal(name: str) -> str:
+    """Returns a name without what the name of a study may not have."""
+    return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", name).strip("-._")[:48]
 
 
 def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
@@ -146,7 +162,7 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
-    base = name or name_of(list(asked.command))
+    base = name or study_name_of(asked.command, asked.cwd)
     file, number = Path(f"{base}.toml"), 1
     while file.exists():
         try:
@@ -222,7 +238,7 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     rows = [
         ("command", shlex.join(plan.spec.workload.shown.command or ())),
         ("interpreter", f"{probe.python}{jaxlib}" if probe.python else "none loaded jaxlib; autotune's own is asked"),
-        ("device", f"{found.device_count} x {found.device} ({found.request.platform})"),
+        ("device", f"{found.device_count or 1} x {found.device} ({found.request.platform})"),
         ("steps", found.how),
         ("", f"such as: {steps.example.strip()[:100]}"),
         *([("careful", found.doubt)] if found.doubt else []),

@@ -87,6 +87,10 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
     return (beside[Arm.CANDIDATE] - beside[Arm.REFERENCE]) / told
 
 
+IN_TOTAL = "in total"
+"""Words of a veto by the total of all steps: unlike others it says that the set is no faster."""
+
+
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
     """Why a set is no winner although its `typical` step may be faster; None if nothing speaks against it."""
     if typical is None:
@@ -221,7 +225,7 @@ def _leaks(look: SoakLook) -> Iterator[str]:
 
 
 def _in_total(total: float, typical: float | None) -> str:
-    return f"{format_change(total)} in total{_though(typical)}"
+    return f"{format_change(total)} {IN_TOTAL}{_though(typical)}"
 
 
 def _though(typical: float | None) -> str:

@@ -399,6 +399,8 @@ class SearchSpec(Section):
     first. ``process_count`` is that of `device`."""
     groups: tuple[str, ...] = ()
     """Groups of the catalogue whose settings are searched."""
+    without: tuple[str, ...] = ()
+    """Settings that are not searched with their group, such as flags that the program sets last itself."""
     recipes: tuple[str, ...] = ()
     """Published sets that are tried first, each filtered to what the installed build has."""
     first: tuple[NamedSet, ...] = ()

@@ -302,6 +302,8 @@ class StudySpec(Section):
         # Studies recorded before these keys were there are the same.
         if self.limits.compile is None:
             data["limits"].pop("compile")
+        if not self.search.without:
+            data["search"].pop("without")
         if self.workload.launcher is None:
             data["workload"].pop("launcher")
         return data

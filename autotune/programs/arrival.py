@@ -17,13 +17,16 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet, kind_of, parse_tokens, reaches_out
 from autotune.programs.probe import Probe
 from autotune.workers.programs import dump_flag
-from autotune.workers.settings_check import check_processes, files_that_name
+from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_processes, files_that_set, scripts_of
 
 MARK = "--xla_dump_max_hlo_modules=-1"
 """XLA's default, given to a probed program as a flag: it shows whether XLA_FLAGS arrive in the program."""
 
 DEVICE_COUNT = "xla_force_host_platform_device_count"
 """Flag that makes virtual CPU devices; a study has `device.count`."""
+
+_GIVES_WAY = re.compile(r"=[^=\n]*--xla[^\n]*environ|setdefault\([^\n]*")
+"""A line of Python that sets flags in front of given ones, or where none are given."""
 
 _UNKNOWN = "the program, or a script that starts it,"
 
@@ -36,6 +39,8 @@ class OwnSettings:
     """They become the baseline of its study; without those that name files."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Its variables that steer performance or choose devices."""
+    held: Mapping[str, str] = field(default_factory=dict)
+    """The flags that it sets while it runs, and no trial can change."""
     warnings: tuple[str, ...] = ()
     """Reasons why a trial may be unable to change some of them, with the line to write instead."""
 
@@ -53,7 +58,7 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
         SettingError: If the program's XLA_FLAGS cannot be parsed.
     """
     seen = [p["values"] for p in probe.processes.values() if "values" in p]
-    who = next(iter(files_that_name("XLA_FLAGS", command, folder)), _UNKNOWN)
+    who = next(iter(files_that_set("XLA_FLAGS", command, folder)), _UNKNOWN)
     is_unseen = not seen and bool(probe.processes) and probe.has_dumped is False
     for given in seen or ([{}] if is_unseen else []):
         _refuse_lost(who, given.get("XLA_FLAGS", ""))
@@ -78,11 +83,33 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     if is_last:
         line = _line(who, "XLA_FLAGS", flags)
         warnings.append(f"{who} puts its own flags last, so no trial can change them: write `{line}`")
+    held = _held_flags(probe, values, scripts_of(command, folder).get(who, ""))
+    count = probe.options.get(DEVICE_COUNT) or str(probe.partitions)
+    if count != "1":
+        values = {**values, "XLA_FLAGS": f"{values.get('XLA_FLAGS', '')} --{DEVICE_COUNT}={count}"}
+    if held:
+        own = " ".join(f"--{name}={value}" for name, value in held.items())
+        line = _line(who, "XLA_FLAGS", own)
+        warnings.append(f"{who} sets {own} while it runs, so no trial can change that: not searched; write `{line}`")
     for name, value in settings.items():
         if kind_of(name) == "env":
-            who = next(iter(files_that_name(name, command, folder)), _UNKNOWN)
+            who = next(iter(files_that_set(name, command, folder)), _UNKNOWN)
             warnings.append(f"{who} sets {name}: write `{_line(who, name, value)}`, or no trial can change it")
-    return OwnSettings(settings=settings, environment=values, warnings=tuple(warnings))
+    return OwnSettings(settings=settings, environment=values, held=held, warnings=tuple(warnings))
+
+
+def _held_flags(probe: Probe, values: Mapping[str, str], text: str) -> dict[str, str]:
+    """Returns the flags that a program, whose script has this text, adds behind those that it was started with."""
+    given = {token.name for token in parse_tokens(values.get("XLA_FLAGS", ""))}
+    named = set(re.findall(r"--(xla_\w+)", text))
+    gives_way = set(re.findall(r"--(xla_\w+)", " ".join(_GIVES_WAY.findall(text))))
+    doubtful = {*IN_FORCE["set_by_jax"], *given} - (named - given)
+    if probe.opens_gpu:
+        doubtful |= probe.options.keys() - named  # what JAX sets on GPUs is not known
+    return {
+        name: value for name, value in probe.options.items()
+        if name not in doubtful | gives_way | {DUMP_FLAG} and name != DEVICE_COUNT and not reaches_out(name)
+    }  # fmt: skip
 
 
 def _refuse_lost(who: str, flags: str) -> None:
@@ -177,8 +204,8 @@ def _seen(pid: int, program: int, settings: FlagSet, command: Sequence[str], fol
         return [f"not applied: {line}" for line in check.lost]
     if not any("values" in p for p in processes):
         return [f"not applied, as far as can be seen: {note}" for note in check.notes]
-    scripts = [s for s in files_that_name("XLA_FLAGS", command, folder) if s.endswith(".py")]
+    scripts = [s for s in files_that_set("XLA_FLAGS", command, folder) if s.endswith(".py")]
     if scripts and settings.of_kind("xla"):
-        return [f"it cannot be seen whether they are applied: {scripts[0]} names XLA_FLAGS, and may set them itself"]
+        return [f"it cannot be seen whether they are applied: {scripts[0]} sets XLA_FLAGS itself"]
     where = ", ".join(str(p["pid"]) for p in processes)
     return [f"applied: the program's process {where} was started with them and has loaded XLA"]

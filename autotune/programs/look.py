@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.output import find, lines_of
+from autotune.child.read_output import CARRIERS
 from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
 from autotune.child.steps import MATCH_LIMIT_S, Step, StepReader, TooSlow, match_limit, plain
 from autotune.machine.environment import caller_environment, child_environment, driver_python
@@ -33,6 +35,8 @@ from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
 from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
 from autotune.workers.failures import advice_on, classify_failure
+from autotune.workers.programs import dumped_options, partitions_in
+from autotune.workers.settings_check import scripts_of
 
 LEAST_STEPS = 10
 """Steps after warm-up that a study needs in each run."""
@@ -106,7 +110,8 @@ class ProbeResult:
     doubt: str
     """Reason not to trust the printed durations; empty if there is none."""
     device: str
-    device_count: int
+    device_count: int | None
+    """None on a CPU of which the program asks for no number of devices."""
     own: OwnSettings
     """The settings that it sets itself."""
 
@@ -234,14 +239,15 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
     )  # fmt: skip
 
     def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch, is_dumped = StepWatch(request, tell), request.platform == "cpu"
+        watch = StepWatch(request, tell)
         with contextlib.closing(Scratch(COMPILES)) as dump:
             probe = run_probe(
-                request.command, {**environment, "XLA_FLAGS": marks_of(dump.path if is_dumped else None)},
+                request.command, {**environment, "XLA_FLAGS": marks_of(dump.path)},
                 cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
                 file=rules.get("file"),
             )  # fmt: skip
-            probe.has_dumped = any(dump.path.iterdir()) if is_dumped else None
+            probe.has_dumped = any(dump.path.iterdir())
+            probe.options, probe.partitions = dumped_options(dump.path), partitions_in(dump.path)
             probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
         return probe, watch
 
@@ -302,6 +308,18 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
     )  # fmt: skip
 
 
+def refuse_without_xla(found: ProbeResult) -> None:
+    """Refuses a program that has not loaded XLA, unless it works where its processes cannot be seen; LaunchError."""
+    request, probe = found.request, found.probe
+    scripts = " ".join(scripts_of(request.command, request.cwd).values())
+    words = {*map(os.path.basename, request.command), *re.findall(r"[\w.]+", scripts)}
+    if not probe.processes and not probe.has_dumped and CARRIERS.isdisjoint(words):
+        raise LaunchError(
+            "the program must use XLA but none of its processes has loaded jaxlib: no setting here can change it; "
+            "name the program that trains with JAX"
+        )
+
+
 def refuse_one_word(command: Sequence[str]) -> None:
     """Refuses a whole command line in quotes, which no shell splits; LaunchError with the command to give."""
     if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
@@ -314,10 +332,10 @@ def refuse_one_word(command: Sequence[str]) -> None:
 # ---------------------------------------------------------------------- devices
 
 
-def devices_of(platform: str, environment: Mapping[str, str]) -> tuple[int, str]:
-    """Returns how many devices a program with this environment has, and the name of one."""
+def devices_of(platform: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """Returns how many devices a program with this environment has, None if it asks for none, and the name of one."""
     if platform == "cpu":
-        return asked_cpu_devices(environment) or 1, processor_name()
+        return asked_cpu_devices(environment), processor_name()
     gpus = visible_gpus(environment)
     return max(1, len(gpus)), gpus[0].name if gpus else "GPU"
 
@@ -437,6 +455,8 @@ def doubt_of(fit: Recognised | None) -> str:
     """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
     if fit is not None and fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
+    if fit is not None and fit.left_out:
+        return f"{len(fit.left_out)} lines of steps are not read, such as: {fit.left_out[0].strip()[:100]}"
     if fit is not None and fit.name_rank == MEAN:
         return "only a mean of several steps is printed: print the duration of each"
     if fit is None or fit.is_within(ALIKE):

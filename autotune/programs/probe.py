@@ -35,6 +35,10 @@ class Probe:
     """The one that it was given."""
     has_dumped: bool | None = None
     """Whether XLA wrote what it compiled into the folder of that environment; None without one."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The flags in force beside XLA's defaults in what it compiled, and their values."""
+    partitions: int = 1
+    """Devices of the largest program that it compiled."""
     lines: list[str] = field(default_factory=list)
     """Lines of the output, or of the file that was asked for."""
     at_s: list[float] = field(default_factory=list)

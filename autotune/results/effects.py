@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from autotune.model.records import INERT, EffectsRecord, TrialResult
+from autotune.model.flags import FlagSet
+from autotune.model.records import INERT, EffectsRecord, FinalistResult, SoakRecord, TrialResult
 from autotune.model.texts import text_lines
 from autotune.model.units import format_interval, format_ratio
 from autotune.results.format import format_figures, time_words
@@ -13,6 +14,7 @@ from autotune.results.pages import Cell, Chart, Mark, forest
 from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
 from autotune.rundir.store import Store
 from autotune.settings.published import format_effects
+from autotune.stats.estimates import Verdict
 
 WORTH_A_ROW = 0.05
 """P(active) below which a setting is left out of table and chart; the frame holds all."""
@@ -99,6 +101,7 @@ def effect_lines(store: Store) -> list[str]:
         below=INERT,
         keeps_default=record.best.settings.items() <= store.spec.baseline.items(),
         time=time_words(store),
+        refused=refused_sets(store).get(record.best.settings),
         published=[(name, text) for name, value in record.best.settings.items() for text in format_effects(name, value)],
         newer=len(store.of(TrialResult)) - record.trials,
     )
@@ -107,14 +110,24 @@ def effect_lines(store: Store) -> list[str]:
 # ---------------------------------------------------------------------- table and chart
 
 
+def refused_sets(store: Store) -> dict[FlagSet, str]:
+    """Returns in words what a proof, a veto or a long run has decided against a set, by its settings."""
+    refused = {f.settings: "not accepted" for f in store.of(FinalistResult) if f.is_vetoed}
+    proofs = {f.settings: f for f in store.of(FinalistResult) if not f.is_vetoed}
+    settled = (s for s, f in proofs.items() if f.verdict in (Verdict.NO_DIFFERENCE, Verdict.SLOWER))
+    long_runs = (s.settings for s in store.of(SoakRecord) if s.failure is not None)
+    return {**refused, **dict.fromkeys(settled, "ruled out by its proof"), **dict.fromkeys(long_runs, "ruled out")}
+
+
 def estimate_table(store: Store) -> list[Row]:
     """Returns the rows of the report's table."""
+    refused = {str(settings): why for settings, why in refused_sets(store).items()}
     return [
         {
             "setting": r.label,
             "ratio": Cell(format_ratio(r.ratio), r.style),
             "95 % interval": format_interval(r.low, r.high),
-            "active": r.acts,
+            "active": refused.get(r.label, r.acts),
             "trials": str(r.trials),
         }
         for r in _shown(store)

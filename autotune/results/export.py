@@ -21,7 +21,7 @@ from autotune.model.files import packaged_templates, plain_text
 from autotune.model.options import dotted, is_nested_deeper, plain
 from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.redaction import visible_line
-from autotune.model.units import format_change, format_seconds
+from autotune.model.units import format_gain, format_seconds
 from autotune.results.format import format_estimate, further_lines, time_of
 from autotune.results.winner import WINNER_VERSION, Winner, winner_of
 from autotune.rundir.store import Store
@@ -205,7 +205,7 @@ def is_unchanged(text: str, winner: Winner) -> bool:
 
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    functions = {f.__name__: f for f in (format_change, format_estimate, format_seconds, further_lines, time_of, plain)}
+    functions = {f.__name__: f for f in (format_gain, format_estimate, format_seconds, further_lines, time_of, plain)}
     return _templates().get_template("export/evidence.j2").render(functions, winner=winner).splitlines()
 
 

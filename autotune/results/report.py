@@ -21,7 +21,7 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_bytes, format_change, format_count, format_seconds
+from autotune.model.units import format_bytes, format_count, format_gain, format_seconds
 from autotune.results import tables
 from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
@@ -143,10 +143,11 @@ def _verdict(conclusion: ConclusionRecord) -> list[str]:
 
 def _effort(store: Store, trials: Sequence[TrialRow]) -> str:
     """Formats how much was tried in which time."""
-    counts = {"failed": sum(r.failure is not None for r in trials), "duplicates": sum(bool(r.same_as) for r in trials)}
+    duplicates = sum(bool(r.same_as) for r in trials)
+    counts = {"failed": sum(r.failure is not None for r in trials), "duplicates not counted": duplicates}
     more = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     time = format_seconds(max((r.at_s for r in store.records()), default=0.0))
-    return f"{len(trials)} trials{f' ({more})' if more else ''} in {time}"
+    return f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in {time}"
 
 
 def _throughput(aa_run: AaRecord) -> list[str]:
@@ -192,7 +193,7 @@ def _run_row(run: Path, page: Path) -> tables.Row:
     except AutotuneError as error:
         return {**row, "result": Cell(f"unreadable: {error}", "failed")}
     if conclusion is not None and conclusion.outcome is Outcome.WINNER and conclusion.estimate is not None:
-        change = f"{format_change(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
+        change = f"{format_gain(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
         row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
     return row
 
@@ -206,7 +207,8 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     if aa_run is not None:
         label, e = "the default against itself", aa_run.noise.estimate
         rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
-    shown = [r for r in sorted(trials, key=lambda r: r.rank) if r.failure is None and not math.isnan(r.ratio)]
+    drawn = [r for r in trials if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
+    shown = sorted(drawn, key=lambda r: r.rank)
     for r in shown[:most]:
         short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"

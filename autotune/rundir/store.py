@@ -333,8 +333,9 @@ class Store(Folders):
         return store
 
     def has_measured(self) -> bool:
-        """Whether there is a measured pair, or a record of one."""
-        files = (file for name in FOLDERS for file in (self.path / name).rglob(PAIRS))
+        """Whether there is more than an A/A run that was refused, or did not end."""
+        folders = (self.path / name for name in FOLDERS if name != "aa_run")
+        files = (file for folder in folders for file in folder.rglob(PAIRS))
         return any(file.stat().st_size for file in files) or bool(self.of(AaRecord))
 
     def close(self) -> None:

@@ -277,6 +277,7 @@ class SpaceBuilder:
         self._notes: dict[str, str] = {}
         self._known = known
         self._baseline = spec.baseline
+        self._without = spec.search.without
         self._platform = spec.device.platform
         self.scopes = scopes
         self._made: set[Scope] = set()
@@ -327,6 +328,8 @@ class SpaceBuilder:
 
     def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
         """Why a setting is not searched with its group; empty if it is."""
+        if entry.name in self._without:
+            return "left out by the study (`search.without`)"
         if entry.name == "process_layout":
             return "not a setting of a process: search it by `[search.options] process_count = [1, 8]`"
         if entry.platform in NEVER_SEARCHED:

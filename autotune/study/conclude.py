@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
+from autotune.model.proofs import IN_TOTAL
 from autotune.model.records import (
     AaRecord,
     ConclusionRecord,
@@ -16,7 +17,7 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
 )
-from autotune.model.units import format_change, format_seconds, format_share
+from autotune.model.units import format_gain, format_seconds, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
 from autotune.rundir.store import earlier_runs
@@ -50,17 +51,19 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         loss = loss_addition([*proofs, *mine])
         count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
         aa_run = run.store.last(AaRecord)
+        step_s = aa_run.comparison.reference_step_s if aa_run is not None and proven.work is None else None
+        what = time_of(proven.work)
         if not spec.confirm.isolated and aa_run is not None and aa_run.comparison.mode != ABA:
             after += ", isolated runs left out"
         if earlier := earlier_runs(run.store):
             loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         return {
             "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} is {format_change(ratio.ratio)} than {spec.reference_name} on this "
-            f"machine: {time_of(proven.work)} ratio {format_estimate(ratio)} over "
+            "sentence": f"{proven.settings} beats {spec.reference_name} on this machine, "
+            f"{format_gain(ratio.ratio, step_s, of=what)}: {what} ratio {format_estimate(ratio)} over "
             f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
             f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow"
-            f"{_objections(end, {})}",
+            + "".join(f"; {text}" for text in _objections(run, end.objections)),
             "settings": proven.settings,
             "trial": proven.trial,
             "estimate": ratio,
@@ -80,8 +83,7 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, end, results)
-    objections = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
-    sentence += _objections(end, objections)
+        sentence += "".join(f"; {text}" for text in _objections(run, _refused(run, end)) if text not in sentence)
     latest = {s.settings: s for s in soaks}.values()
     if against := [s for s in latest if s.failure is not None or s.unsettled is not None]:
         least = min(against, key=lambda s: len(s.settings))
@@ -89,10 +91,22 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
     return {"outcome": outcome, "sentence": sentence, "needed_s": budget_s}
 
 
-def _objections(end: Conclude, known: dict[FlagSet, str]) -> str:
-    """Formats what speaks against sets that looked faster, `known` vetoes included."""
-    told = {**known, **end.objections}
-    return "".join(f"; {settings} looked faster but {why}" for settings, why in told.items())
+def _refused(run: StudyRun, end: Conclude) -> dict[FlagSet, str]:
+    """Returns what speaks against each set whose proof, or an isolated one behind it, looked faster."""
+    vetoes = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
+    return {**vetoes, **end.objections}
+
+
+def _is_open(run: StudyRun, end: Conclude) -> bool:
+    """Whether a set that looked faster was refused for how it was measured, which is no evidence that it is not."""
+    return any(IN_TOTAL not in why for why in _refused(run, end).values())
+
+
+def _objections(run: StudyRun, refused: Mapping[FlagSet, str]) -> list[str]:
+    """Formats what speaks against sets that looked faster."""
+    proofs = {f.settings: f.estimate for f in run.store.of(FinalistResult) if f.estimate is not None}
+    looked = {s: format_gain(proofs[s].ratio) if s in proofs else "faster" for s in refused}
+    return [f"{s} looked {looked[s]}, but is not accepted because {why}" for s, why in refused.items()]
 
 
 def needed_s(run: StudyRun) -> float:
@@ -110,7 +124,10 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
             "inconclusive: steps are timed by a clock that is too coarse, so no smaller gains than "
             f"{format_share(coarse)} can be seen; time them by a finer one (`time.perf_counter`), or print more digits"
         )
-    if best is None and open_gain <= max(min_effect, RULED_OUT):
+    is_bounded = best is None and open_gain <= max(min_effect, RULED_OUT)
+    if is_bounded and _is_open(run, end):
+        return Outcome.INCONCLUSIVE, f"inconclusive: {_objections(run, _refused(run, end))[0]}"
+    if is_bounded:
         return Outcome.NOTHING_BEATS_THE_DEFAULT, (
             f"no setting tried beats {run.spec.reference_name} on this machine by more than "
             f"{format_share(max(open_gain, min_effect))}"
@@ -148,8 +165,8 @@ def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) ->
     judged |= end.objections.keys()
     found = []
     for result in results:
-        if result.settings in judged or result.failure is not None or result.comparison is None:
-            continue
+        if result.settings in judged or result.same_as is not None or result.comparison is None:
+            continue  # a duplicate is judged by the trial that has its figures
         proof = last.get(result.settings)
         estimate = proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
         found.append((1.0 - estimate.low, str(result.settings)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from autotune.model.clock import Stopwatch
+from autotune.model.errors import AutotuneError
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.model.stop import stoppable
@@ -64,10 +66,18 @@ def run(
     trackers = [tracker] if isinstance(tracker, str) else tracker
     try:
         done = run_shown(spec, path, console, study_dir=folder, make_engine=choose_engine(spec, ()), trackers=trackers)
+    except AutotuneError as error:
+        error.args = (re.sub(r"--(run-dir|trials|time-budget)\b", _argument_of, str(error)), *error.args[1:])
+        raise
     except KeyboardInterrupt:
         print(f"autotune: stopped; everything so far is in {path}; the same call continues", file=sys.stderr)
         raise
     return Study(done.store.path)
+
+
+def _argument_of(option: re.Match[str]) -> str:
+    """Returns the argument of `run` for an option of the command line that a message names."""
+    return f"{option[1].replace('-', '_')}=..."
 
 
 def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:

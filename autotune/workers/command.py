@@ -29,7 +29,7 @@ from autotune.workers.settings_check import (
     check_environment,
     check_options,
     check_processes,
-    files_that_name,
+    files_that_set,
 )
 
 READ_DTYPE = "tensorfloat32"
@@ -202,8 +202,10 @@ class ReadWorker(CommandWorker):
         check = check_processes(self._settings, processes)
         self._refuse_lost((*check.lost, *(self._watch.lost(self._settings) if processes else ())))
         if self._watch.problem and self._settings.of_kind("xla"):
-            scripts = files_that_name("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
-            doubts = [f"{s} names XLA_FLAGS: if it sets them, the settings under trial do not arrive" for s in scripts]
+            scripts = files_that_set("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
+            doubts = [
+                f"{s} sets XLA_FLAGS itself: behind given ones, the settings under trial do not arrive" for s in scripts
+            ]
             check = replace(check, notes=(*check.notes, *doubts))
         first: Mapping[str, Any] = processes[0] if processes else {}
         gpus = message["ran_on"].get("gpus", [])

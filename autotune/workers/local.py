@@ -69,7 +69,7 @@ class LocalLauncher(Launcher):
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         """Returns the environment of a worker."""
         device = self._spec.under(settings).device
-        each = (device.count or device.rank_count) // device.rank_count if device.platform == "cpu" else None
+        each = device.count // device.rank_count if device.platform == "cpu" and device.count else None
         env = child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
         return {**self.caches.added_to(env, settings), **self.added}
 

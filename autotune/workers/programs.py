@@ -41,6 +41,19 @@ def dump_flag(folder: Path) -> str:
     return "" if re.search(r"[\s'\"\\]", str(folder)) else f"--{DUMP_FLAG}={folder}"
 
 
+def dumped_options(folder: Path) -> dict[str, str]:
+    """Returns the flags, beside XLA's defaults, under which the programs of a dump were compiled."""
+    files = [parse_text_proto(_text(file)) for file in sorted(folder.glob(f"*{OPTIONS}"))]
+    return {name: values[-1] for options in files for name, values in options.items()}
+
+
+def partitions_in(folder: Path) -> int:
+    """Returns the number of devices of the largest program of a dump."""
+    heads = (_text(file).partition("\n")[0] for file in folder.glob("*.before_optimizations.txt"))
+    counts = (re.search(r"num_partitions=(\d+)", head) for head in heads)
+    return max((int(count[1]) for count in counts if count is not None), default=1)
+
+
 class ProgramWatch:
     """Dump folder of one process tree.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +77,24 @@ def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -
     return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
 
 
-def files_that_name(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts among the words of a command, run in `folder`, that name a variable."""
-    scripts = []
+def scripts_of(command: Sequence[str], folder: Path) -> dict[str, str]:
+    """Returns the text of each script among the words of a command that is run in `folder`."""
+    scripts = {}
     for word in command:
         with contextlib.suppress(OSError, ValueError):
-            is_script = Path(word).suffix in (".py", ".sh")
-            if is_script and variable.encode() in plain_content(folder / word, most=TEXT_BYTES):
-                scripts.append(word)
+            if Path(word).suffix in (".py", ".sh"):
+                scripts[word] = plain_content(folder / word, most=TEXT_BYTES).decode(errors="replace")
     return scripts
+
+
+def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[str]:
+    """Returns the scripts among the words of a command, run in `folder`, that set a variable, or take it away."""
+    sets = re.compile(
+        rf"{variable}[\"']\]\s*[+|]?=(?!=)|(?:^|[\s;]){variable}\+?=|(?:setdefault|putenv|update|pop)\W+{variable}|"
+        rf"(?:unset|del) .*{variable}",
+        re.M,
+    )
+    return [word for word, text in scripts_of(command, folder).items() if sets.search(text)]
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -12,20 +12,22 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.cli.tune import name_of
+from autotune.cli.tune import study_name_of
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.spec import load_study
 from autotune.programs import look as looking
-from autotune.programs.arrival import OwnSettings
+from autotune.programs.arrival import OwnSettings, own_settings
 from autotune.programs.draft import plan_of
-from autotune.programs.look import ProbeRequest, ProbeResult, Steps
+from autotune.programs.look import ProbeRequest, ProbeResult, Steps, asked_cpu_devices
 from autotune.programs.probe import Probe
+from autotune.workers.settings_check import files_that_set
 from harness.simulated_machine import write_study
 from tests.console import autotune, autotune_process
 from tests.runs import there
@@ -33,7 +35,8 @@ from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
 PROGRAMS = CASES["programs"]
-PLAIN = PROGRAMS["plain"]
+MAPS_XLA = PROGRAMS["maps_xla"]
+PLAIN = MAPS_XLA + PROGRAMS["plain"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,9 +46,10 @@ def looks_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def look(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `tune --dry-run` says of a program with this text."""
-    (folder / "train.py").write_text(text)
-    return autotune("tune", "--dry-run", *arguments, "--", sys.executable, "train.py", cwd=folder)
+    """What `tune --dry-run` says of a program with this text, which seems to have loaded XLA."""
+    (folder / "train.py").write_text(text if text.startswith(MAPS_XLA) else MAPS_XLA + text)
+    named = ("--name", "train", *arguments)
+    return autotune("tune", "--dry-run", *named, "--", sys.executable, "train.py", cwd=folder)
 
 
 def test_a_plain_program_is_understood_and_its_study_passes_the_checks(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_arguments_arrive_as_they_are_and_a_launcher_is_seen_through(tmp_path: P
     (tmp_path / "pack" / "main.py").write_text(saved + "import jaxlib.xla_client\n" + PLAIN)
     (tmp_path / "run.sh").write_text(f'exec {sys.executable} -m pack.main "$@"\n')
     seen = tmp_path.with_name("seen.json")
-    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path, SEEN=str(seen))
+    done = autotune("tune", "--dry-run", "--name", "run", "--", "bash", "run.sh", *HYDRA, cwd=tmp_path, SEEN=str(seen))
     assert done.returncode == 0, done.stderr
     spec = load_study(tmp_path / "run.toml")
     assert spec.workload.command == ("bash", "run.sh", *HYDRA)
@@ -181,7 +185,7 @@ def test_a_script_that_lets_no_settings_arrive_is_told_before_the_study(kind: st
     (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN)
     (tmp_path / "again.py").write_text(PROGRAMS["again"] + (tmp_path / "train.py").read_text())
     (tmp_path / "run.sh").write_text(LOSES_FLAGS[kind] + "\n")
-    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    done = autotune("tune", "--dry-run", "--name", "run", "--", "bash", "run.sh", cwd=tmp_path)
     assert done.returncode == 2
     assert "XLA_FLAGS" in done.stderr
     if kind == "exports its own":
@@ -193,7 +197,7 @@ def test_the_settings_of_a_script_become_the_baseline_and_its_devices_those_of_t
     (tmp_path / "train.py").write_text(LOADS_XLA + PLAIN)
     own = f"{FLAG} --xla_force_host_platform_device_count=3 --xla_dump_to=/nowhere"
     (tmp_path / "run.sh").write_text(f'export XLA_FLAGS="$XLA_FLAGS {own}" OMP_NUM_THREADS=2\n{SCRIPT}\n')
-    done = autotune("tune", "--dry-run", "--", "bash", "run.sh", cwd=tmp_path)
+    done = autotune("tune", "--dry-run", "--name", "run", "--", "bash", "run.sh", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f'export XLA_FLAGS="{own} $XLA_FLAGS"' in done.stdout, "its flags come last, so they win over a trial's"
     assert 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}"' in done.stdout
@@ -231,24 +235,49 @@ def test_a_gpu_that_is_not_here_is_missed_before_the_program_is_started(tmp_path
     assert not (tmp_path / "started").exists()
 
 
-def test_names_follow_the_program() -> None:
-    assert name_of(["python", "src/train.py", "lr=3"]) == "train"
-    assert name_of(["/opt/x/bin/python3.12", "-m", "pack.main"]) == "pack.main"
-    assert name_of(["bash", "./run me.sh"]) == "bash"
-    assert name_of(["uv", "run", "train_it.py"]) == "train_it"
-    assert name_of(["./go"]) == "go"
-    assert name_of(["..."]) == "program"
+@pytest.mark.parametrize(("command", "name"), CASES["names"], ids=lambda value: value if isinstance(value, str) else "")
+def test_names_follow_folder_and_program(command: list[str], name: str) -> None:
+    assert study_name_of(command, Path("/home/me/gpt")) == name
+
+
+def test_a_program_that_never_loads_xla_is_refused_but_one_in_a_container_is_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAMS["plain"])
+    (tmp_path / "in_docker.sh").write_text(f"true docker run\n{sys.executable} train.py\n")
+    done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert (done.returncode, "none of its processes has loaded jaxlib" in done.stderr) == (2, True)
+    assert autotune("tune", "--dry-run", "--", "bash", "in_docker.sh", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("case", CASES["held"], ids=lambda case: case["name"])
+def test_flags_and_devices_that_python_sets_while_it_runs_are_seen_by_the_dump(case: dict[str, Any]) -> None:
+    given = "--xla_dump_max_hlo_modules=-1 --xla_dump_to=/tmp/x"
+    values = {"XLA_FLAGS": f"{case.get('given', '')} {given}".strip()}
+    probe = Probe(environment={"XLA_FLAGS": given}, has_dumped=True, options=case["options"])
+    probe.processes = {1: {"pid": 1, "values": values, "opens_gpu": case.get("gpu", False)}}
+    probe.partitions = case.get("partitions", 1)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "train.py").write_text(case["text"])
+        own = own_settings(probe, ["python", "train.py"], Path(folder))
+    assert list(own.held) == case["held"]
+    assert asked_cpu_devices(own.environment) == case.get("devices")
+
+
+@pytest.mark.parametrize(("text", "sets"), CASES["sets"])
+def test_reading_a_variable_is_not_setting_it(text: str, sets: bool, tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(text)
+    assert files_that_set("XLA_FLAGS", ["python", "run.py"], tmp_path) == ["run.py"] * sets
 
 
 def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Path) -> None:
     look(tmp_path, PLAIN)
-    before = (tmp_path / "train.toml").read_text()
+    (tmp_path / "train.toml").rename(tmp_path / f"{(derived := study_name_of(['train.py'], tmp_path))}.toml")
+    before = (tmp_path / f"{derived}.toml").read_text()
     again = autotune("tune", "--dry-run", "--", sys.executable, "train.py", cwd=tmp_path)
-    assert "going on with the study train.toml" in again.stdout
-    assert (tmp_path / "train.toml").read_text() == before
+    assert f"going on with the study {derived}.toml" in again.stdout
+    assert (tmp_path / f"{derived}.toml").read_text() == before
     other = autotune("tune", "--dry-run", "--", sys.executable, "train.py", "--fast", cwd=tmp_path)
-    assert "written to train-2.toml" in other.stdout
-    named = autotune("tune", "--dry-run", "--name", "train", "--", sys.executable, "train.py", "--slow", cwd=tmp_path)
+    assert f"written to {derived}-2.toml" in other.stdout
+    named = autotune("tune", "--dry-run", "--name", derived, "--", sys.executable, "train.py", "--slow", cwd=tmp_path)
     assert named.returncode == 2
     assert "of something else" in named.stderr
     read = autotune("tune", "--dry-run", "--step-pattern", "x", "--", sys.executable, "train.py", cwd=tmp_path)
@@ -259,7 +288,8 @@ def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Pa
 def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PLAIN)
     token = "hf_" + "a1" * 12
-    done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", f"--token={token}", cwd=tmp_path)
+    command = ("--name", "train", "--", sys.executable, "train.py", f"--token={token}")
+    done = autotune("tune", "--dry-run", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert token not in done.stdout + done.stderr
     assert (tmp_path / "train.toml").read_text().count(token) == 1  # the command itself, and no remark
@@ -273,7 +303,7 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
     study = study.replace('groups = ["cpu"]', "settings = { xla_backend_optimization_level = [1, 2] }")
     effects = '{ "xla_backend_optimization_level=1" = 0.9 }'
     write_study(tmp_path / "train.toml", f'{study}\n[simulation]\nnoise = "quiet"\neffects = {effects}\n')
-    done = autotune("tune", "--yes", "--", sys.executable, "train.py", cwd=tmp_path)
+    done = autotune("tune", "--yes", "--name", "train", "--", sys.executable, "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on with the study train.toml" in done.stdout
     use = next(line.strip() for line in done.stdout.splitlines() if "winner.env &&" in line)
@@ -288,12 +318,13 @@ def test_the_end_is_an_env_file_and_the_line_that_uses_it(tmp_path: Path) -> Non
 @pytest.mark.timeout(500)
 def test_a_program_that_runs_is_tuned_by_a_real_start_to_its_env_file(tmp_path: Path) -> None:
     assert look(tmp_path, PROGRAMS["quick"]).returncode == 0
+    (tmp_path / "train.py").write_text(PROGRAMS["quick"])  # of which no dump is expected
     study = (tmp_path / "train.toml").read_text()
     for before, after in CASES["smaller_study"].items():
         study, count = re.subn(f"^{before}$", after, study, flags=re.M)
         assert count == 1
     (tmp_path / "train.toml").write_text(study)
-    command = ("tune", "--yes", "--trials", "1", "--", sys.executable, "train.py")
+    command = ("tune", "--yes", "--name", "train", "--trials", "1", "--", sys.executable, "train.py")
     done = autotune_process(*command, cwd=tmp_path, XDG_DATA_HOME=str(tmp_path / "data"))
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)

@@ -19,7 +19,7 @@ from autotune.model.records import RECORD, SCHEMA_VERSION, IncidentRecord, Trial
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.files import append_synced, write_atomically
 from autotune.rundir.lock import is_held
-from autotune.rundir.store import RECORDS, Store
+from autotune.rundir.store import PAIRS, RECORDS, Store
 from tests.runs import record, replay_study
 
 
@@ -50,6 +50,17 @@ def test_run_directory_of_another_study_is_refused_with_the_section_that_differs
     other = study(measure={"pairs_cap": 11})
     with pytest.raises(RunDirectoryError, match="different: measure"):
         Store.create_or_resume(tmp_path, other, study_dir=tmp_path)
+
+
+def test_an_aa_run_that_was_refused_never_blocks_the_edited_study(tmp_path: Path) -> None:
+    """Its pairs are kept, in a folder of their own."""
+    store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
+    pairs = store.folder("aa_run") / PAIRS
+    pairs.write_text("{}\n")
+    store.close()
+    Store.create_or_resume(tmp_path, study(measure={"pairs_cap": 11}), study_dir=tmp_path).close()
+    assert not pairs.exists()
+    assert [path.read_text() for path in tmp_path.glob(f"*/aa_run/{PAIRS}")] == ["{}\n"]
 
 
 def test_budgets_and_names_may_change_on_resume(tmp_path: Path) -> None:

@@ -163,11 +163,11 @@ def test_a_program_that_adds_to_xla_flags_is_held_to_what_xla_says(start: Start)
         start(study(command("adds-flags")), {"xla_cpu_prefer_vector_width": 512})
 
 
-def test_a_file_that_names_xla_flags_is_a_warning_where_nothing_else_shows_that(start: Start) -> None:
+def test_a_file_that_sets_xla_flags_is_a_warning_where_nothing_else_shows_that(start: Start) -> None:
     """On GPUs no dump is made; here the study's own dump takes its place."""
     dumps = {"xla_dump_hlo_as_text": True, "xla_cpu_enable_fast_math": False}
     worker = start(study(command("sets-flags")), dumps)
-    assert [w for w in worker.report.warnings if "train.py names XLA_FLAGS" in w]
+    assert [w for w in worker.report.warnings if "train.py sets XLA_FLAGS" in w]
 
 
 @pytest.mark.gate
