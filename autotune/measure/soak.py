@@ -106,7 +106,7 @@ class LongRun:
             segment_s=segments(self.times),
             processes=max(1, self.starts),
             early_steps=len(early),
-            early_s=statistics.fmean(early) if len(early) > 0 else None,
+            early_s=statistics.median(early) if len(early) > 0 else None,
             written=self.written,
             host=tuple((n, m.host_bytes) for n, m in kept if m.host_bytes is not None),
             device=tuple((n, m.device_bytes) for n, m in kept if m.device_bytes is not None),

@@ -210,7 +210,7 @@ class SoakArm(Record):
     early_steps: Count = 0
     """First steps, as many as a process of the proof ran; 0 where those were not kept."""
     early_s: StepTime | None = None
-    """Mean of these, in seconds."""
+    """Their median, in seconds: a proof is about typical steps, and a stall among so few would hide a loss."""
     written: tuple[Count, Count] | None = None
     """Files that it left in its folder, and their bytes; None where that is not known."""
     host: Annotated[MemorySamples, Field(max_length=1000)] = ()

@@ -37,6 +37,9 @@ SOAK_LOOKS, MOST_LOOKS, LEAK_LOOKS = 5, 100, 2
 """How often long runs are looked at, at most, each time in new processes, and how often a study may ask for; memory
 does not depend on what else the machine does."""
 
+MEDIAN_ERROR = 1.25
+"""Standard error of a median over that of a mean."""
+
 ALPHA_STAYS = 0.001
 """One-sided error of each of two figures in each look, by which a gain may be said to stay that is gone."""
 
@@ -191,7 +194,7 @@ def long_run_ratio(
     Args:
         candidate: Mean step of each of its segments, in seconds, as many of both, at least four.
         work_ratio: What a step of the candidate does over what one of the reference does.
-        early: Ratio of first steps, candidate over reference; None where they were not kept.
+        early: Ratio of the medians of first steps, candidate over reference; None where they were not kept.
         early_share: How large a share of a run's steps those are.
         processes: Fewest processes that either run took.
     """
@@ -216,7 +219,7 @@ def long_run_ratio(
         whole_error=max(whole_error, late_error / math.sqrt(2.0)),
         late_error=late_error,
         early=math.log(early) - shift if early is not None else None,
-        early_error=late_error / math.sqrt(2.0 * early_share),
+        early_error=MEDIAN_ERROR * late_error / math.sqrt(2.0 * early_share),
         processes=processes,
     )
 

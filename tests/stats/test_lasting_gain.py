@@ -52,7 +52,7 @@ def look(gain: float, change: Change, pair_sd: float, rng: np.random.Generator, 
     steps = np.arange(STEPS, dtype=np.float64)
     mine = -gain + change(steps, gain) + pair_sd * rng.standard_normal()
     arms = [np.exp(level + step_sd * rng.standard_normal(STEPS)) for level in (mine, 0.0)]
-    early = float(np.mean(arms[0][:PROVEN_STEPS]) / np.mean(arms[1][:PROVEN_STEPS]))
+    early = float(np.median(arms[0][:PROVEN_STEPS]) / np.median(arms[1][:PROVEN_STEPS]))
     parts = [[float(np.mean(part)) for part in np.array_split(arm, SEGMENTS)] for arm in arms]
     return long_run_ratio(*parts, work_ratio=1.0, early=early, early_share=PROVEN_STEPS / STEPS)
 

@@ -46,7 +46,7 @@ def arm(mine: list[float], beside: list[float]) -> SoakArm:
         stalls=find_stalls(mine, beside),
         segment_s=segments(mine),
         early_steps=len(early),
-        early_s=sum(early) / len(early),
+        early_s=float(np.median(early)),
     )
 
 
