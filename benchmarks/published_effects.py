@@ -97,8 +97,12 @@ def log_ratio(truth: Truth, settings: FlagSet) -> float:
 
 
 def best_set(space: SearchSpace, truth: Truth) -> FlagSet:
-    """Finds the best set by changing one setting at a time, which finds it where effects add up."""
-    chosen: dict[str, str] = {}
+    """Finds the best set: one setting at a time from the default and from each idea, some of which exclude others."""
+    starts = [FlagSet(), *(e.settings for e in study_space()[1].expected)]
+    return min((_descend(space, truth, dict(start)) for start in starts), key=lambda s: log_ratio(truth, s))
+
+
+def _descend(space: SearchSpace, truth: Truth, chosen: dict[str, str]) -> FlagSet:
 
     def ask(parameter: Parameter) -> str:
         usual = parameter.default_choice

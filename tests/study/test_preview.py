@@ -111,9 +111,11 @@ def test_the_machines_that_ran_the_reference_decide_what_can_act(kind: str, port
     data = {"name": "here", "workload": {"entry": "llama"}, "search": {"groups": ["nccl"]}}
     spec = parse_study({**data, "device": {"platform": "cuda", "count": 16, "node_count": 2}})
     ran = worker_report(device_kind=kind, device_count=16, infiniband_ports=ports if ports >= 0 else None)
-    found = space_here(spec, known_settings(spec, sys.executable), ran).left_out
-    asked = {"NCCL_IB_QPS_PER_CONNECTION", "NCCL_NVLS_NCHANNELS", "CUDA_DEVICE_MAX_CONNECTIONS"}
-    assert asked & set(found) == set(lacked)
+    space = space_here(spec, known_settings(spec, sys.executable), ran)
+    connections = next(p for p in space.parameters if p.name == "CUDA_DEVICE_MAX_CONNECTIONS")
+    found = {*space.left_out, *(() if connections.holds("1") else ("CUDA_DEVICE_MAX_CONNECTIONS=1",))}
+    asked = {"NCCL_IB_QPS_PER_CONNECTION", "NCCL_NVLS_NCHANNELS", "CUDA_DEVICE_MAX_CONNECTIONS=1"}
+    assert asked & found == set(lacked)
 
 
 @pytest.mark.parametrize(("networks", "lacked"), [(None, ""), ((), "NO"), (("gvnic",), "O"), (("efa",), "N")])
