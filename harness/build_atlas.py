@@ -208,7 +208,7 @@ def space_of_all(spec: StudySpec, known: KnownSettings, reference: WorkloadFacts
 
     Scopes are ignored, because compiling shows whether a setting acts.
     """
-    builder = _AtlasSpace(spec, known, reference, 1)
+    builder = _AtlasSpace(spec, known, reference, {}, 1)
     for entry in known.catalog.values():
         builder.add_to_compile(entry)
     return builder.space()

@@ -92,6 +92,7 @@ def effect_lines(store: Store) -> list[str]:
     record = store.last(EffectsRecord)
     if record is None:
         return []
+    best = record.best.settings.items()
     filters = {"chance": format_chance, "figures": lambda best: format_figures(best.ratio, best.low, best.high)}
     return text_lines(
         "effects.txt.j2",
@@ -99,10 +100,10 @@ def effect_lines(store: Store) -> list[str]:
         record=record,
         likely=LIKELY,
         below=INERT,
-        keeps_default=record.best.settings.items() <= store.spec.baseline.items(),
+        keeps_default=best <= store.spec.baseline.items(),
         time=time_words(store),
         refused=refused_sets(store).get(record.best.settings),
-        published=[(name, text) for name, value in record.best.settings.items() for text in format_effects(name, value)],
+        published=[(name, text) for name, value in best for text in format_effects(name, value)],
         newer=len(store.of(TrialResult)) - record.trials,
     )
 

@@ -23,6 +23,7 @@ from autotune.measure.failing import contains_failing
 from autotune.measure.memory import limit_bytes
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
+from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_share

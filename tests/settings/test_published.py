@@ -59,7 +59,7 @@ def test_ideas_are_few_settings_at_run_time_first_and_points_of_the_space(known:
     compiled = [any(known[name].entry.stage == "program" for name in s) for s in ideas]
     assert compiled == sorted(compiled)
     assert FlagSet({PROTOCOL: "SIMPLE"}) in ideas[: compiled.index(True)]
-    assert FlagSet({SYMMETRIC: True, "XLA_CLIENT_MEM_FRACTION": "0.7"}) in ideas
+    assert FlagSet([(SYMMETRIC, True), ("XLA_CLIENT_MEM_FRACTION", "0.7")]) in ideas
 
 
 def test_what_a_machine_cannot_have_is_no_idea_and_is_left_out_with_its_reason(known: KnownSettings) -> None:

@@ -66,7 +66,7 @@ def test_the_best_set_is_found_minimised_and_proven(run_replay: Run) -> None:
 
 def test_settings_that_need_each_other_are_tried_first_and_what_cannot_act_is_said(run_replay: Run) -> None:
     pair, reason = FlagSet({"xla_a": 1, "xla_b": 2}), "acts across nodes, the study has one"
-    space = dataclasses.replace(SPACE, first=(pair,), left_out={"NCCL_IB_SL": reason})
+    space = dataclasses.replace(SPACE, first=(("a note", pair),), left_out={"NCCL_IB_SL": reason})
     _, store, diary = run_replay(replay_study(noise="quiet", study=RANDOM), trials=1, space=space)
     assert [trial.settings for trial in store.of(TrialResult)] == [pair]
     assert f"left out: {reason}: NCCL_IB_SL" in diary.notes

@@ -9,13 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.model.measurement import Failure, FailureKind
-from autotune.workers.failures import (
-    LAST_LINES,
-    advice_on,
-    classify_failure,
-    last_lines,
-    outside_in,
-)
+from autotune.workers.failures import LAST_LINES, advice_on, classify_failure, last_lines, outside_in
 from tests.tables import toml_beside
 
 ENDINGS = toml_beside(__file__, "endings.toml")
