@@ -48,7 +48,8 @@ def interleaved_pairs(
     """Interleaved pairs of two workers, and why they ended."""
     spec = replay_study(study={"seed": seed})
     context: Any = SimpleNamespace(
-        spec=spec, steps_for=lambda worker: steps, settle_steps=0, now_s=1.5, meter=NO_METER, gpus=NO_WATCH,
+        spec=spec, sizes=spec.block_sizes, steps_for=lambda worker: steps, settle_steps=0, now_s=1.5,
+        meter=NO_METER, gpus=NO_WATCH,
         progress=SimpleNamespace(pair=lambda *_: None),
     )  # fmt: skip
     traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))

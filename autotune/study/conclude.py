@@ -36,7 +36,7 @@ def record_conclusion(run: StudyRun, end: Conclude) -> ConclusionRecord:
     found = _found(run, end, results)
     conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
     run.store.append_news(conclusion)
-    return conclusion
+    return run.store.of(ConclusionRecord)[-1]
 
 
 def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict[str, object]:

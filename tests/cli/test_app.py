@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -46,7 +47,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_ends_with_table_sentence_place_and_next_commands(finished: Path) -> None:
     done = autotune("run", "typed.toml", cwd=finished)  # again: shows the same, runs nothing
     assert done.returncode == 0
-    assert "xla_backend_optimization_level=1 is 10" in done.stdout or "is 9." in done.stdout
+    assert re.search(r"xla_backend_optimization_level=1 beats the default .*, 1\.1 times as fast", done.stdout)
     assert "everything lies in runs/typed" in done.stdout
     assert "autotune export runs/typed --format env" in done.stdout
 

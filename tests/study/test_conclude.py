@@ -36,6 +36,9 @@ class Changed:
     def of(self, kind: type[Any]) -> list[Any]:
         return self._proofs if kind is FinalistResult else list(self.store.of(kind))
 
+    def pairs(self, directory: str) -> list[Any]:
+        return list(self.store.pairs(directory))
+
     def last(self, kind: type[Any]) -> Any:
         return self.store.last(kind)
 

@@ -224,7 +224,7 @@ def test_what_holds_one_arm_back_alone_is_named_and_vetoes_the_set(
 
     store = heated_run(tmp_path / "run", fake, monkeypatch, share_of, mode)
     conclusion = there(store.last(ConclusionRecord))
-    assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
+    assert conclusion.outcome is Outcome.INCONCLUSIVE
     assert words in conclusion.sentence
     finalists = [f for f in store.of(FinalistResult) if f.settings.get("xla_a") == "1"]
     assert finalists

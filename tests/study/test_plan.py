@@ -15,6 +15,7 @@ from autotune.model.records import (
     ConfirmRun,
     EffectsRecord,
     FailingSetRecord,
+    IncidentRecord,
     LedgerRecord,
     SearchEnd,
     SessionRecord,
@@ -58,7 +59,7 @@ def test_after_each_record_the_next_step_is_what_the_study_did_next(number: int)
     spec, setup = study_of(number)
     run = given_run(spec, None, setup, silent())
     run_study(run)
-    records = [r for r in run.store.records() if not isinstance(r, SessionRecord | LedgerRecord)]
+    records = [r for r in run.store.records() if not isinstance(r, SessionRecord | LedgerRecord | IncidentRecord)]
     store = MemoryStore(spec)
     for at, record in enumerate(records):
         if at and not isinstance(records[at - 1], EffectsRecord):  # it is written together with the search's end
