@@ -48,13 +48,14 @@ def test_a_comparison_prints_its_transcript(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Stopwatch.__init__, "__defaults__", (lambda: 0.0,))  # a busy machine takes longer
     done = autotune("ab", "--b-args", "--remat none", "--", "python", "train.py", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 1, done.stderr
-    agrees("ab", done.stdout, tmp_path)
+    # The noise of the simulated machine follows the settings, and one of them holds the path of this folder.
+    printed = re.sub(r"\d+\.\d+(?:e[-+]\d+)?|\d+ ms", "N", done.stdout)
+    agrees("ab", printed, tmp_path)
 
 
 def agrees(name: str, printed: str, folder: Path) -> None:
     """Compares what was printed with a transcript, or writes it."""
     text = re.sub(re.escape(str(folder)), "/folder", printed)
-    text = re.sub(r"(enough) \([\d.]+ m?s\)", r"\1 (10 ms)", text)  # by the wall clock
     text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
     file = TRANSCRIPTS / f"{name}.txt"
     if os.environ.get("UPDATE_TRANSCRIPTS"):
