@@ -43,7 +43,7 @@ def test_a_command_prints_its_transcript(name: str, folder: Path) -> None:
 
 def test_a_comparison_prints_its_transcript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ab, "_look", lambda *_: BUILDS_BASE)
-    text = f"[effects]\n'option.script=\"{tmp_path}/runs/train-ab-a.sh\"' = 0.97\n"
+    text = f"noise = {{ white_sd = 1e-6 }}\n[effects]\n'option.script=\"{tmp_path}/runs/train-ab-a.sh\"' = 0.97\n"
     (tmp_path / "simulation.toml").write_text(text, encoding="utf-8")
     monkeypatch.setattr(Stopwatch.__init__, "__defaults__", (lambda: 0.0,))  # a busy machine takes longer
     done = autotune("ab", "--b-args", "--remat none", "--", "python", "train.py", cwd=tmp_path, COLUMNS="120")
