@@ -404,7 +404,7 @@ class ProbedRun(ProgramRun):
             if new := open_for_writing(guard) - self._writes:
                 self._writes |= new
                 self.channel.send("writes", files=sorted(new))
-        if now_s - self._looked < LOOK_EVERY_S:
+        if now_s - self._looked < (LOOK_EVERY_S if self._processes else FILES_EVERY_S):  # a short program may end soon
             return
         self._looked = now_s
         found = xla_processes(guard, self._variables)

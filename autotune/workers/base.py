@@ -123,6 +123,7 @@ class Launcher(ABC):
         limits: Time limits, in seconds, of workers that are started from now on.
         caches: What they keep of their compilations, and load.
         added: Variables that they get beside the caller's and the settings.
+        opened: Folders of the run that they may write.
 
     Raises:
         LaunchError: If no worker of this study can be started here.
@@ -137,6 +138,7 @@ class Launcher(ABC):
         self.limits = limits_after(spec.measure)
         self.caches = Caches()
         self.added: Mapping[str, str] = {}
+        self.opened: tuple[Path, ...] = ()
 
     @abstractmethod
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:

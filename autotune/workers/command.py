@@ -70,7 +70,9 @@ class CommandLauncher(LocalLauncher):
                 env = with_packages(env)
             else:
                 kind, command = ReadWorker, reader_command("read_output")
-            kept = [folder / FILES] if self._spec.workload.uses_folder else []  # not its raw pairs and logs
+            kept = [*self.opened]  # not its raw pairs and logs
+            if self._spec.workload.uses_folder:
+                kept.append(folder / FILES)
             command = self.wrap(own.command(command, kept), settings)
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
             worker = kind(process, self._spec, settings, own, watch, stack.pop_all())

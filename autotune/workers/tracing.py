@@ -36,13 +36,16 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
     Raises:
         NoTrace, WorkerFailed: If there is no trace.
     """
-    done, start = folder / tracer.DONE, folder / tracer.START
+    place = folder / "trace"
+    place.mkdir(exist_ok=True)
+    done, start = place / tracer.DONE, place / tracer.START
     for old in (done, start):
         old.unlink(missing_ok=True)
-    (folder / "sitecustomize.py").write_text(plain_text(Path(tracer.__file__)), encoding="utf-8")
-    paths = [str(folder), caller_environment().get("PYTHONPATH", "")]
+    (place / "sitecustomize.py").write_text(plain_text(Path(tracer.__file__)), encoding="utf-8")
+    paths = [str(place), caller_environment().get("PYTHONPATH", "")]
     with contextlib.closing(launcher):
-        launcher.added = {tracer.FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        launcher.opened = (place,)
+        launcher.added = {tracer.FOLDER: str(place), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         worker = launcher.start(settings, folder, progress=progress)
         step_s = statistics.fmean(worker.run_block(TRACED_STEPS))
         seconds = min(LONGEST_S, max(SHORTEST_S, TRACED_STEPS * step_s))

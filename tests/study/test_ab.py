@@ -178,7 +178,7 @@ def test_both_start_from_the_checkpoint_as_it_is(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tracing, "PATIENCE_S", 1.0)
     (tmp_path / "train.py").write_text(RESUMES, encoding="utf-8")
     (tmp_path / "checkpoint.txt").write_text("1000", encoding="utf-8")
-    called = ["ab", "--platform", "cpu", "--pairs", "4", "--a-args", "1", "--b-args", "1.5", "--profile", "--json"]
+    called = ["ab", "--platform", "cpu", "--pairs", "8", "--a-args", "1", "--b-args", "3", "--profile", "--json"]
     done = autotune(*called, "--", sys.executable, "train.py", cwd=tmp_path)
     assert (tmp_path / "checkpoint.txt").read_text() == "1000"
     logs = list((tmp_path / "runs").rglob("worker.log"))
