@@ -100,6 +100,7 @@ def test_a_dry_run_of_every_part_starts_real_processes_and_goes_on_after_a_kill(
     assert all("A DRY RUN ON A CPU" in x for x in (tmp_path / "gpu.md").read_text().splitlines() if x.startswith("#"))
 
 
+@pytest.mark.gate
 def test_figures_of_a_dry_run_and_measured_ones_do_not_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "made_by.json").write_text(json.dumps({"on": "NVIDIA H200", "dry": False}))
     done = do("search", tmp_path, "--dry-run")

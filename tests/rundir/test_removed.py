@@ -119,6 +119,7 @@ for step in range(4000):
 """
 
 
+@pytest.mark.gate
 def test_a_program_that_clears_runs_leaves_raw_pairs_and_logs(tmp_path: Path) -> None:
     project = tmp_path / "project"
     run = project / "runs" / "s"

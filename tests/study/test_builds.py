@@ -87,6 +87,7 @@ NOISE = {"white_sd": 0.004, "process_sd": 0.006}
 """A pair of processes differs by 0.9 %."""
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("factor", "least"), [(1.0, 0), (0.99, 9)])
 def test_of_fifteen_upgrades_the_slower_are_called_so_and_the_others_settled(factor: float, least: int) -> None:
     """With other seeds 91 of 100 that cost 1 % were called slower, and none of 400 that cost nothing."""

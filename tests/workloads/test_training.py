@@ -162,6 +162,7 @@ def test_lambda_returns_by_hand() -> None:
     np.testing.assert_allclose(returns, [1 + 0.5 * (0.05 * 10 + 0.95 * last), last], rtol=1e-6)
 
 
+@pytest.mark.gate
 def test_the_command_runs_and_reports_each_step_as_json(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
