@@ -1,8 +1,8 @@
 """Loss check: whether a candidate trains as the reference does.
 
 Flags, and options that change rounding only, are held to the reference step by step, in their first steps and after
-every block. Another batch meets it only at equal work, and another dtype only roughly in its first steps: of both a
-long run decides, in the soak.
+every block. Another batch meets it only at equal work, another dtype only roughly in its first steps, and so does a
+program whose equal runs see other data: of these a long run decides, in the soak.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from autotune.model.options import options_in
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_change_of
 from autotune.stats.loss_check import (
-    FEW_STEPS,
+    EQUAL_RUNS,
     GRAD_NORM,
     LOSS,
     MOST_TOLERANCE,
@@ -76,10 +76,6 @@ LongLosses = Sequence[tuple[int, float]]
 COLLAPSED = 0.05
 """Share of the first loss below which a loss counts as learned by heart: its differences are shares of this."""
 
-EQUAL_RUNS = 0.05
-"""Largest relative difference of the losses of two runs that began alike, within their first `FEW_STEPS` steps; later
-`MOST_TOLERANCE`. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the first five steps, 4.0 % at step 27."""
-
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
 _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
@@ -112,7 +108,7 @@ class LossGate:
     def check(self, settings: FlagSet, reports: Reports) -> LossCheck:
         """Compares first steps: what was, or that nothing could be; WorkerFailed, as below, if it trains otherwise."""
         reference, candidate = reports
-        basis = basis_of(self.spec, (FlagSet(), settings), reports)
+        basis = self._basis((FlagSet(), settings), reports)
         if not reference.losses:
             return _silent(basis, "the reference")
         if not candidate.losses and basis is not LossBasis.STEPS:
@@ -124,9 +120,14 @@ class LossGate:
                 return self._step_by_step(basis, reference, candidate)
         return _at_equal_work(reference, candidate, basis, aa_tolerance=self.aa_tolerance)
 
+    def _basis(self, sets: Sets, reports: Reports) -> LossBasis:
+        """Returns how a candidate can be compared, given how far equal runs are apart."""
+        basis = basis_of(self.spec, sets, reports)
+        return LossBasis.ORDER if basis in STEP_BY_STEP and self.spread.has_other_data else basis
+
     def check_block(self, sets: Sets, reports: Reports, told: SameStep | None) -> None:
         """Compares what both arms reported of the same step after a pair of blocks."""
-        if told is not None and basis_of(self.spec, sets, reports) in STEP_BY_STEP:
+        if told is not None and self._basis(sets, reports) in STEP_BY_STEP:
             self._refuse_wrong(*_both(told), reports[0], phase="step")
 
     def with_blocks(self, check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport) -> LossCheck | None:
@@ -286,7 +287,12 @@ def wrong_loss(message: str, *, phase: str) -> WorkerFailed:
 
 def _of(basis: LossBasis) -> str:
     """Why a loss is not compared step by step, to begin a sentence with; empty where it is."""
-    return {LossBasis.DTYPE: "dtype changes: ", LossBasis.WORK: "the work of a step changes: "}.get(basis, "")
+    reasons = {
+        LossBasis.DTYPE: "dtype changes: ",
+        LossBasis.WORK: "the work of a step changes: ",
+        LossBasis.ORDER: "equal runs see other data: ",
+    }
+    return reasons.get(basis, "")
 
 
 def _arithmetic(report: WorkerReport) -> str:
@@ -416,7 +422,8 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
     """How far processes of the reference, the living one first, were apart over their first steps and their blocks.
 
     Raises:
-        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike.
+        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike: their first losses differ by more
+            than `EQUAL_RUNS`, or later ones by more than `MOST_TOLERANCE`.
     """
     for report in reports:
         refuse_not_finite(report)
@@ -434,13 +441,13 @@ def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
     for step in sorted(set(one) & set(other)):
         losses = (one[step].loss, other[step].loss)
         difference = abs(losses[0] - losses[1]) / max(abs(losses[0]), least_scale, 1e-12)
-        most = EQUAL_RUNS if step < FEW_STEPS else MOST_TOLERANCE
+        most = EQUAL_RUNS if step == 0 else MOST_TOLERANCE
         if difference > most:
             raise LaunchError(
                 f"equal runs of the reference must have the same loss within {most:.0%} but at step {step} it is "
                 f"{losses[0]:.6g} in one and {losses[1]:.6g} in another, and so a wrong loss would not be noticed: let "
                 "each run begin alike (a fixed seed, the same order of the data, no checkpoint of another run; "
-                "docs/tune.md), or leave the loss out of what the program reports"
+                "docs/tune.md), or leave the loss out (delete the `loss` of [workload.read], or of hook.report)"
             )
 
 

@@ -123,6 +123,11 @@ class TaskRunner:
         found = self._aa_run(folder)
         reports = [found.reference, *found.seconds]
         spread = spread_of_aa_run(reports, found.pairs)
+        if spread.has_other_data:
+            self.context.progress.incident(
+                f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its order differs: sets are "
+                "compared by the mean loss of a long run; a fixed seed lets every step be compared"
+            )
         last = len(found.reference.losses) - 1
         return AaRecord(
             noise=found.noise,
@@ -130,7 +135,7 @@ class TaskRunner:
             comparison=found.comparison,
             provenance=describe_machine(),
             loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
-            loss_spread=spread.joined(self._rounding(found, folder)),
+            loss_spread=spread if spread.has_other_data else spread.joined(self._rounding(found, folder)),
             directory=self.context.folders.relative(folder),
         )
 

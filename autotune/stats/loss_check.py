@@ -131,6 +131,10 @@ SMALL = 0.2
 """Where no reference shows what rounding does, a loss that has fallen below this share of the first one is allowed what
 one of that size is: of the same two programs 0.350 and 0.465 were seen at step 387."""
 
+EQUAL_RUNS = 0.05
+"""Largest relative difference of the losses of two runs that see the same data in the same order, within their first
+`FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the first five steps, 4.0 % at step 27."""
+
 _STEEPEST = 2.0
 """Power of the step with which differences are taken to grow, at most, past the last step that references told."""
 
@@ -174,6 +178,12 @@ class LossSpread:
             rises = all(a <= b for a, b in itertools.pairwise((0.0, *values)))
             if not rises or not all(map(math.isfinite, values)):
                 raise ValueError(f"differences of a spread of losses must be finite and never fall but are {values}")
+
+    @property
+    def has_other_data(self) -> bool:
+        """Whether equal runs differ too much in their first steps to have seen the same data in the same order."""
+        first = [loss for step, loss in zip(self.steps, self.losses, strict=True) if step < FEW_STEPS]
+        return bool(first) and first[-1] > EQUAL_RUNS
 
     def seen(self, step: int, quantity: str = LOSS) -> float:
         """The largest relative difference among references at or before a step.

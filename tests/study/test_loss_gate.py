@@ -19,6 +19,7 @@ import pytest
 from autotune.measure.loss_gate import (
     OTHER_ROUNDING,
     ROUNDINGS,
+    LossGate,
     LossTrace,
     refuse_not_finite,
     refuse_resumed,
@@ -492,6 +493,34 @@ def test_equal_runs_far_apart_are_an_alarm_and_no_tolerance(one: list[float], ot
         return
     with pytest.raises(LaunchError, match=refused):
         spread_of_aa_run(reports, [])
+
+
+UNSEEDED = [(4.16, 4.12, 3.89, 3.67), (4.18, 4.04, 4.10, 3.81)]
+"""Losses of two equal runs whose batches are drawn without a seed."""
+
+
+def of_unseeded() -> LossGate:
+    spread = spread_of_aa_run([report(losses=losses, grad_norms=()) for losses in UNSEEDED], [])
+    return LossGate(study(), spread, spread.seen(3))
+
+
+@pytest.mark.parametrize(("losses", "is_wrong"), CASES["unseeded"])
+def test_first_steps_on_other_data_are_compared_roughly_and_never_the_last_word(
+    losses: list[float], is_wrong: bool
+) -> None:
+    reports = [report(losses=tuple(told), grad_norms=()) for told in (UNSEEDED[0], losses)]
+    with pytest.raises(WorkerFailed) if is_wrong else contextlib.nullcontext():
+        check = of_unseeded().check(FlagSet({"xla_a": "1"}), (reports[0], reports[1]))
+        assert (check.basis, check.is_ok, check.is_final) == (LossBasis.ORDER, True, False)
+
+
+@pytest.mark.parametrize(("share", "is_wrong"), [(0.0, False), (0.08, True), (-0.08, True)])
+def test_a_long_run_on_other_data_is_judged_by_its_mean(share: float, is_wrong: bool) -> None:
+    curves = [[(n, scattered(2.0, seed=seed)(n)) for n in range(400)] for seed in (1, 2)]
+    candidate = [(n, loss * (1.0 + share)) for n, loss in curves[1]]
+    with pytest.raises(WorkerFailed) if is_wrong else contextlib.nullcontext():
+        check = of_unseeded().check_soak(LossBasis.ORDER, (report(), report()), (curves[0], candidate), steps=400)
+        assert check.is_ok
 
 
 @pytest.mark.parametrize(("first", "later", "is_refused"), CASES["resumed"])
