@@ -209,8 +209,11 @@ def long_run_ratio(
     # The second half tells the noise: its neighbouring segments whatever changes, those about a line how it wanders.
     at, later = np.arange(half, count), ratios[half:]
     between = float(np.mean(np.diff(later) ** 2)) / 2.0
-    about = float(np.sum((later - np.polyval(np.polyfit(at, later, 1), at)) ** 2)) / max(1, len(at) - 2)
-    late_error = math.sqrt(max(between, about) / len(at))
+    residuals = later - np.polyval(np.polyfit(at, later, 1), at)
+    about = float(np.sum(residuals**2)) / max(1, len(at) - 2)
+    # Where neighbours deviate alike, a mean is less certain than as many independent segments would make it.
+    alike = float(np.sum(residuals[1:] * residuals[:-1])) / max(1, len(at) - 2)
+    late_error = math.sqrt(max(between, about + 2.0 * max(0.0, alike)) / len(at))
     whole_error = math.sqrt(float(np.mean(np.diff(ratios) ** 2)) / 2.0 / count)
     return LongRunRatio(
         whole=whole,
