@@ -166,13 +166,15 @@ def test_energy_of_a_block_is_its_power_times_its_time_and_sampling_costs_the_st
         steps = max(10, int(6 / min(worker.report.warmup_step_times_s)))
         worker.run_block(steps)
         begun = time.monotonic()
+        with watch.block("reference"):
+            pass
         with watch.block("candidate"):
             times, joules = meter.measure(lambda: worker.run_block(steps))
         took_s = time.monotonic() - begun
         alone = worker.run_block(steps)
     finally:
         worker.close()
-    seen = watch.take().arms["candidate"]
+    seen = there(watch.take().during).candidate
     assert joules is not None
     assert seen.power_w is not None
     assert joules == pytest.approx(seen.power_w * took_s, rel=0.2)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,76 +20,24 @@ if TYPE_CHECKING:
 UNCHECKED = 3
 """Exit status of a file that agrees with this machine, but whose run is not here."""
 
-WATCH_S = 10
-"""Seconds between two pages; each costs about one second of a CPU that may be measuring."""
-
 # ---------------------------------------------------------------------- report, compare
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN...]", help="Run directories, or a folder of them; default: all in runs/."),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Where to write the page; default: RUN.html, of several runs index.html.")
-    ] = None,
+    run: options.Run,
+    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN.html.")] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help=f"Write it again every {WATCH_S} s while the study runs; the page reloads.")
-    ] = False,
 ) -> None:
-    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures, provenance.
-
-    Of several runs, or a folder of runs, it makes a list: one row each, by GPU, workload and date.
-    """
-    from autotune.model.errors import AutotuneError
-    from autotune.rundir.store import runs_in
-
-    paths = runs or [options.RUNS]
-    if len(paths) > 1 or runs_in(paths[0]):
-        if watch:
-            raise AutotuneError("--watch follows one run, but several were given: name one run directory")
-        _report_all(paths, html, markdown=markdown)
-    else:
-        _report_one(paths[0], html, markdown=markdown, watch=watch)
-
-
-def _report_one(run: Path, html: Path | None, *, markdown: bool, watch: bool) -> None:
-    from autotune.results.report import page_of, render_html, render_markdown
-    from autotune.rundir.files import write_atomically
-    from autotune.rundir.lock import is_held
+    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    from autotune.results.report import render_html, render_markdown
     from autotune.rundir.store import Store
 
+    store = Store.open(run)
     if markdown:
-        sys.stdout.write(render_markdown(Store.open(run)))
+        sys.stdout.write(render_markdown(store))
         return
-    page = html or page_of(run)
-    with contextlib.suppress(KeyboardInterrupt):
-        if watch and is_held(run):
-            note(f"{page} follows the study; open it in a browser. Ctrl-C ends this, not the study")
-        while watch and is_held(run):
-            write_atomically(page, render_html(Store.open(run), reload_s=WATCH_S))
-            time.sleep(WATCH_S)
-    write_text(render_html(Store.open(run)), page, hint="open it in a browser")
-
-
-def _report_all(paths: list[Path], html: Path | None, *, markdown: bool) -> None:
-    """Writes the list of several runs, and the page of each that can be read."""
-    from autotune.model.errors import AutotuneError
-    from autotune.results.report import page_of, render_html, render_overview
-    from autotune.rundir.files import write_atomically
-    from autotune.rundir.store import Store, runs_in
-
-    runs = list(dict.fromkeys(run for path in paths for run in runs_in(path) or [path]))
-    page = html or runs[0].parent / "index.html"
-    if markdown:
-        sys.stdout.write(render_overview(runs, page=page, is_markdown=True))
-        return
-    for run in runs:
-        with contextlib.suppress(AutotuneError):  # its row says why
-            write_atomically(page_of(run), render_html(Store.open(run)))
-    write_text(render_overview(runs, page=page), page, hint="open it in a browser")
+    beside = run.resolve().with_name(f"{run.resolve().name}.html")  # only the study writes into its directory
+    write_text(render_html(store), html or beside, hint="open it in a browser")
 
 
 def compare(
@@ -102,7 +48,6 @@ def compare(
             help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
         ),
     ] = "",
-    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Compares studies as Markdown. Shows winners, settings that agree and no-ops; refuses what is not comparable."""
@@ -112,8 +57,6 @@ def compare(
     table = compare_stores([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
     if as_json:
         print_json(table.to_json())
-    elif html is not None:
-        write_text(table.to_html(), html, hint="open it in a browser")
     else:
         sys.stdout.write(table.to_markdown())
 

@@ -21,6 +21,7 @@ TRIAL_STEP_LIMIT_S = 20.0
 """Time limit within which a node that is alive starts an empty step."""
 
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
+_JOB_IS_OVER = re.compile(r"already complet|Invalid job id|expired", re.IGNORECASE)
 _OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
 
 
@@ -81,19 +82,19 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
     """
     lost: dict[str, str] = {}
     client = slurm_client_environment(env)
-    steps = {node: _start_empty_step(node, client) for node in nodes}
-    for node, step in steps.items():
+    for node in nodes:
+        command = [*slurm_step_command(node, client), "true"]
         try:
-            _, message = step.communicate(timeout=TRIAL_STEP_LIMIT_S)
+            step = subprocess.run(
+                command, env=client, capture_output=True, text=True, errors="replace", check=False,
+                stdin=subprocess.DEVNULL, timeout=TRIAL_STEP_LIMIT_S, start_new_session=True,
+            )  # fmt: skip
         except subprocess.TimeoutExpired:
-            step.kill()
-            step.communicate()
             lost[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
-        else:
-            if step.returncode != 0 and not re.search(
-                r"already complet|Invalid job id|expired", message, re.IGNORECASE
-            ):
-                lost[node] = message.strip().splitlines()[-1][:300] if message.strip() else "it starts no step"
+            continue
+        if step.returncode != 0 and not _JOB_IS_OVER.search(step.stderr):
+            lines = step.stderr.strip().splitlines() or ["it starts no step"]
+            lost[node] = lines[-1][:300]
     return lost
 
 
@@ -109,10 +110,3 @@ def slurm_step_command(node: str, env: Mapping[str, str], *extra: str) -> list[s
         "srun", f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap",
         "--export=ALL", "--cpu-bind=none", "--mpi=none", *extra,
     ]  # fmt: skip
-
-
-def _start_empty_step(node: str, client: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*slurm_step_command(node, client), "true"], env=dict(client), text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip

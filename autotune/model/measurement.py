@@ -78,8 +78,8 @@ class ArmOfGpus(Record):
     """All blocks together."""
     looks: Count = 0
     held_back: dict[str, Elapsed] = Field(default_factory=dict)
-    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that the GPUs do not report is
-    missing in both arms."""
+    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that a GPU does not report is
+    missing."""
     clock_mhz: Amount | None = None
     """Mean clock of the slowest GPU; None where no sample fell into a block."""
     power_w: Amount | None = None

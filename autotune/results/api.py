@@ -16,7 +16,6 @@ from autotune.model.records import (
     AblationResult,
     ConclusionRecord,
     ConfirmRun,
-    LedgerRecord,
     Outcome,
     TrialResult,
 )
@@ -48,10 +47,6 @@ class Study:
         return visible(f"<Study {self.name}: {len(self.trials)} trials; {self.verdict}>")
 
     @property
-    def _conclusion(self) -> ConclusionRecord | None:
-        return self.store.last(ConclusionRecord)
-
-    @property
     def name(self) -> str:
         """The study's name."""
         return self.store.spec.name
@@ -59,23 +54,19 @@ class Study:
     @property
     def verdict(self) -> str:
         """The conclusion in one sentence, or that the study has not ended."""
-        return self._conclusion.sentence if self._conclusion else "not ended yet"
+        conclusion = self.store.last(ConclusionRecord)
+        return conclusion.sentence if conclusion is not None else "not ended yet"
 
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of the study; None before its end."""
-        return self._conclusion.outcome if self._conclusion else None
+        conclusion = self.store.last(ConclusionRecord)
+        return conclusion.outcome if conclusion is not None else None
 
     @property
     def winner(self) -> Winner | None:
         """The proven winner with its evidence; None if there is none (see `outcome`)."""
         return winner_of(self.store) if self.outcome is Outcome.WINNER else None
-
-    @property
-    def device_hours(self) -> float:
-        """Hours for which devices were reserved, summed over devices and sessions."""
-        ledger = self.store.last(LedgerRecord)
-        return ledger.device_s / 3600 if ledger else 0.0
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
@@ -86,9 +77,8 @@ class Study:
     def settings(self) -> pd.DataFrame:
         """Value of each setting in each trial, `ABSENT` where it is not set."""
         results = self.store.of(TrialResult)
-        names = sorted({n for r in results for n in r.settings})
-        rows = [[r.settings.get(n, ABSENT) for n in names] for r in results]
-        return pd.DataFrame(rows, columns=names, index=pd.Index([r.number for r in results], name="trial"))
+        index = pd.Index([r.number for r in results], name="trial")
+        return pd.DataFrame([dict(r.settings) for r in results], index=index).fillna(ABSENT).sort_index(axis=1)
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:

@@ -9,11 +9,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import is_divided_as_told
+from autotune.model.measurement import Stamped, is_divided_as_told
 from autotune.model.proofs import SoakVerdict, figures_of, is_alone_due, judge_soak, report_of, standing
 from autotune.model.records import (
     AB,
@@ -37,6 +37,8 @@ from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
+R = TypeVar("R", bound=Stamped)
+
 PROOFS = (CONFIRM, AB, "recheck")
 """Stages of a `FinalistResult` that prove a winner."""
 
@@ -48,6 +50,11 @@ def evidence_of(store: Store, conclusion: ConclusionRecord) -> list[AnyRecord]:
     """Returns the records before a conclusion, or all if it is not recorded yet."""
     records = store.records()
     return records[: records.index(conclusion)] if conclusion in records else records
+
+
+def newest(records: Sequence[AnyRecord], kind: type[R]) -> R | None:
+    """Returns the newest of some records that is of a kind."""
+    return next((r for r in reversed(records) if isinstance(r, kind)), None)
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
@@ -110,7 +117,7 @@ def _of_proofs(spec: StudySpec, records: Sequence[AnyRecord], conclusion: Conclu
     plans = {(r.stage, r.settings): r for r in reversed(records) if isinstance(r, ProofRecord)}  # the first counts
     for key, proof in proofs.items():
         yield from _of_proof(spec, proof, plans.get(key), runs)
-    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    aa_run = newest(records, AaRecord)
     soak = _soak_of(conclusion, records)
     arms = soak.arms if soak is not None and conclusion.soaked_s is not None else None
     yield from _of_winner(conclusion, proofs, runs, aa_run, asked=spec.confirm.isolated, soak=arms)
@@ -184,7 +191,7 @@ def _of_soak(conclusion: ConclusionRecord, records: Sequence[AnyRecord]) -> Iter
 def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
     runs = [r for r in records if isinstance(r, ConfirmRun) and r.log_ratio is not None]
-    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    aa_run = newest(records, AaRecord)
     sizes = store.spec.block_sizes.learned(aa_run.noise if aa_run is not None else None)
     for directory, count in Counter(r.directory for r in runs).items():
         if count > 1:
@@ -201,7 +208,7 @@ def _of_runs(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
 
 def _of_work(spec: StudySpec, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Checks the recorded work of a step, which scales the ratio, against options and the workers' reports."""
-    aa_run = next((r for r in reversed(records) if isinstance(r, AaRecord)), None)
+    aa_run = newest(records, AaRecord)
     base = aa_run.reference.tokens_per_step if aa_run is not None else None
     told: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
     for trial in records:

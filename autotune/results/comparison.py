@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +18,12 @@ from autotune.model.records import (
     AblationResult,
     ConclusionRecord,
     FailingSetRecord,
-    FinalistResult,
     Outcome,
     TrialResult,
 )
 from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
 from autotune.results.conditions import conditions_of
-from autotune.results.format import format_figures, provable_gain, spaced
+from autotune.results.format import provable_gain, spaced
 from autotune.results.pages import render
 from autotune.results.tables import finalists
 from autotune.results.winner import workload_name
@@ -46,7 +44,7 @@ _KINDS = {
     Verdict.SLOWER: "bad",
     "failed": "bad",
 }
-"""Kinds of states by a proof, the compiled program or a failure; search results of trials do not count."""
+"""Kinds of the states of settings that are resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +56,18 @@ class ComparisonTable:
     same: Mapping[str, str]
     """Fields that all studies share, with their values."""
     frame: pd.DataFrame
-    """One row per study: study, the fields of `by`, outcome, ratio, low, high, process_pairs, trials, failed, no_ops
-    (settings), default_step_s, provable, winner (``(not settled)``, with a ratio of NaN, if the study is inconclusive,
-    nothing ran, or it has not ended)."""
+    """One row per study: study, the fields of `by`, winner (``(not settled)``, with a ratio of NaN, if the study is
+    inconclusive, nothing ran, or it has not ended), outcome, ratio, low, high, trials, default_step_s, provable."""
     settings: pd.DataFrame
-    """One row per setting and value, one column per study, and `agreement`: differ (stands first), agree or empty."""
+    """One row per setting and value, one column per study, and `agreement`: differ (stands first), agree or empty.
+
+    A state is by the winner, a proof of the setting alone, the compiled program or a failure of it alone; search
+    results of trials do not count."""
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""
-        return self._render("compare.md.j2")
-
-    def to_html(self) -> str:
-        """Renders the comparison as one self-contained page."""
-        return self._render("compare.html.j2")
-
-    def _render(self, template: str) -> str:
         settings = self.settings.reset_index().astype(str).to_dict("records")
-        return render(template, c=self, rows=_shown(self), settings=settings)
+        return render("compare.md.j2", c=self, rows=_shown(self), settings=settings)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the comparison to plain data."""
@@ -116,13 +109,14 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
                     f"runs that are compared must have the same {field} but {base.path} has {shared[field]} and "
                     f"{store.path} has {facts[field]}; make it the axis with --by {field}, or compare others"
                 )
-    runs.sort(key=lambda run: [_natural(run[1][field]) for field in by])
-    names = _names([store for store, _ in runs])
+    names = [store.spec.name for store in stores]
+    if len(set(names)) < len(names):
+        names = [store.path.as_posix() for store in stores]
     return ComparisonTable(
         by=tuple(by),
         same={field: shared[field] for field in FIELDS if all(facts[field] == shared[field] for _, facts in runs)},
         frame=pd.DataFrame([_row(name, *run, by) for name, run in zip(names, runs, strict=True)]),
-        settings=_settings_table({name: _states(store) for name, (store, _) in zip(names, runs, strict=True)}),
+        settings=_settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)}),
     )
 
 
@@ -151,36 +145,18 @@ def _facts(store: Store) -> dict[str, str]:
     }
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
-    """Returns a sort key that puts 0.9 before 0.10."""
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", text)]
-
-
-def _names(stores: Sequence[Store]) -> list[str]:
-    """Returns the studies' names; if ambiguous the names of their folders, or else whole paths."""
-    for names in ([s.spec.name for s in stores], [s.path.name for s in stores]):
-        if len(set(names)) == len(names):
-            return names
-    return [s.path.as_posix() for s in stores]
-
-
 def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
-    results = store.of(TrialResult)
-    provable = provable_gain(store)
-    row = {
+    row: dict[str, Any] = {
         "study": name,
         **{field: facts[field] for field in by},
+        "winner": "(not settled)",
         "outcome": "not ended",
         "ratio": math.nan,
         "low": math.nan,
         "high": math.nan,
-        "process_pairs": 0,
-        "trials": len(results),
-        "failed": sum(r.failure is not None for r in results),
-        "no_ops": len({s for r in results if r.is_the_default for s in r.settings.items()}),
+        "trials": len(store.of(TrialResult)),
         "default_step_s": store.of(AaRecord)[-1].comparison.reference_step_s,
-        "provable": math.nan if provable is None else provable,
-        "winner": "(not settled)",
+        "provable": provable_gain(store) or math.nan,
     }
     conclusion = store.last(ConclusionRecord)
     if conclusion is None:
@@ -190,58 +166,46 @@ def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -
         row |= {"ratio": 1.0, "winner": "(default)"}
     if conclusion.settings:
         row["winner"] = str(conclusion.settings)
-    if (estimate := conclusion.estimate) is not None:
-        row |= {"ratio": estimate.ratio, "low": estimate.low, "high": estimate.high}
-        row["process_pairs"] = estimate.pair_count
+    if conclusion.estimate is not None:
+        row |= {name: getattr(conclusion.estimate, name) for name in ("ratio", "low", "high")}
     return row
 
 
 # ---------------------------------------------------------------------- settings
 
 
-def _states(store: Store) -> dict[str, tuple[str, str]]:
-    """Returns the state of each setting and value that was tried, and the figures of a proof of it alone."""
-    conclusion, results = store.last(ConclusionRecord), store.of(TrialResult)
-    winner = conclusion.settings if conclusion and conclusion.settings else FlagSet()
-    proofs = {f.settings: f for f in finalists(store) if f.stage != ISOLATED}
-    inert = {(a.left_out, a.settings.get(str(a.left_out))) for a in store.of(AblationResult) if a.is_same_program}
-    found = {}
-    failing = [record.smallest for record in store.of(FailingSetRecord)]
-    for name, value in sorted({pair for r in results for pair in r.settings.items()}):
-        proof = proofs.get(FlagSet({name: value}))
-        tried = [r for r in results if r.settings.get(name) == value]
-        state = "no-op" if (name, value) in inert else _state(tried, proof, FlagSet({name: value}), failing)
-        state = "in the winner" if winner.get(name) == value else state
-        corrected = proof.corrected if proof is not None else None
-        figures = format_figures(corrected.ratio, corrected.low, corrected.high) if corrected is not None else ""
-        found[f"{name}={value}"] = (state, figures)
-    return found
+def _states(store: Store) -> dict[str, str]:
+    """Returns the state of each setting and value that was tried; later ones of these rules overrule earlier ones."""
+    conclusion = store.last(ConclusionRecord)
+    results = store.of(TrialResult)
+    states = {word: "unclear" for result in results for word in result.settings.words}
+
+    def mark(settings: FlagSet, state: str) -> None:
+        states.update(dict.fromkeys(settings.words, state))
+
+    for result in results:
+        if result.is_the_default:
+            mark(result.settings, "no-op")
+        elif result.failure is not None and not result.failure.is_from_outside and len(result.settings) == 1:
+            mark(result.settings, "failed")
+    for ablation in store.of(AblationResult):
+        name = str(ablation.left_out)
+        if ablation.is_same_program and name in ablation.settings:
+            mark(FlagSet({name: ablation.settings[name]}), "no-op")
+    for record in store.of(FailingSetRecord):
+        if len(record.smallest) == 1:
+            mark(record.smallest, "failed")
+    for proof in finalists(store):
+        if len(proof.settings) == 1 and proof.stage != ISOLATED and proof.verdict is not Verdict.UNRESOLVED:
+            mark(proof.settings, proof.verdict)
+    if conclusion is not None and conclusion.settings:
+        mark(conclusion.settings, "in the winner")
+    return states
 
 
-def _state(
-    tried: Sequence[TrialResult], proof: FinalistResult | None, alone: FlagSet, failing: Sequence[FlagSet]
-) -> str:
-    """Returns what trials with a setting, and a proof of it alone, say; `failing`: the minimal failing sets."""
-
-    def is_blamed(result: TrialResult) -> bool:
-        if result.failure is None or result.failure.is_from_outside:
-            return False
-        causes = [cause for cause in failing if cause.items() <= result.settings.items()]
-        return alone in causes or not causes
-
-    if any(r.is_the_default for r in tried):
-        return "no-op"
-    if all(map(is_blamed, tried)):
-        return "failed"
-    return proof.verdict if proof is not None and proof.verdict is not Verdict.UNRESOLVED else "unclear"
-
-
-def _settings_table(states: Mapping[str, Mapping[str, tuple[str, str]]]) -> pd.DataFrame:
-    rows = {}
-    for setting in sorted({setting for of_study in states.values() for setting in of_study}):
-        cells = [of_study.get(setting, ("not tried", "")) for of_study in states.values()]
-        rows[setting] = [*(" ".join(cell).strip() for cell in cells), _agreement([state for state, _ in cells])]
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=[*states, "agreement"]).rename_axis("setting")
+def _settings_table(states: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
+    table = pd.DataFrame(states).fillna("not tried").rename_axis("setting").sort_index()
+    table["agreement"] = [_agreement(list(row)) for row in table.to_numpy()]
     return table.sort_values("agreement", ascending=False, kind="stable")
 
 
@@ -261,9 +225,7 @@ def _shown(table: ComparisonTable) -> list[dict[str, str]]:
             "outcome": spaced(row["outcome"]),
             "ratio": format_ratio(row["ratio"]),
             "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
-            "process pairs": str(row["process_pairs"]),
-            "trials": f"{row['trials']} ({row['failed']} failed)",
-            "no-ops": str(row["no_ops"]),
+            "trials": str(row["trials"]),
             "default's step": format_seconds(row["default_step_s"]),
             "gain proven 9 times in 10": format_provable(row["provable"]),
         }

@@ -23,7 +23,6 @@ class Match:
     path: Path
     winner: Winner
     distance: tuple[str, ...] = ()
-    cost: float = 0.0
 
     @property
     def is_tested(self) -> bool:
@@ -83,6 +82,8 @@ def best_known(
 ) -> Match:
     """Returns the winner nearest to some conditions; of equally near ones that with the smallest ratio.
 
+    A winner is nearer if it differs in less that matters: GPU most, then workload, count of devices, version.
+
     Args:
         jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
         workload: Name or hash.
@@ -92,31 +93,24 @@ def best_known(
     """
     if not known:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
-    matches = [_match(path, winner, gpu, count, jaxlib, workload) for path, winner in known.items()]
-    return min(matches, key=lambda m: (m.cost, m.winner.estimate.ratio if m.winner.estimate else 1.0))
-
-
-def _match(
-    path: Path, winner: Winner, gpu: str | None, count: int | None, jaxlib: str | None, workload: str | None
-) -> Match:
-    """Computes the distance of a winner from some conditions: GPU weighs most, then workload, count, version."""
-    differences = []
-    cost = 0.0
-    c = winner.conditions
-    devices = count_of(winner)
-    if gpu is not None and not _same_name(gpu, c.gpu):
-        differences.append(f"proven on {c.gpu}, not on {gpu}")
-        cost += 8.0
-    if workload not in (None, winner.workload_entry, c.workload):
-        differences.append(f"proven for {winner.workload_entry}, not for {workload}")
-        cost += 4.0
-    if count is not None and count != devices:
-        differences.append(f"proven on {devices} devices, not on {count}")
-        cost += 1.0 + abs(math.log2(count / devices))
-    if jaxlib is not None and (far := _version_distance(jaxlib, c.jaxlib)):
-        differences.append(f"proven with jaxlib {c.jaxlib}, not with {jaxlib}")
-        cost += far
-    return Match(path=path, winner=winner, distance=tuple(differences), cost=cost)
+    nearest: tuple[tuple[bool | float, ...], Match] | None = None
+    for path, winner in known.items():
+        c = winner.conditions
+        devices = count_of(winner)
+        differs = {
+            f"proven on {c.gpu}, not on {gpu}": gpu is not None and not _same_name(gpu, c.gpu),
+            f"proven for {winner.workload_entry}, not for {workload}": workload
+            not in (None, winner.workload_entry, c.workload),
+            f"proven on {devices} devices, not on {count}": count not in (None, devices),
+            f"proven with jaxlib {c.jaxlib}, not with {jaxlib}": jaxlib is not None
+            and not f"{c.jaxlib}.".startswith(f"{jaxlib}."),
+        }
+        ratio = winner.estimate.ratio if winner.estimate is not None else 1.0
+        key = (*differs.values(), abs(math.log2((count or devices) / devices)), ratio)
+        if nearest is None or key < nearest[0]:
+            nearest = (key, Match(path=path, winner=winner, distance=tuple(d for d, is_so in differs.items() if is_so)))
+    assert nearest is not None
+    return nearest[1]
 
 
 def format_match(match: Match) -> list[str]:
@@ -133,14 +127,6 @@ def _same_name(asked: str, known: str) -> bool:
     """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
     query, device = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
     return bool(query) and set(query) <= set(device)
-
-
-def _version_distance(asked: str, known: str | None) -> float:
-    """Returns 0 if `asked` is equal or a prefix, else less the more of its leading numbers are the same."""
-    query = asked.split(".")
-    has = (known or "").split(".")
-    same = max(n for n in range(len(query) + 1) if query[:n] == has[:n])
-    return 0.0 if same == len(query) else 1.0 / (1 + same)
 
 
 def _slug(text: str) -> str:

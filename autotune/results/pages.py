@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -26,6 +25,9 @@ TRACE_END = 184
 TRACE_HEIGHT = 220
 """Upper and lower end of the axes of raw step times, and the height of the chart, in pixels."""
 
+SMALLEST = 1e-9
+"""Smallest number of a logarithmic scale: an interval may begin at 0."""
+
 MOST_LABELS = 60
 """Limit of rows with a label each."""
 
@@ -34,15 +36,14 @@ MOST_LABELS = 60
 
 
 class Cell(str):
-    """Text of a table cell with a CSS class, and a link to another page by its relative path; Markdown has neither."""
+    """Text of a table cell with a CSS class, which Markdown lacks."""
 
     style: str
-    href: str
 
-    def __new__(cls, text: str, style: str = "", *, path: str = "") -> Cell:
-        """Creates a text with its class and link."""
+    def __new__(cls, text: str, style: str = "") -> Cell:
+        """Creates a text with its class."""
         cell = super().__new__(cls, text)
-        cell.style, cell.href = style, quote(path)  # a colon, too: no path is taken for a scheme
+        cell.style = style
         return cell
 
 
@@ -138,33 +139,25 @@ class _Scale:
     """Maps numbers to positions from `start` to `end`, on a linear or logarithmic scale."""
 
     def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
-        if not low < high:
-            pad = abs(low) * 0.01 or 0.5
-            low = low - pad
-            high = high + pad
-        self.low = low
-        self.high = high
+        pad = 0.0 if low < high else abs(low) * 0.01 or 0.5
         self.log = log
+        self.low = self._of(low - pad)
+        self.high = self._of(high + pad)
         self.start = start
         self.end = end
 
-    def __call__(self, value: float) -> float:
-        value = min(max(value, self.low), self.high)
-        a, b, v = (math.log(x) if self.log else x for x in (self.low, self.high, value))
-        return self.start + (v - a) / (b - a) * (self.end - self.start)
+    def _of(self, value: float) -> float:
+        return math.log(max(value, SMALLEST)) if self.log else value
 
-    def ticks(self, count: int = 6) -> list[float]:
-        """Returns round numbers inside the range."""
-        if self.log and self.high > 5 * self.low:  # equal steps would crowd at its end
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            within = (1, 2, 5) if self.high < 200 * self.low else (1,)
-            return [x for p in powers for m in within if self.low <= (x := m * 10.0**p) <= self.high]
-        raw = (self.high - self.low) / count
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-        lowest = math.ceil(self.low / step - 1e-9)
-        highest = math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) for i in range(lowest, highest + 1)]
+    def __call__(self, value: float) -> float:
+        share = (self._of(value) - self.low) / (self.high - self.low)
+        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Returns three to eight numbers at equal distances, 0 among them if it is in range; on a log scale 1."""
+        step = float(f"{(self.high - self.low) / 5:.0e}")
+        places = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+        return [math.exp(n * step) if self.log else n * step for n in places]
 
 
 def forest(
@@ -204,20 +197,19 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
     for arm, block in blocks:
         paths[arm] += "".join(f"M{at + i} {y(t):.1f}h0" for i, t in enumerate(block))
         at += len(block)
-    levels = [(y(t), format_seconds(t)) for t in y.ticks(5)]
+    levels = [(y(t), format_seconds(t)) for t in y.ticks()]
     sizes = {"count": len(times), "height": TRACE_HEIGHT, "end": TRACE_END}
     return render("traces.svg.j2", x=x, levels=levels, paths=paths, **sizes)
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:
     """Returns the range to show: all values except extreme outliers."""
-    ordered = sorted(v for v in values if math.isfinite(v))
-    low = ordered[0]
-    high = ordered[-1]
-    inner_low = ordered[len(ordered) // 50]
-    inner_high = ordered[-1 - len(ordered) // 50]
-    room = 2.0 * (inner_high - inner_low) or high - low
-    low = max(low, inner_low - room)
-    high = min(high, inner_high + room)
+    finite = sorted(filter(math.isfinite, values))
+    edge = len(finite) // 50
+    inner_low = finite[edge]
+    inner_high = finite[-1 - edge]
+    room = 2.0 * (inner_high - inner_low) or math.inf
+    low = max(finite[0], inner_low - room)
+    high = min(finite[-1], inner_high + room)
     pad = 0.04 * (high - low)
     return (low - pad if low > pad else low), high + pad

@@ -1,12 +1,10 @@
-"""Renders a study, or a list of studies, as one self-contained HTML page or as Markdown: the verdict first."""
+"""Renders a study as one self-contained HTML page or as Markdown: the verdict first."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import AutotuneError
@@ -14,14 +12,13 @@ from autotune.model.records import (
     REFERENCE_NUMBER,
     AaRecord,
     ConclusionRecord,
-    LedgerRecord,
     Outcome,
     ScreenRecord,
     SessionRecord,
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_bytes, format_count, format_gain, format_seconds
+from autotune.model.units import format_bytes, format_count, format_seconds
 from autotune.results import tables
 from autotune.results.audit import doubts
 from autotune.results.conditions import conditions_of
@@ -30,16 +27,16 @@ from autotune.results.format import (
     aa_lines,
     ablation_lines,
     cause_lines,
-    format_estimate,
     format_progress,
     format_trial,
     run_state,
+    shorten,
     soak_lines,
     spaced,
     time_words,
     warning_lines,
 )  # fmt: skip
-from autotune.results.pages import Cell, Chart, Mark, forest, render, traces
+from autotune.results.pages import Chart, Mark, forest, render, traces
 from autotune.results.screen_words import describe_screen_record
 from autotune.results.tables import TrialRow, finalists, trial_rows
 from autotune.results.winner import winner_of, workload_name
@@ -51,19 +48,14 @@ LONGEST_TABLE = 300
 _TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
-def render_html(store: Store, *, reload_s: float | None = None) -> str:
-    """Renders a study as one self-contained HTML page; the browser reloads it after `reload_s` seconds."""
-    return render("report.html.j2", r=build(store), reload_s=reload_s)
+def render_html(store: Store) -> str:
+    """Renders a study as one self-contained HTML page."""
+    return render("report.html.j2", r=build(store))
 
 
 def render_markdown(store: Store) -> str:
     """Renders a study as Markdown, without charts."""
     return render("report.md.j2", r=build(store))
-
-
-def render_overview(runs: Sequence[Path], *, page: Path, is_markdown: bool = False) -> str:
-    """Renders a page of several runs, one row each; see `overview`."""
-    return render(f"overview.{'md' if is_markdown else 'html'}.j2", rows=overview(runs, page=page))
 
 
 def build(store: Store) -> dict[str, Any]:
@@ -159,45 +151,6 @@ def _throughput(aa_run: AaRecord) -> list[str]:
     return [f"the default reaches {' and '.join(rates)}"] if rates else []
 
 
-# ---------------------------------------------------------------------- several runs
-
-
-def page_of(run: Path) -> Path:
-    """Returns the default file of a run's page: beside its directory, into which only the study writes."""
-    if run.name in ("", ".."):
-        run = run.resolve()
-    return run.with_name(f"{run.name}.html")
-
-
-def overview(runs: Sequence[Path], *, page: Path) -> list[tables.Row]:
-    """Returns one row for each run, sorted by device, workload and date; the last ones cannot be read and say why.
-
-    Args:
-        page: The file to show them in; it links to the page of each run that has one.
-    """
-    rows = [_run_row(run, page) for run in runs]
-    return sorted(rows, key=lambda row: (not row["device"], row["device"], row["workload"], row["date"]))
-
-
-def _run_row(run: Path, page: Path) -> tables.Row:
-    row = dict.fromkeys(("device", "workload", "jaxlib", "date", "run", "result", "settings"), "")
-    row["run"] = os.path.relpath(run, page.parent)
-    if page_of(run).exists():
-        row["run"] = Cell(row["run"], path=os.path.relpath(page_of(run), page.parent))
-    try:
-        store = Store.open(run)
-        row |= subject(store)
-        state, conclusion = run_state(store)
-        conclusion = conclusion if state == "finished" else None
-        row["result"] = Cell(_verdict(conclusion)[0] if conclusion else format_progress(store, state), "same")
-    except AutotuneError as error:
-        return {**row, "result": Cell(f"unreadable: {error}", "failed")}
-    if conclusion is not None and conclusion.outcome is Outcome.WINNER and conclusion.estimate is not None:
-        change = f"{format_gain(conclusion.estimate.ratio)}, ratio {format_estimate(conclusion.estimate)}"
-        row |= {"result": Cell(change, "good"), "settings": str(conclusion.settings)}
-    return row
-
-
 # ---------------------------------------------------------------------- charts
 
 
@@ -210,9 +163,16 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
     drawn = [r for r in trials if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
     shown = sorted(drawn, key=lambda r: r.rank)
     for r in shown[:most]:
-        short = r.settings.replace("xla_gpu_", "").replace("xla_cpu_", "").replace("xla_", "")
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
-        rows.append(Mark(label=f"{r.trial}  {short}", detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style))
+        rows.append(
+            Mark(
+                label=f"{r.trial}  {shorten(r.result.settings)}",
+                detail=detail,
+                x=r.ratio,
+                x_ends=(r.low, r.high),
+                style=r.style,
+            )
+        )
     svg = forest(rows, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=note)
@@ -220,11 +180,10 @@ def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None =
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there are none."""
-    directories = {r.number: r.directory for r in store.of(TrialResult)}
-    if (aa_run := store.last(AaRecord)) is not None:
-        directories[REFERENCE_NUMBER] = aa_run.directory
+    records = [r for r in store.of(TrialResult) if r.number == number]
+    record = store.last(AaRecord) if number == REFERENCE_NUMBER else next(iter(records), None)
+    directory = record.directory if record is not None else None
     blocks: list[tuple[str, Sequence[float]]] = []
-    directory = directories.get(number)
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
@@ -238,50 +197,49 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
 
 def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
     """Groups failures by kind, most frequent first; equal messages are merged."""
-    groups: dict[str, dict[str, dict[str, Any]]] = {}
-    for r in trials:
-        failure = r.result.failure
-        if failure is None:
-            continue
-        cases = groups.setdefault(spaced(failure.kind), {})
-        case = cases.setdefault(failure.message, {"message": failure.message, "trials": []})
-        case["trials"].append(r.trial)
-        case |= {"log": failure.log or "", "last_lines": failure.last_lines}
-    rows = [
-        {"kind": kind, "count": sum(len(c["trials"]) for c in cases.values()), "cases": list(cases.values())[:8]}
-        for kind, cases in groups.items()
-    ]
+    kinds: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in trials:
+        failure = row.result.failure
+        if failure is not None:
+            cases = kinds.setdefault(spaced(failure.kind), {})
+            case = cases.setdefault(failure.message, {"message": failure.message, "trials": []})
+            case["trials"].append(row.trial)
+            case |= {"log": failure.log, "last_lines": failure.last_lines}
+    rows = []
+    for kind, cases in kinds.items():
+        count = sum(len(case["trials"]) for case in cases.values())
+        rows.append({"kind": kind, "count": count, "cases": list(cases.values())[:8]})
     return sorted(rows, key=lambda row: -row["count"])
 
 
 def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
     spec = store.spec
     conclusion = store.last(ConclusionRecord)
-    ledger = store.last(LedgerRecord)
-    rows: dict[str, object] = {
-        "run directory": store.path,
-        "study": spec.name,
-        "identity": spec.identity,
-        "workload": f"{_workload(spec)} (hash {spec.workload_hash})",
-    }
-    facts = aa_run.provenance if aa_run is not None else {}
+    facts: dict[str, Any] = {}
+    rows: list[tuple[str, object]] = [
+        ("run directory", store.path),
+        ("study", spec.name),
+        ("identity", spec.identity),
+        ("workload", f"{_workload(spec)} (hash {spec.workload_hash})"),
+    ]
     if aa_run is not None:
         w = aa_run.reference
-        rows |= {
-            "device": f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)",
-            "mesh": " x ".join(f"{k} {v}" for k, v in w.mesh.items()),
-            "program": w.fingerprint,
-            "loss tolerance": f"{aa_run.loss_tolerance:.1e} (relative)",
-        }
+        rows += [
+            ("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"),
+            ("mesh", " x ".join(f"{axis} {size}" for axis, size in w.mesh.items())),
+            ("program", w.fingerprint),
+            ("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"),
+        ]
+        facts = aa_run.provenance
     if conclusion is not None:
         facts = conclusion.provenance or facts
-    rows |= {f"version of {name}": version for name, version in sorted(facts.get("versions", {}).items())}
-    rows |= {name.replace("_", " "): fact for name, fact in facts.items() if name not in ("versions", "memory_bytes")}
-    rows["memory"] = format_bytes(facts["memory_bytes"]) if "memory_bytes" in facts else ""
-    if ledger is not None:
-        rows["device hours"] = f"{ledger.device_s / 3600:.3f}, all sessions together"
-    sessions = [f"{s.started} on {s.host}: {shlex.join(s.command) or 'by API'}" for s in store.of(SessionRecord)]
-    return [*((n, str(value)) for n, value in rows.items() if value != ""), *(("session", text) for text in sessions)]
+    rows += [(f"version of {name}", version) for name, version in sorted(facts.get("versions", {}).items())]
+    others = {name: fact for name, fact in facts.items() if name not in ("versions", "memory_bytes")}
+    rows += [(name.replace("_", " "), fact) for name, fact in others.items()]
+    rows.append(("memory", format_bytes(facts["memory_bytes"]) if "memory_bytes" in facts else ""))
+    for session in store.of(SessionRecord):
+        rows.append(("session", f"{session.started} on {session.host}: {shlex.join(session.command) or 'by API'}"))
+    return [(name, str(value)) for name, value in rows if value != ""]
 
 
 def _commands(store: Store) -> list[str]:

@@ -101,8 +101,6 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
             mode=mode, resume="allow", settings=settings,
         ) as run_of_wandb:  # fmt: skip
             run_of_wandb.summary.update(run.figures)
-        for link in filter(Path.is_symlink, folder.glob(f"wandb/*-{run.key}/logs/*")):
-            link.unlink()  # it leads into the user's cache; a run directory has no links
 
     return write, mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later"
 
@@ -202,7 +200,6 @@ class TrackerProcess:
     def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
         self._name = name
         self._note = note
-        self._error = ""
         self._is_lost = False
         env = {"MLFLOW_ALLOW_FILE_STORE": "true", **caller_environment(), "CUDA_VISIBLE_DEVICES": ""}
         command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
@@ -215,11 +212,10 @@ class TrackerProcess:
             if message["type"] == "where":
                 self._note(f"tracker {self._name}: {message['text']}")
             elif message["type"] == "error":
-                self._error = str(message["message"])
+                self._lose(f"failed ({message['message']})")
         status = self._process.end["exit_status"] if self._process.end is not None else 0
-        if status != 0 and not self._is_lost:
-            reason = f"no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"its exit status is {status}"
-            self._lose(f"failed ({self._error or reason})")
+        if status != 0:
+            self._lose(f"gave no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"failed ({status})")
 
     def close(self, patience_s: float) -> None:
         """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""
@@ -230,6 +226,8 @@ class TrackerProcess:
         self._process.close(END_S)
 
     def _lose(self, why: str) -> None:
+        if self._is_lost:
+            return
         self._is_lost = True
         later = "the run directory holds everything, and the same command writes what the tracker lacks"
         self._note(f"tracker {self._name} {why}; the study does not need it: {later}")

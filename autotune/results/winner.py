@@ -32,7 +32,7 @@ from autotune.model.records import (
 )
 from autotune.model.sections import STUDY_NAME
 from autotune.model.spec import StudySpec
-from autotune.results.audit import PROOFS, disagreements, evidence_of
+from autotune.results.audit import PROOFS, disagreements, evidence_of, newest
 from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
@@ -168,7 +168,7 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     """Builds the winner of one recorded conclusion."""
     evidence = evidence_of(store, conclusion)
     settings = conclusion.settings or FlagSet()
-    aa_run = next((r for r in reversed(evidence) if isinstance(r, AaRecord)), None)
+    aa_run = newest(evidence, AaRecord)
     facts = conclusion.provenance
     spec = store.spec
     report = aa_run.reference if aa_run is not None else None

@@ -17,7 +17,6 @@ from autotune.model.errors import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_PIECE = 1 << 16
 
 
 def refuse_path(name: str) -> None:
@@ -94,7 +93,8 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
     """
     try:
-        descriptor, is_new = _open_to_append(path)
+        is_new = not path.exists()
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, like_folder(path.parent))
     except OSError as error:
         raise cannot_write(path, error) from error
     try:
@@ -117,15 +117,6 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
         raise cannot_write(path, error) from error
     finally:
         os.close(descriptor)
-
-
-def _open_to_append(path: Path) -> tuple[int, bool]:
-    """Opens or makes a file; returns its descriptor and whether it is new."""
-    flags = os.O_RDWR | os.O_APPEND | _FLAGS
-    try:
-        return os.open(path, flags), False
-    except FileNotFoundError:
-        return os.open(path, flags | os.O_CREAT, like_folder(path.parent)), True
 
 
 def sync_upwards(file: Path, root: Path) -> None:
@@ -157,14 +148,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def _cut(descriptor: int) -> int:
     """Cuts off a torn last line; returns the size of the file."""
-    end = size = os.fstat(descriptor).st_size
+    size = os.fstat(descriptor).st_size
     if size == 0 or os.pread(descriptor, 1, size - 1) == b"\n":
         return size
-    newline = -1
-    while end > 0 and newline < 0:
-        start = max(0, end - _PIECE)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
-        end = start + newline + 1
+    end = os.pread(descriptor, size, 0).rfind(b"\n") + 1
     os.ftruncate(descriptor, end)
     os.fsync(descriptor)
     return end

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import socket
 import time
@@ -126,10 +125,10 @@ class Lock:
     def tell_stage(self, name: str) -> None:
         """Writes the stage behind the holder's name; ignores a full disk."""
         with contextlib.suppress(OSError):
-            start = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0] + b"\n"
-            told = f"{json.dumps({'name': name, 'since': utc_now()})}\n".encode()
-            os.pwrite(self._descriptor, told, len(start))
-            os.ftruncate(self._descriptor, len(start) + len(told))
+            holder = os.pread(self._descriptor, _LONGEST, 0).partition(b"\n")[0]
+            lines = holder + f"\n{utc_now()} {name}\n".encode()
+            os.pwrite(self._descriptor, lines, 0)
+            os.ftruncate(self._descriptor, len(lines))
 
     def close(self) -> None:
         """Releases the lock and removes this process's name from it."""
@@ -154,10 +153,10 @@ def read_stage(path: Path) -> CurrentStage | None:
     if not is_held(path):
         return None
     try:
-        told = plain_content(path / LOCK, most=_LONGEST).split(b"\n")[1]
-        found = json.loads(told)
-        return CurrentStage(name=str(found["name"]), since=datetime.fromisoformat(found["since"]).isoformat())
-    except (OSError, IndexError, ValueError, KeyError, TypeError, RecursionError):  # half written
+        _, stage, _ = plain_content(path / LOCK, most=_LONGEST).decode().split("\n")
+        since, _, name = stage.partition(" ")
+        return CurrentStage(name=name, since=datetime.fromisoformat(since).isoformat())
+    except (OSError, ValueError):  # half written
         return None
 
 

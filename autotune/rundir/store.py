@@ -24,6 +24,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -46,6 +47,7 @@ from autotune.model.records import (
     ConclusionRecord,
     ConfirmRun,
     SessionRecord,
+    TrialResult,
 )
 from autotune.model.redaction import redact_command, secret_variables, strike
 from autotune.model.spec import StudySpec
@@ -96,7 +98,7 @@ class Folders:
         file = folder / PAIRS
         try:
             if file.exists():
-                file.rename(_free_name(file))
+                file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
         except OSError as error:
             raise cannot_write(file, error) from error
 
@@ -151,12 +153,6 @@ def _refuse_kept(path: Path) -> None:
         )
 
 
-def _free_name(file: Path) -> Path:
-    """Returns a name beside a file of raw pairs that is not taken: ``pairs.1.jsonl``."""
-    names = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists())
-
-
 def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
     """Returns the folders of a run that hold raw pairs but are of no record; a driver that is killed leaves such."""
     named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
@@ -178,6 +174,15 @@ def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, w
 def runs_in(folder: Path) -> list[Path]:
     """Returns the run directories in a folder, by name."""
     return sorted(file.parent for file in folder.glob(f"*/{STUDY}"))
+
+
+class StudyLostError(RunDirectoryError):
+    """A folder holds no study.json, or a torn one."""
+
+
+def _no_study(file: Path, error: Exception) -> str:
+    what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
+    return f"{file} must hold the study of this run but: {what}; delete it, and {_AGAIN}"
 
 
 class Store(Folders):
@@ -210,33 +215,28 @@ class Store(Folders):
     @classmethod
     def open(cls, path: Path) -> Store:
         """Opens a run directory for reading; RunDirectoryError if it is not one, or has another schema."""
-        return cls._open(path, None)
-
-    @classmethod
-    def _open(cls, path: Path, replacement: StudySpec | None) -> Store:
         _refuse_kept(path)
         file = path / STUDY
         if not file.is_file():
-            raise RunDirectoryError(
+            raise StudyLostError(
                 f"{path} must be a run directory but holds no {STUDY}; `autotune status` lists the runs of this "
                 f"folder; if the file was lost, {_AGAIN}"
             )
         try:
             data = json.loads(plain_content(file))
+        except OSError as error:
+            raise cannot_read(file, error) from error
+        except (ValueError, RecursionError) as error:
+            raise StudyLostError(_no_study(file, error)) from error
+        try:
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
                     "read it with the version of autotune that wrote it, or start a new run directory"
                 )
-            spec = replacement or StudySpec.model_validate(data["study"])
-            return cls(path, spec, study_dir=data["study_dir"])
-        except OSError as error:
-            raise cannot_read(file, error) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
-            raise RunDirectoryError(
-                f"{file} must hold the study of this run but: {what}; delete it, and {_AGAIN}"
-            ) from error
+            return cls(path, StudySpec.model_validate(data["study"]), study_dir=data["study_dir"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunDirectoryError(_no_study(file, error)) from error
 
     @classmethod
     def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None) -> Store:
@@ -289,43 +289,36 @@ class Store(Folders):
     @classmethod
     def _known(cls, path: Path, spec: StudySpec) -> Store | None:
         """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
-        file = path / STUDY
         try:
-            json.loads(plain_content(file))
-        except FileNotFoundError:
+            store = cls.open(path)
+        except StudyLostError:  # the caller has its content
             return None
-        except OSError as error:
-            raise cannot_read(file, error) from error
-        except (ValueError, RecursionError):  # torn: the caller has its content
-            return None
-        old = cls.open(path)
-        if old.spec.identity != spec.identity:
-            if not old.has_measured():
-                store = cls(path, spec, study_dir=old.study_dir)
-                store.earlier = _set_aside(path)
-                return store
-            a, b = old.spec.lasting(), spec.lasting()
+        if store.spec.identity == spec.identity:
+            store.spec = spec
+            return store
+        if store.has_measured():
+            a, b = store.spec.lasting(), spec.lasting()
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "
                 "name another folder with --run-dir, or restore the study file"
             )
-        return cls._open(path, spec)
+        new = cls(path, spec, study_dir=store.study_dir)
+        new.earlier = _set_aside(path)
+        return new
 
     @classmethod
     def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         """Opens a new run directory, or one of this study whose study.json is lost."""
-        _refuse_kept(path)
         store = cls(path, spec, study_dir=str(study_dir))
-        if records := store.records():
-            if {r.identity for r in records if isinstance(r, SessionRecord)} != {spec.identity}:
-                raise RunDirectoryError(
-                    f"{path / STUDY} must hold the study of this run but is lost, and its records are not of this one; "
-                    "restore that file from a copy, or name another folder with --run-dir"
-                )
-            return store
-        strangers = [p.name for p in path.iterdir() if not _is_own(p)]
-        if strangers:
+        records = store.records()
+        if records and {r.identity for r in records if isinstance(r, SessionRecord)} != {spec.identity}:
+            raise RunDirectoryError(
+                f"{path / STUDY} must hold the study of this run but is lost, and its records are not of this one; "
+                "restore that file from a copy, or name another folder with --run-dir"
+            )
+        strangers = [p.name for p in path.iterdir() if not _is_own(p.name)]
+        if strangers and not records:
             raise RunDirectoryError(
                 f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
                 "name another folder with --run-dir"
@@ -334,9 +327,8 @@ class Store(Folders):
 
     def has_measured(self) -> bool:
         """Whether there is more than an A/A run that was refused, or did not end."""
-        folders = (self.path / name for name in FOLDERS if name != "aa_run")
-        files = (file for folder in folders for file in folder.rglob(PAIRS))
-        return any(file.stat().st_size for file in files) or bool(self.of(AaRecord))
+        folders = unnamed_folders(self.path, ())
+        return any(not folder.startswith("aa_run") for folder in folders) or bool(self.of(AaRecord))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
@@ -485,13 +477,9 @@ def _set_aside(path: Path) -> Path:
     return folder
 
 
-def _is_own(path: Path) -> bool:
-    """Whether an entry of a folder without a study is the empty rest of an interrupted start."""
-    if path.name in FOLDERS:
-        return path.is_dir() and not any(path.iterdir())
-    if path.name == RECORDS:
-        return not plain_content(path).strip(b"\0")
-    return path.name in (LOCK, STUDY) or path.name.startswith((".study", f"{EARLIER}-"))
+def _is_own(name: str) -> bool:
+    """Whether an entry of a folder without a study may be the rest of an interrupted start."""
+    return name in (LOCK, STUDY, RECORDS, *FOLDERS) or name.startswith((f".{Path(STUDY).stem}", f"{EARLIER}-"))
 
 
 @contextlib.contextmanager
@@ -513,14 +501,11 @@ def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iter
 
 def earlier_runs(store: Store) -> int:
     """Counts readable finished searches of the same study, whatever its seed and budget, beside a run directory."""
-    asked, count = store.spec.question, 0
-    for file in store.path.parent.glob(f"*/{STUDY}"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            if (
-                file.parent.name == store.path.name
-                or StudySpec.model_validate(json.loads(file.read_text(encoding="utf-8"))["study"]).question != asked
-            ):
-                continue
-            records = (file.parent / RECORDS).read_bytes()
-            count += all(f'"kind":"{kind}"'.encode() in records for kind in ("trial", "conclusion"))
+    count = 0
+    for path in runs_in(store.path.parent):
+        with contextlib.suppress(RunDirectoryError):
+            other = Store.open(path)
+            is_same = path.name != store.path.name and other.spec.question == store.spec.question
+            if is_same and other.of(TrialResult) and other.last(ConclusionRecord) is not None:
+                count += 1
     return count

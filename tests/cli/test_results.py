@@ -21,7 +21,6 @@ from autotune.results.conditions import Conditions, differences, this_machine
 from autotune.results.export import FORMATS, render_winner
 from autotune.results.library import add_to_library
 from autotune.results.winner import winner_of
-from autotune.rundir.lock import Lock
 from autotune.rundir.store import Store
 from autotune.study import preflight, recheck
 from harness.simulated_machine import SimulatedLauncher, simulation_of
@@ -69,47 +68,8 @@ def test_a_report_stands_beside_the_run_directory_or_where_asked(finished: Store
     assert call("report", copy, "--md").stdout.startswith("# replayed")
 
 
-def test_a_folder_of_runs_becomes_a_list_with_the_page_of_each(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        shutil.copytree(finished.path, tmp_path / "runs" / name)
-    (tmp_path / "runs" / "damaged").mkdir()
-    (tmp_path / "runs" / "damaged" / "study.json").write_text("{}")
-    call("report")
-    page = (tmp_path / "runs" / "index.html").read_text()
-    assert 'href="a.html"' in page
-    assert (tmp_path / "runs" / "b.html").is_file()
-    assert "unreadable: " in page
-    call("report", "runs/b", "runs/a", "--html", "some.html")
-    assert 'href="runs/a.html"' in (tmp_path / "some.html").read_text()
-    assert call("report", "runs", "--md").stdout.startswith("# 3 runs")
-    with pytest.raises(AutotuneError, match="--watch follows one run"):
-        call("report", "runs", "--watch")
-
-
-def test_a_watched_report_reloads_while_the_study_runs(
-    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy, seen = tmp_path / "copy", []
-    shutil.copytree(finished.path, copy)
-    lock = Lock(copy)
-
-    def pause(seconds: float) -> None:
-        if seconds == cli_results.WATCH_S:
-            seen.append((tmp_path / "copy.html").read_text())
-            lock.close()
-
-    monkeypatch.setattr("time.sleep", pause)
-    call("report", copy, "--watch")
-    assert ['http-equiv="refresh"' in text for text in (*seen, (tmp_path / "copy.html").read_text())] == [True, False]
-
-
-def test_compare_takes_several_axes_and_writes_a_page(finished: Store, tmp_path: Path) -> None:
+def test_compare_takes_several_axes(finished: Store, tmp_path: Path) -> None:
     copy = shutil.copytree(finished.path, tmp_path / "copy")
-    call("compare", finished.path, copy, "--html", tmp_path / "both.html")
-    assert "Comparison of 2 studies" in (tmp_path / "both.html").read_text()
     data = json.loads(call("compare", finished.path, copy, "--json", "--by", "gpu, jaxlib").stdout)
     assert data["by"] == ["gpu", "jaxlib"]
 

@@ -41,8 +41,7 @@ def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedP
 def finish(folder: Path, study: str) -> Path:
     (folder / "train.py").write_text(PROGRAMS["secretive"])
     write_study(folder / "study.toml", study)
-    url = "sqlite:///s.db?password=hunter2-f"
-    done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
+    done = secretly("run", "study.toml", "--run-dir", "run", cwd=folder)
     assert "hunter2" not in done.stdout + done.stderr
     return folder
 

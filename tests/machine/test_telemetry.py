@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,26 +15,13 @@ import pytest
 
 from autotune.child.gpus import load_nvml
 from autotune.machine import telemetry
-from autotune.machine.telemetry import LEAST_SAMPLES, ArmWatch, GpuSample, GpuWatch, Telemetry, open_watch, put_together
-from harness.fake_nvml import (
-    CLOCK,
-    ENERGY,
-    HW_THERMAL,
-    NOT_SUPPORTED,
-    POWER_BRAKE,
-    REASONS,
-    SW_POWER_CAP,
-    FakeNvml,
-    missing,
-    uuid_of,
-)
+from autotune.machine.telemetry import ArmWatch, GpuSample, GpuWatch, Telemetry, open_watch, put_together
+from harness.fake_nvml import ENERGY, HW_THERMAL, POWER_BRAKE, SW_POWER_CAP, FakeNvml, missing, uuid_of
 from tests.runs import there
 from tests.tables import toml_beside
 
 pynvml = load_nvml()
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-
-FIELDS = "nvmlDeviceGetFieldValues"
 
 
 @pytest.fixture
@@ -49,13 +34,6 @@ def two(tmp_path: Path) -> Iterator[FakeNvml]:
 @pytest.fixture(autouse=True)
 def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "SAMPLE_EVERY_S", 0.001)
-
-
-@pytest.fixture
-def child() -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process.pid
-    process.communicate(b"\n")
 
 
 def nothing(arm: str) -> None: ...
@@ -158,16 +136,6 @@ def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path)
         assert read_j() == 9000.0
 
 
-def test_another_process_on_the_gpu_is_told(two: FakeNvml, child: int) -> None:
-    two.set(0, "processes", f"{child},{os.getppid()}")
-    watch = GpuWatch(pynvml, "0")
-    watch.look()
-    assert watch.take().warnings == ("GPU 0 was shared with 1 other process",)
-    two.set(0, "processes", "1,2")  # numbers of another namespace are no strangers
-    watch.look()
-    assert watch.take().warnings == ()
-
-
 def arm(seconds: float = 10.0, **held: float) -> ArmWatch:
     """An arm of one block in which GPU 0 was held back for some seconds, and by nothing else."""
     names = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
@@ -188,35 +156,22 @@ def test_what_holds_one_arm_back_between_two_looks_is_counted_and_named(
     alone, also = found.warnings
     assert alone.startswith(f"the reference alone was held back by {words}")
     assert "40.0 % of its time, the other arm 0.0 %" in alone
-    assert also.startswith(f"GPU 1 was held back by {words}")
+    assert also.startswith(f"a GPU was held back by {words}")
     assert "for 4.0 of 20.0 s" in also
 
 
 @pytest.mark.parametrize(("reference", "candidate", "named"), toml_beside(__file__)["held_back"])
 def test_one_arm_alone_is_told_from_both(reference: dict[str, float], candidate: dict[str, float], named: str) -> None:
-    found = put_together({"reference": arm(**reference), "candidate": arm(**candidate)}, {}, ())
+    found = put_together({"reference": arm(**reference), "candidate": arm(**candidate)})
     assert [w[: len(named)] for w in found.warnings if " alone " in w] == ([named] if named else [])
 
 
-def test_where_a_driver_has_no_counters_looks_tell(two: FakeNvml) -> None:
-    two.fail(0, FIELDS, NOT_SUPPORTED)
-    reasons = {"reference": 0x01, "candidate": 0x08}
-    watch = GpuWatch(pynvml, "0")
-    found = run_blocks(watch, before=lambda arm: two.set(0, REASONS, reasons[arm]), looks=2 * LEAST_SAMPLES)
-    assert found.during is not None
-    assert found.during.candidate.held_back["hw_slowdown"] > 0
-    assert found.during.reference.held_back["hw_slowdown"] == 0
-    assert any("by a hardware slowdown" in w for w in found.warnings)
-
-
 def test_a_library_without_functions_tells_what_it_can(tmp_path: Path) -> None:
-    without = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetUtilizationRates"]
-    fake = FakeNvml(tmp_path / "old", without=without)
-    fake.set(0, "nvmlDeviceGetCurrentClocksThrottleReasons", 0x40)
+    fake = FakeNvml(tmp_path / "old", without=["nvmlDeviceGetFieldValues", "nvmlDeviceGetUtilizationRates"])
     with fake.loaded():
         watch = GpuWatch(pynvml, None)
         found = run_blocks(watch, looks=2)
-    assert there(found.during).candidate.held_back == {}, "two looks are too few to say anything"
+    assert there(found.during).candidate.held_back == {}
     assert not found.warnings
 
 
@@ -225,22 +180,16 @@ def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:
     counts = {"reference": 7_000_000_000, "candidate": 5}  # the driver was loaded again
     found = run_blocks(GpuWatch(pynvml, "0"), lambda arm: two.set(0, SW_POWER_CAP, counts[arm]))
     assert found.during is not None
-    assert "sw_power_cap" not in found.during.reference.held_back
+    assert "sw_power_cap" not in found.during.candidate.held_back
     assert "hw_thermal" in found.during.reference.held_back
     assert found.warnings == ()
 
 
-def test_a_lost_gpu_is_named_and_the_other_still_told_of(two: FakeNvml) -> None:
+def test_while_a_gpu_is_lost_nothing_is_told_of_throttling(two: FakeNvml) -> None:
     found = run_blocks(GpuWatch(pynvml, None), lambda arm: two.lose(1) if arm == "candidate" else None, looks=1)
-    assert found.warnings == ("GPU 1 is lost: its driver does not answer for it any more",)
+    assert there(found.during).candidate.held_back == {}
     two.lose(1)
     assert list(GpuWatch(pynvml, None)._devices) == [0]
-
-
-def test_a_changing_clock_is_told(two: FakeNvml) -> None:
-    clocks = {"reference": 1980, "candidate": 1410}
-    found = run_blocks(GpuWatch(pynvml, "0"), before=lambda arm: two.set(0, CLOCK, clocks[arm]), looks=2)
-    assert found.warnings == ("GPU 0 changed its clock between 1410 and 1980 MHz meanwhile",)
 
 
 def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
@@ -250,4 +199,3 @@ def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
         watches = [GpuWatch(pynvml, None), GpuWatch(None, None)]
     for watch in [*watches, open_watch({})]:
         assert run_blocks(watch) == Telemetry()
-        watch.look()

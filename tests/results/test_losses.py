@@ -131,7 +131,7 @@ def test_it_is_said_in_every_form(open_run: Path) -> None:
 def test_a_comparison_does_not_name_the_default_as_winner(finished: Store, open_run: Path, tmp_path: Path) -> None:
     none = concluded(finished, tmp_path / "none", Outcome.NOTHING_BEATS_THE_DEFAULT, "no setting tried beats ...")
     table = compare_stores([finished, Store.open(open_run), Store.open(none)])
-    by_study = {row["study"]: (row["winner"], row["ratio"]) for row in table.frame.to_dict("records")}
+    by_study = {Path(row["study"]).name: (row["winner"], row["ratio"]) for row in table.frame.to_dict("records")}
     assert by_study["open"][0] == "(not settled)"
     assert math.isnan(by_study["open"][1])
     assert by_study["none"] == ("(default)", 1.0)
