@@ -1,4 +1,4 @@
-"""NVML telemetry of the GPUs while blocks run: clocks, power, throttling and energy.
+"""NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, and other processes.
 
 The process that waits for the measured one takes the samples. Without nvidia-ml-py or a driver nothing is recorded.
 """
@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import psutil
+
 from autotune.child.gpus import VISIBLE, ask, load_nvml, visible_devices
 from autotune.model.measurement import HELD_BACK, Arm, ArmOfGpus, EnergyUse, GpusDuring, Pair, held_in_one_arm
 from autotune.model.spec import StudySpec
@@ -24,6 +26,9 @@ T = TypeVar("T")
 
 SAMPLE_EVERY_S = 0.25
 """Seconds between samples within a block: NVML's figures of power are means over up to a second."""
+
+LOOK_EVERY_S = 1.0
+"""Shortest time between two searches for other processes, which list all processes of this machine."""
 
 PATIENCE_S = 5.0
 """Time limit of the last sample after the block's end: the driver of a dying GPU may never answer."""
@@ -110,12 +115,19 @@ class ArmWatch:
         return [[value for value in of_gpu if value is not None] for of_gpu in values if set(of_gpu) != {None}]
 
 
-def put_together(arms: Mapping[str, ArmWatch], trouble: Iterable[str] = ()) -> Telemetry:
-    """Sums up one measurement."""
+def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Iterable[str]) -> Telemetry:
+    """Sums up one measurement; `others` is the largest number of other processes seen on each GPU."""
     during = GpusDuring(**{arm: arms[arm].figures() for arm in Arm}) if len(arms) == len(Arm) else None
     warnings = list(trouble)
     if during is not None:
         warnings += [*held_in_one_arm([during]), *_throttling(during)]
+    for index in sorted({index for watch in arms.values() for index in watch.samples}):
+        clocks = [s.clock_mhz for w in arms.values() for s in w.samples.get(index, ()) if s.clock_mhz]
+        if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+            warnings.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
+    for index, count in sorted(others.items()):
+        if count:
+            warnings.append(f"GPU {index} was shared with {count} other process{'es' if count > 1 else ''}")
     return Telemetry(during, tuple(warnings))
 
 
@@ -172,7 +184,9 @@ class GpuWatch:
         self._nvml = nvml
         self._devices = dict(itertools.islice(visible_devices(nvml, visible).items(), count))
         self._arms: dict[str, ArmWatch] = {}
-        self._trouble: list[str] = []
+        self._others: dict[int, int] = {}
+        self._trouble: dict[str, None] = {}
+        self._next_s = 0.0
 
     def follow(self, uuids: Sequence[str]) -> None:
         """Watches the GPUs that a process reports to run on, if they are all of this machine.
@@ -198,16 +212,30 @@ class GpuWatch:
                 yield
         except Stuck:
             self._devices = {}
-            self._trouble = [f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"]
+            self._trouble[f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"] = None
             return
         watch.add(samples, before, self._counters(), seconds=time.monotonic() - start_s)
 
+    def look(self) -> None:
+        """Counts other processes on the GPUs, unless it was done less than `LOOK_EVERY_S` ago."""
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + LOOK_EVERY_S
+        for index, handle in self._devices.items():
+            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+            count = _strangers([p.pid for p in processes or ()])
+            self._others[index] = max(self._others.get(index, 0), count)
+
     def take(self) -> Telemetry:
         """Returns the telemetry since the last call, over all blocks of both arms."""
-        telemetry = put_together(self._arms, self._trouble)
+        arms = self._arms
+        others = self._others
+        trouble = tuple(self._trouble)
         self._arms = {}
-        self._trouble = []
-        return telemetry
+        self._others = {}
+        self._trouble = {}
+        self._next_s = 0.0
+        return put_together(arms, others, trouble)
 
     def energy_j(self, count: int | None) -> float | None:
         """Returns the sum of the energy counters of the first `count` GPUs (all, if None), joules.
@@ -218,8 +246,15 @@ class GpuWatch:
         millijoules = [ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", handle) for handle in handles]
         return sum(millijoules) / 1e3 if millijoules and None not in millijoules else None
 
-    def _counters(self) -> Counters:
-        return {index: _read_counters(self._nvml, handle) for index, handle in self._devices.items()}
+    def _counters(self) -> dict[int, dict[str, int]]:
+        """Reads the throttle counters of all GPUs that answer."""
+        counters_of = {}
+        for index, handle in self._devices.items():
+            if (counters := _read_counters(self._nvml, handle)) is None:
+                self._trouble[f"GPU {index} is lost: its driver does not answer for it any more"] = None
+            else:
+                counters_of[index] = counters
+        return counters_of
 
     def _samples(self) -> list[GpuSample]:
         return [self._sample(index, handle) for index, handle in self._devices.items()]
@@ -245,11 +280,23 @@ def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuW
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
-def _read_counters(nvml: Any, handle: Any) -> dict[str, int]:
-    """Reads the nanoseconds of throttling by reason that a GPU and its driver count."""
-    values = ask(nvml, "nvmlDeviceGetFieldValues", handle, list(_COUNTERS.values()))
-    answers = zip(_COUNTERS, values or (), strict=False)
+def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
+    """Reads the nanoseconds of throttling by reason that a GPU and its driver count; None if the GPU is lost."""
+    try:
+        values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
+    except AttributeError:
+        return {}
+    except nvml.NVMLError as error:
+        lost = getattr(nvml, "NVML_ERROR_GPU_IS_LOST", None)
+        return None if lost is not None and getattr(error, "value", None) == lost else {}
+    answers = zip(_COUNTERS, values, strict=True)
     return {name: int(a.value.ullVal) for name, a in answers if a.nvmlReturn == nvml.NVML_SUCCESS}
+
+
+def _strangers(pids: Sequence[int]) -> int:
+    """Counts the processes that are not below this one; 0 if none is, for a container sees other numbers."""
+    children = {p.pid for p in psutil.Process().children(recursive=True)}
+    return sum(p not in children for p in pids) if any(p in children for p in pids) else 0
 
 
 # ---------------------------------------------------------------------- energy

@@ -427,6 +427,7 @@ class InterleavedBlocks:
             check(pair)
             pairs.append(pair)
             ratios.append(log_ratio(pair, self.work))
+            context.gpus.look()  # for other people's processes, between two pairs, when nothing is timed
             if (reason := stop(ratios)) is not None:
                 return pairs, reason
 
@@ -645,6 +646,7 @@ class Isolated(Comparer):
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
             total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
+        self.context.gpus.look()
         return Timed(*sizes.split_isolated(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
