@@ -42,7 +42,7 @@ SMOKE = tests/settings/test_probe.py tests/settings/test_builds.py tests/setting
 test-smoke: $(VENV)/.tested
 	$(TESTS) $(SMOKE) -m "not (slow or cluster or aot or gpu)"
 
-# Real daemons on loopback: SLURM with three virtual nodes, Dask. Root on Debian installs what is missing.
+# Real daemons on loopback: SLURM with three virtual nodes, PostgreSQL, Dask. Root on Debian installs what is missing.
 test-cluster: $(VENV)/.tested
 	sh .ci/cluster_packages.sh
 	$(BIN)/python -m pytest tests/cluster -m "cluster$(if $(SAMPLE), and gate)" --timeout 400

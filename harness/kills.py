@@ -2,7 +2,7 @@
 
 Each study is started by the real command on lanes of one kind. Something of it is killed or stopped, again and again,
 the driver is started again where it died, and at last the study is left to finish. Then every trial must be there
-exactly once, every raw sample must be whole, and no
+exactly once, in the run directory and in its Optuna storage, every raw sample must be whole, and no
 process may live on.
 """
 
@@ -23,8 +23,9 @@ from autotune.model.errors import STOPPED
 from autotune.rundir.store import KEPT_RECORDS, RECORDS
 from harness.driven import Driven
 from harness.places import Here, Place
+from harness.sandbox import Postgres
 from harness.simulated_machine import write_study
-from harness.tally import STAGES, stage_of, tally_of
+from harness.tally import STAGES, stage_of, tally_in, tally_of
 
 SIMULATED = """
 name = "killed"
@@ -93,7 +94,7 @@ class Victim(NamedTuple):
 
 ALONE = (Victim("driver", 5), Victim("SIGTERM", 1), Victim("SIGUSR1", 1), Victim("records", 1))
 LANES = (*ALONE, Victim("lane", 4), Victim("frozen lane", 2))
-MEASURING = Victim("process that measures", 3)
+MEASURING, DATABASE = Victim("process that measures", 3), Victim("database", 2)
 
 
 @dataclass(kw_only=True)
@@ -107,6 +108,7 @@ class Killing:
         place: Where its lanes are.
         rng: Chooses when and whom.
         delay_s: Of a simulated block.
+        database: Holds the Optuna study.
         stages: At which it is struck.
 
     Attributes:
@@ -119,6 +121,7 @@ class Killing:
     place: Place
     rng: random.Random
     delay_s: float = 0.0
+    database: Postgres | None = None
     stages: Sequence[str] = STAGES[:-1]
     strikes: list[dict[str, Any]] = field(default_factory=list, init=False)
     orphans: int = field(default=0, init=False)
@@ -132,7 +135,8 @@ class Killing:
         self.driver = self._start()
 
     def _start(self) -> Driven:
-        return self.place.start(self.folder)
+        storage = ["--storage", self.database.url] if self.database is not None else []
+        return self.place.start(self.folder, storage)
 
     def strike(self, most: int) -> None:
         """Strikes the study so often, at stages that chance chooses, or until it is over."""
@@ -188,7 +192,7 @@ class Killing:
         if status == 0:
             return False
         self.unfit_ends += 1
-        struck = {s["victim"] for s in self.strikes} & {"process that measures", "lane", "frozen lane"}
+        struck = {s["victim"] for s in self.strikes} & {"process that measures", "lane", "database", "frozen lane"}
         if status not in (2, STOPPED) or not struck or self.unfit_ends > RESTARTS:
             raise RuntimeError(f"the driver ended with {status}: {self.driver.said[-3000:]}")
         self.driver = self._start()
@@ -233,9 +237,11 @@ class Killing:
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
             "frozen lane": self._freeze_lane,
             "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
+            "database": self._kill_database,
         }
         victims = [*(LANES if self.place.has_lanes else ALONE)]
         victims += [MEASURING] if self.text == REAL else []
+        victims += [DATABASE] if self.database is not None else []
         while victims:
             chosen = self.rng.choices(victims, [v.weight for v in victims])[0]
             if ways[chosen.name]():
@@ -306,6 +312,14 @@ class Killing:
             victim.resume()
         return True
 
+    def _kill_database(self) -> bool:
+        assert self.database is not None
+        self._note("database")
+        kill_server(self.database)
+        time.sleep(self.rng.uniform(0.0, 2.0))
+        self.database.start()
+        return True
+
 
 def _command_of(process: psutil.Process) -> list[str]:
     try:
@@ -323,23 +337,38 @@ def kill_study(
     rng: random.Random,
     place: Place | None = None,
     delay_s: float = 0.0,
+    database: Postgres | None = None,
     stages: Sequence[str] = STAGES[:-1],
 ) -> dict[str, Any]:
     """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has them."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(place or Here())
         study = Killing(
-            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, stages=stages,
+            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database,
+            stages=stages,
         )  # fmt: skip
         stack.callback(study.end)
         study.strike(strikes)
         study.finish()
         if strikes > 3:
             study.strike_after_the_end()
-        return {
+        found = {
             "strikes": study.strikes,
             "asked": trials,
             "orphans": study.orphans,
             "ended_as_unfit": study.unfit_ends,
             **tally_of(study.driver.run),
         }
+        if database is not None:
+            found["in_database"] = tally_in(database, trials)
+        return found
+
+
+def kill_server(database: Postgres) -> None:
+    """Kills a database server and all its children."""
+    first = int((database.root / "data" / "postmaster.pid").read_text().split()[0])
+    server = psutil.Process(first)
+    for process in [server, *server.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs([server], timeout=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
@@ -29,7 +30,7 @@ class Place(Protocol):
     def __exit__(self, *_: object) -> None:
         """Ends it."""
 
-    def start(self, folder: Path) -> Driven:
+    def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """Starts a driver, or starts it again; `folder` as `Driven` has it."""
 
 
@@ -50,9 +51,9 @@ class Here:
     def __exit__(self, *_: object) -> None:
         """See `Place`."""
 
-    def start(self, folder: Path) -> Driven:
+    def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """See `Place`."""
-        return Driven(folder, self._devices)
+        return Driven(folder, [*self._devices, *arguments])
 
 
 class InSlurmJob:
@@ -84,8 +85,8 @@ class InSlurmJob:
         """Gives it back."""
         self._slurm.call("scancel", self._job)
 
-    def start(self, folder: Path) -> Driven:
+    def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """See `Place`."""
         listed = self._slurm.call("squeue", "-h", "-j", self._job, "-o", "%N").strip()
         job = {"SLURM_JOB_ID": self._job, "SLURM_JOB_NODELIST": listed, "SLURM_JOB_NUM_NODES": str(self._nodes)}
-        return Driven(folder, [], env={**self._slurm.env, **job})
+        return Driven(folder, arguments, env={**self._slurm.env, **job})

@@ -1,4 +1,4 @@
-"""A SLURM cluster on this machine: real daemons, loopback only, gone with their parent."""
+"""A SLURM cluster and a PostgreSQL server on this machine: real daemons, loopback only, gone with their parent."""
 
 from __future__ import annotations
 
@@ -177,6 +177,57 @@ class Slurm:
         for i in range(self._gpu_count):
             os.mknod(self.root / f"nvidia{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         return f"{self.root}/nvidia[0-{self._gpu_count - 1}]"
+
+
+class Postgres:
+    """A PostgreSQL server with one empty database, on a Unix socket and on loopback.
+
+    Args:
+        root: An empty folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.port = free_port()
+        self.url = f"postgresql+psycopg://autotune@127.0.0.1:{self.port}/autotune"
+        self._user: list[str] = []
+
+    @staticmethod
+    def programs() -> Path | None:
+        """Where the server's programs are, or None."""
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name))
+        return found[-1] if found and (found[-1] / "initdb").exists() else None
+
+    def __enter__(self) -> Postgres:
+        """Makes and starts the server."""
+        if os.getuid() == 0:  # initdb refuses root
+            shutil.chown(self.root, "postgres")
+            self._user = ["runuser", "-u", "postgres", "--"]
+        self._call("initdb", "-D", str(self.root / "data"), "-A", "trust", "-U", "autotune", "--no-sync")
+        self.start()
+        self._call("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "autotune", "autotune")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the server."""
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers."""
+        options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k {self.root} -c fsync=off"
+        log = str(self.root / "server.log")
+        self._call("pg_ctl", "-D", str(self.root / "data"), "-l", log, "-w", "-t", "30", "-o", options, "start")
+
+    def stop(self) -> None:
+        """Stops the server as `systemctl restart` does: connections are cut."""
+        self._call("pg_ctl", "-D", str(self.root / "data"), "-m", "fast", "-w", "stop")
+
+    def _call(self, program: str, *arguments: str) -> None:
+        folder = self.programs()
+        assert folder is not None
+        command = [*self._user, str(folder / program), *arguments]
+        # No pipes: the server inherits what its starter has, and would hold them open.
+        subprocess.run(command, cwd="/", check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def free_port() -> int:

@@ -110,6 +110,7 @@ def given_run(
     setup: Setup,
     view: Callbacks,
     *,
+    storage: str | None = None,
     equip: Callable[[TaskRunner], None] = lambda runner: None,
 ) -> StudyRun:
     """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
@@ -130,6 +131,7 @@ def given_run(
         open_store=lambda: create(folder, spec) if create and folder else MemoryStore(spec),
         prepare=lambda note: setup,
         make_engine=here,
+        storage=storage,
     )
 
 

@@ -19,7 +19,9 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.rundir.optuna_study import NUMBER_KEY
 from autotune.rundir.store import Store
+from harness.sandbox import Postgres
 
 STAGES = (
     "before the A/A run",
@@ -88,3 +90,20 @@ def _is_whole(store: Store, result: TrialResult) -> bool:
     if result.status is not TrialStatus.MEASURED or result.comparison is None:
         return True
     return [p.index for p in pairs] == list(range(result.comparison.pair_count))
+
+
+def tally_in(database: Postgres, asked: int) -> dict[str, int]:
+    """What the one study of a database holds."""
+    import optuna
+    from optuna.trial import TrialState
+
+    storage = optuna.storages.RDBStorage(database.url)
+    (study,) = optuna.get_all_study_names(storage)
+    found = optuna.load_study(study_name=study, storage=storage).get_trials(states=(TrialState.COMPLETE,))
+    numbers = [t.user_attrs[NUMBER_KEY] for t in found]
+    storage.engine.dispose()
+    return {
+        "trials": len(numbers),
+        "lost": len(set(range(1, asked + 1)) - set(numbers)),
+        "doubled": len(numbers) - len(set(numbers)),
+    }

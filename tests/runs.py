@@ -218,6 +218,7 @@ def run_replay(tmp_path: Path) -> Run:
         trials: int = 12,
         folder: str = "run",
         first: tuple[tuple[str, FlagSet], ...] = (),
+        storage: str | None = None,
         launcher: Launcher | None = None,
         budget_s: float | None = None,
         space: SearchSpace = SPACE,
@@ -226,7 +227,7 @@ def run_replay(tmp_path: Path) -> Run:
         setup = GivenSetup(given_space=space, first=first, given_launcher=launcher)
         diary = Diary()
         asked = spec.model_copy(update={"search": search})
-        study = given_run(asked, tmp_path / folder, setup, diary)
+        study = given_run(asked, tmp_path / folder, setup, diary, storage=storage)
         return run_study(study), study.store, diary
 
     return run

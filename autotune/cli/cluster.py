@@ -35,6 +35,7 @@ def submit(
     run_dir: options.RunDir = None,
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
+    storage: options.Storage = None,
     tracker: options.Tracker = None,
 ) -> None:
     """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count` nodes."""
@@ -61,13 +62,13 @@ def submit(
         time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
     )  # fmt: skip
-    script = render_script(spec, request, program)
+    script = render_script(spec, request, program, with_storage=storage is not None)
     warning = idle_gpus(spec, request)
     print_lines([*([f"warning: {warning}"] if warning else []), estimate(request)], stderr=True)
     if dry_run:
         print_exact(script)
         return
-    job = submit_script(program, script)
+    job = submit_script(program, script, storage=storage)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")

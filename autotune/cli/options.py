@@ -31,6 +31,13 @@ TimeBudget = Annotated[str | None, typer.Option(help="Wall time for the whole st
 Devices = Annotated[
     str | None, typer.Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study).")
 ]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        envvar="AUTOTUNE_STORAGE",
+        help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., postgresql+psycopg://..., journal:PATH.",
+    ),
+]
 Tracker = Annotated[
     list[str] | None,
     typer.Option(metavar="wandb|mlflow|tensorboard", help="Write trials and proofs there as runs; may be repeated."),

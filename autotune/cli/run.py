@@ -35,6 +35,7 @@ def run(
         ),
     ] = None,
     run_dir: options.RunDir = None,
+    storage: options.Storage = None,
     tracker: options.Tracker = None,
     as_json: options.Json = False,
 ) -> None:
@@ -47,7 +48,7 @@ def run(
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     run_and_print(
-        spec, study, path, as_json=as_json, devices=groups,
+        spec, study, path, storage=storage, as_json=as_json, devices=groups,
         make_engine=choose_engine(spec, groups, scheduler=scheduler), trackers=tracker or (),
     )  # fmt: skip
 

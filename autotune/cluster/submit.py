@@ -22,6 +22,8 @@ from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 
 MOST_REQUEUES = 100
+STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
+"""Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ def estimate(request: JobRequest) -> str:
 # ---------------------------------------------------------------------- the script
 
 
-def render_script(spec: StudySpec, request: JobRequest, program: Program) -> str:
+def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
     """Renders the batch script; StudyFileError if the study does not fit the job, or a text cannot be in a script."""
     check_request(spec, request)
     _check_setup(request.setup)
@@ -149,6 +151,7 @@ def render_script(spec: StudySpec, request: JobRequest, program: Program) -> str
         request=request,
         program=program,
         minutes=math.ceil(request.time_s / 60),
+        with_storage=with_storage,
         stopped=STOPPED,
         most_requeues=MOST_REQUEUES,
     )
@@ -179,15 +182,14 @@ def _directive(option: str) -> str:
 # ---------------------------------------------------------------------- the cluster
 
 
-def submit_script(program: Program, script: str) -> str:
-    """Writes the script and submits it; returns the job's number.
+def submit_script(program: Program, script: str, *, storage: str | None) -> str:
+    """Writes the script and submits it with the URL of the Optuna storage in its environment; returns the job's number.
 
     Raises:
         LaunchError: If SLURM refuses the job; no script is left behind.
     """
-    client = slurm_client_environment(
-        caller_environment()
-    )  # variables of the caller's own job must not shape the new one
+    env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
+    client = slurm_client_environment(env)  # variables of the caller's own job must not shape the new one
     ask_slurm(["sbatch", "--version"], client)  # nothing is written on a machine without SLURM
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")

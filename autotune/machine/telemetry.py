@@ -121,10 +121,6 @@ def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], troubl
     warnings = list(trouble)
     if during is not None:
         warnings += [*held_in_one_arm([during]), *_throttling(during)]
-    for index in sorted({index for watch in arms.values() for index in watch.samples}):
-        clocks = [s.clock_mhz for w in arms.values() for s in w.samples.get(index, ()) if s.clock_mhz]
-        if clocks and max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
-            warnings.append(f"GPU {index} changed its clock between {min(clocks)} and {max(clocks)} MHz meanwhile")
     for index, count in sorted(others.items()):
         if count:
             warnings.append(f"GPU {index} was shared with {count} other process{'es' if count > 1 else ''}")

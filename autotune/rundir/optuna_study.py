@@ -1,22 +1,25 @@
-"""Optuna study in the run directory, for `optuna-dashboard` and for sets that somebody enqueues.
+"""Optuna storage of a study: a journal in the run directory, or a storage that the user names.
 
-A trial is added when it begins and finished when it is recorded, so that a dashboard shows a running study. The records
-are the truth: missing trials are written from them. A journal that cannot be written costs the study nothing but a
-note; the next session writes what it lacks.
+A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running study. The records
+are the truth: missing trials are written from them. A storage that does not answer at the start is refused; one that
+fails later gives a note, and gets what it lacks from the next session.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_text
 from autotune.rundir.files import append_synced
 
@@ -28,46 +31,63 @@ ENQUEUED_KEY = "fixed_params"
 
 JOURNAL = "optuna.log"
 
+ATTEMPTS = 3
+PAUSE_S = 0.3
+"""Pause between two attempts, seconds: a storage may restart or be locked for a moment."""
+
+LIMIT_S = 15.0
+"""Longest wait for the storage, seconds; a database may hang instead of failing."""
+
 
 class OptunaStudy:
-    """A study in a journal of Optuna, written by one driver. No method raises; what goes wrong is a note, once."""
+    """A study in an Optuna storage, written by one driver.
 
-    def __init__(self, journal: Path, name: str) -> None:
+    Args:
+        storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
+
+    Raises:
+        StudyFileError: If a storage that the user names cannot be opened.
+    """
+
+    def __init__(self, storage: Path | str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # samplers warn at each value that they draw alone
-        self._news: list[str] = []
-        self._finished: set[Any] = set()
+        self._where, self._name = storage, name
         self._opened: tuple[BaseStorage, optuna.Study] | None = None
+        self._told: set[Any] = set()
+        self._is_lost = False
+        self._news: list[str] = []
         try:
-            storage = _open_journal(journal)
-            study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
-            finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            self._finished = {t.user_attrs.get(NUMBER_KEY) for t in finished}
-            self._opened = storage, study
-        except Exception as error:  # whatever Optuna or the file system says
+            _within_limit(self._open)
+        except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
+            if isinstance(storage, str):
+                raise StudyFileError(
+                    "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
+                    f"but {redact_text(f'{storage}: {error} ({_root(error)})')}"
+                ) from error
             self._lose(error)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Adds a running trial, or finishes one; its number is in `NUMBER_KEY`."""
-        if trial.user_attrs[NUMBER_KEY] not in self._finished:
+        """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
+        if trial.user_attrs[NUMBER_KEY] not in self._told:
             self._try(lambda storage, study: self._write(storage, study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
-        """Returns trials that somebody enqueued and that have no result, begun ones included."""
-        enqueued: list[FrozenTrial] = []
+        """Returns trials that somebody enqueued and that have no result, begun ones included; never raises."""
+        found: list[FrozenTrial] = []
 
         def read(_: BaseStorage, study: optuna.Study) -> None:
             unfinished = study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING))
-            enqueued[:] = [t for t in unfinished if ENQUEUED_KEY in t.system_attrs]
+            found[:] = [t for t in unfinished if ENQUEUED_KEY in t.system_attrs]
 
         self._try(read)
-        return enqueued
+        return found
 
     def refuse(self, trial: FrozenTrial) -> None:
-        """Ends an enqueued trial as failed."""
+        """Ends an enqueued trial as failed; never raises."""
         self._try(lambda storage, _: storage.set_trial_state_values(trial._trial_id, TrialState.FAIL))
 
     def finish(self) -> None:
-        """Ends open trials as failed."""
+        """Tells open trials as failed; never raises."""
 
         def fail_open_trials(_: BaseStorage, study: optuna.Study) -> None:
             for left in _open_trials(study):
@@ -77,28 +97,50 @@ class OptunaStudy:
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
-        news = self._news
-        self._news = []
+        news, self._news = self._news, []
         return news
 
     def _try(self, work: Callable[[BaseStorage, optuna.Study], object]) -> None:
-        """Does something with the study, unless it is lost."""
-        if self._opened is None:
+        """Does something with the storage in a few attempts, unless it is lost."""
+        if self._is_lost:
             return
+
+        def attempts() -> None:
+            for attempt in range(ATTEMPTS):
+                try:
+                    work(*(self._opened or self._open()))
+                    return
+                except Exception:  # as above
+                    self._opened = None
+                    if attempt == ATTEMPTS - 1:
+                        raise
+                    time.sleep(PAUSE_S)
+
         try:
-            work(*self._opened)
-        except Exception as error:  # as above
+            _within_limit(attempts)
+        except Exception as error:
             self._lose(error)
 
     def _lose(self, error: Exception) -> None:
-        self._opened = None
+        self._is_lost = True
         self._news.append(
-            f"the Optuna study cannot be written ({redact_text(str(error))}); the study continues, for the records "
-            "hold everything; the next session writes what it lacks"
+            f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory holds "
+            "everything; once the storage answers, the same command writes what it lacks"
         )
+
+    def _open(self) -> tuple[BaseStorage, optuna.Study]:
+        """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
+        storage = _storage_of(self._where)
+        study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
+        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        self._told = {t.user_attrs.get(NUMBER_KEY) for t in found}
+        self._opened = storage, study
+        return self._opened
 
     def _write(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
         number = trial.user_attrs[NUMBER_KEY]
+        if number in self._told:  # by an attempt that failed only after it
+            return
         is_result = trial.state.is_finished()
         begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
         if begun is not None and not is_result:  # its driver died before the trial was recorded
@@ -113,7 +155,7 @@ class OptunaStudy:
             if is_result:
                 study.tell(begun.number, trial.value)
         if is_result:
-            self._finished.add(number)
+            self._told.add(number)
 
 
 def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> None:
@@ -130,6 +172,26 @@ def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> 
             storage.set_trial_system_attr(begun._trial_id, key, value)
 
 
+def _within_limit(work: Callable[[], object]) -> None:
+    """Calls a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
+    ended: list[Exception | None] = []
+
+    def call() -> None:
+        try:
+            work()
+            ended.append(None)
+        except Exception as error:  # raised again below
+            ended.append(error)
+
+    thread = threading.Thread(target=call, daemon=True, name="optuna storage")
+    thread.start()
+    thread.join(LIMIT_S)
+    if not ended:
+        raise TimeoutError(f"no answer within {LIMIT_S:.0f} s")
+    if ended[0] is not None:
+        raise ended[0]
+
+
 class RunJournal(JournalFileBackend):
     """Journal in the run directory; a view of the records, so it needs neither syncing nor a lock of its own."""
 
@@ -144,12 +206,19 @@ class RunJournal(JournalFileBackend):
         append_synced(self._path, "".join(lines), sync=False)
 
 
-def _open_journal(path: Path) -> BaseStorage:
-    try:
-        return JournalStorage(RunJournal(path))
-    except (ValueError, KeyError, TypeError):  # damaged; the records hold its content
-        path.unlink()
-        return JournalStorage(RunJournal(path))
+def _storage_of(where: Path | str) -> BaseStorage:
+    """Opens a storage by its journal's path or its URL."""
+    if isinstance(where, Path):
+        try:
+            return JournalStorage(RunJournal(where))
+        except (ValueError, KeyError, TypeError):  # damaged; the records hold its content
+            where.unlink()
+            return JournalStorage(RunJournal(where))
+    if where.startswith("journal:"):
+        # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
+        path = str(Path(where.removeprefix("journal:")).absolute())
+        return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+    return optuna.storages.get_storage(where)
 
 
 def _take_waiting(storage: BaseStorage, study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | None:
@@ -163,3 +232,10 @@ def _take_waiting(storage: BaseStorage, study: optuna.Study, values: dict[str, A
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def _root(error: BaseException) -> str:
+    """Returns the first line of the root cause of an error, which Optuna's own text hides."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return redact_text((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -226,6 +226,7 @@ def new_run(
     study_dir: Path,
     view: Callbacks,
     watch: Stopwatch,
+    storage: str | None = None,
     setup: Setup | None = None,
     **session: Any,
 ) -> StudyRun:
@@ -241,6 +242,7 @@ def new_run(
         spec=spec,
         view=view,
         open_store=lambda: create(watch=watch),
-        prepare=lambda note: setup or prepare(spec, study_dir=study_dir, note=note),
+        prepare=lambda note: setup or prepare(spec, study_dir=study_dir, storage=storage, note=note),
+        storage=storage,
         **session,
     )

@@ -27,6 +27,7 @@ from autotune.settings.probe import probe_build
 from autotune.settings.published import Here, with_published
 from autotune.settings.space import SearchSpace, build_space
 from autotune.stats.proof import FIRST_LOOK, LEAST_PAIRS
+from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
 from autotune.workers.command import CommandLauncher
@@ -84,12 +85,12 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
     return with_published(space, here, machines, Here(gpus=spec.device.count or 0, experts=is_mixture))
 
 
-def prepare(spec: StudySpec, *, study_dir: Path, note: Callable[[str], None]) -> Preflight:
+def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
     """Probes the build, checks every setting that the study names, and collects the sets to try first.
 
     Raises:
         SettingError: If the study names settings that the installed build refuses; the message lists them all.
-        StudyFileError: If there is no such sampler.
+        StudyFileError: If there is no such sampler, or the storage cannot be opened.
         LaunchError: If the installed build cannot be probed.
     """
     refuse_missing_secrets(spec, source="the study")
@@ -109,6 +110,8 @@ def prepare(spec: StudySpec, *, study_dir: Path, note: Callable[[str], None]) ->
     defaults = rule_defaults(spec, known)
     first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
     space_here(spec, known, None)  # finds an unknown group before the reference runs
+    if storage is not None:
+        open_study(spec, storage)  # finds a mistyped URL before it, too
     return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
 
 

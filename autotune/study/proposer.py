@@ -11,6 +11,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import optuna
@@ -438,6 +439,11 @@ class Proposer:
             "distributions": {p.name: distribution_of(p) for p in kept},
             "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]} if settings in self._enqueued else {},
         }
+
+
+def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
+    """Opens the study in an Optuna storage; raises StudyFileError if it cannot be opened."""
+    return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 
 def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class StudyRun:
     Attributes:
         open_store: Called after the study was checked.
         prepare: Probes the build and checks the study; its argument receives notes.
+        storage: URL of the study's Optuna storage; None for a journal in the run directory.
         devices: Groups of this machine's devices, one for each lane; empty for all in one.
         make_engine: None if this process is the only lane.
         command, asked_trials: For the record of the session.
@@ -65,6 +66,7 @@ class StudyRun:
     view: Callbacks
     open_store: Callable[[], Store]
     prepare: Callable[[Callable[[str], None]], Setup]
+    storage: str | None = None
     devices: Sequence[Sequence[str]] = ()
     make_engine: Callable[[StudyRun], Engine] | None = None
     command: Sequence[str] = ()

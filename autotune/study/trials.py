@@ -19,13 +19,13 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.spec import FEWEST_TRIALS
-from autotune.rundir.optuna_study import JOURNAL, OptunaStudy
+from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace, format_cannot_act
 from autotune.stats.estimates import REFERENCE, Estimate
 from autotune.study.plan import TryNext
 from autotune.study.preflight import RECIPE, keeping_rules
-from autotune.study.proposer import Proposer, known_memory
+from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import StudyRun
 from autotune.study.screen import (
     NO_OPS_TOGETHER,
@@ -57,9 +57,8 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
     first = [*named, *keeping_rules(run.spec, ideas, defaults, run.view.note), *recipes]
     screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
     power = first_aa_run.power
-    stored = OptunaStudy(run.store.path / JOURNAL, f"{run.spec.name}-{run.spec.identity}")
     proposer = Proposer(
-        run.spec, space, first=first, stored=stored,
+        run.spec, space, first=first, stored=open_study(run.spec, run.storage or run.store.path / JOURNAL),
         recheck=recheck, rule_defaults=defaults, priors=priors_of(space, screened),
         memory=known_memory(run.spec, space, first_aa_run, screened),
         provable=power.smallest if power is not None and power.smallest is not None else 0.0,

@@ -41,7 +41,8 @@ def secretly(*arguments: str, cwd: Path, code: int = 0) -> subprocess.CompletedP
 def finish(folder: Path, study: str) -> Path:
     (folder / "train.py").write_text(PROGRAMS["secretive"])
     write_study(folder / "study.toml", study)
-    done = secretly("run", "study.toml", "--run-dir", "run", cwd=folder)
+    url = "sqlite:///s.db?password=hunter2-f"
+    done = secretly("run", "study.toml", "--run-dir", "run", "--storage", url, cwd=folder)
     assert "hunter2" not in done.stdout + done.stderr
     return folder
 

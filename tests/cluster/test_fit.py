@@ -37,7 +37,7 @@ def program_of(folder: Path = FOLDER) -> Program:
 
 
 def script_of(spec: StudySpec, request: JobRequest, program: Program | None = None) -> str:
-    return render_script(spec, request, program or program_of())
+    return render_script(spec, request, program or program_of(), with_storage=False)
 
 
 @pytest.mark.parametrize(("budget", "fits"), [("1h", True), ("1h58m", True), ("1h58m1s", False), ("8h", False)])

@@ -6,6 +6,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from harness.kills import REAL, SIMULATED, kill_study
 from harness.places import Here, InSlurmJob
-from harness.sandbox import Slurm, missing_slurm
+from harness.sandbox import Postgres, Slurm, missing_slurm
 
 pytestmark = pytest.mark.timeout(900)
 PLAIN = Path(__file__).parents[1] / "workers/programs/plain.py"
@@ -71,11 +72,25 @@ def test_real_study_survives_kills_and_stops_and_leaves_no_process(tmp_path: Pat
     assert_exact(kill_study(tmp_path, REAL, trials=3, strikes=4, rng=random.Random(2), place=Here(2)))
 
 
+@pytest.fixture
+def database() -> Iterator[Postgres | None]:
+    """PostgreSQL, where it is installed."""
+    if Postgres.programs() is None:
+        yield None
+        return
+    # Not pytest's folder: the server's own user could not enter that.
+    with tempfile.TemporaryDirectory() as folder, Postgres(Path(folder)) as server:
+        yield server
+
+
 @pytest.mark.slow
-def test_four_lanes_survive_kills(tmp_path: Path) -> None:
-    assert_exact(
-        kill_study(tmp_path, SIMULATED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04)
+def test_four_lanes_and_their_database_survive_kills(tmp_path: Path, database: Postgres | None) -> None:
+    tally = kill_study(
+        tmp_path, SIMULATED, trials=29, strikes=8, rng=random.Random(4), place=Here(4), delay_s=0.04, database=database
     )
+    assert_exact(tally)
+    if database is not None:
+        assert tally["in_database"] == {"trials": 29, "lost": 0, "doubled": 0}
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
-"""The study as Optuna's journal has it: complete while it can be written, no trouble while it cannot."""
+"""The study as Optuna stores it: complete while the storage answers, no trouble while it does not."""
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -13,11 +16,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.model.errors import RunDirectoryError
+from autotune.model.errors import StudyFileError
 from autotune.model.records import TrialResult
 from autotune.rundir import optuna_study
 from autotune.rundir.optuna_study import JOURNAL, NUMBER_KEY, OptunaStudy
 from tests.runs import Noting, Run, replay_study
+from tests.tables import toml_beside
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,24 +35,47 @@ def begun(number: int) -> FrozenTrial:
     return create_trial(state=TrialState.RUNNING, user_attrs={NUMBER_KEY: number})
 
 
-def trials_in(journal: Path) -> list[FrozenTrial]:
-    """The trials of a journal's one study, as anybody reads them."""
-    opened = JournalStorage(JournalFileBackend(str(journal)))
+def trials_in(storage: str | Path) -> list[FrozenTrial]:
+    """The trials of a storage's one study, as anybody reads them."""
+    opened: Any = storage
+    if isinstance(storage, Path):
+        opened = JournalStorage(JournalFileBackend(str(storage)))
     (summary,) = optuna.get_all_study_summaries(opened)
     return optuna.load_study(study_name=summary.study_name, storage=opened).trials
 
 
-def numbers(journal: Path) -> list[int]:
-    """Numbers of the trials in a journal that have a result, in the order in which they came."""
-    return [t.user_attrs[NUMBER_KEY] for t in trials_in(journal) if t.state is TrialState.COMPLETE]
+def numbers(storage: str | Path) -> list[int]:
+    """Numbers of the trials in a storage that have a result, in the order in which they came."""
+    return [t.user_attrs[NUMBER_KEY] for t in trials_in(storage) if t.state is TrialState.COMPLETE]
+
+
+class Database:
+    """A sqlite file that can be made one that no database would read, and whole again."""
+
+    def __init__(self, path: Path) -> None:
+        self.url = f"sqlite:///{path}"
+        self._path = path
+        self._kept = b""
+
+    def spoil(self) -> None:
+        self._kept = self._path.read_bytes()
+        self._path.write_bytes(b"no database" * 1000)
+
+    def mend(self) -> None:
+        self._path.write_bytes(self._kept)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / JOURNAL
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "o.db")
 
 
-def test_a_trial_runs_then_has_its_result(place: Path) -> None:
+@pytest.fixture(params=["journal", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    return tmp_path / JOURNAL if request.param == "journal" else f"sqlite:///{tmp_path / 'o.db'}"
+
+
+def test_a_trial_runs_then_has_its_result(place: str | Path) -> None:
     stored = OptunaStudy(place, "s")
     stored.put(begun(1))
     assert [t.state for t in trials_in(place)] == [TrialState.RUNNING]
@@ -64,7 +91,7 @@ def test_a_trial_runs_then_has_its_result(place: Path) -> None:
     ]
 
 
-def test_what_a_driver_left_open_is_told_by_the_records_or_failed(place: Path) -> None:
+def test_what_a_driver_left_open_is_told_by_the_records_or_failed(place: str | Path) -> None:
     first = OptunaStudy(place, "s")
     for number in (1, 2, 3):
         first.put(begun(number))
@@ -116,24 +143,49 @@ assert "sqlalchemy" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_a_study_outlives_its_journal_and_the_next_session_fills_it(
-    run_replay: Run, monkeypatch: pytest.MonkeyPatch
+def test_a_storage_that_hangs_does_not_hold_the_study_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = OptunaStudy(database.url, "s")
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 0.2)
+    holder = sqlite3.connect(database.url.removeprefix("sqlite:///"), isolation_level=None)
+    try:
+        holder.execute("BEGIN EXCLUSIVE")
+        stored.put(trial(1))
+        (told,) = stored.news()
+        assert "does not answer (no answer within" in told
+        stored.put(trial(2))
+        stored.finish()
+        assert stored.news() == []  # it is asked no more
+        holder.execute("ROLLBACK")
+    finally:
+        holder.close()
+    monkeypatch.setattr(optuna_study, "LIMIT_S", 30.0)
+    for thread in [t for t in threading.enumerate() if t.name == "optuna storage"]:
+        thread.join(30)
+    again = OptunaStudy(database.url, "s")
+    for number in (1, 2):
+        again.put(trial(number))
+    assert again.news() == []
+    assert numbers(database.url) == [1, 2]
+
+
+@pytest.mark.parametrize("url", toml_beside(__file__)["refused_storages"])
+def test_a_storage_that_cannot_be_opened_is_refused_at_once(url: str, tmp_path: Path) -> None:
+    (tmp_path / "o.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StudyFileError, match="must be reachable") as error:
+        OptunaStudy(url.replace("FOLDER", str(tmp_path)), "s")
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_study_outlives_its_storage_and_the_next_session_fills_it(
+    run_replay: Run, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(optuna_study, "PAUSE_S", 0.01)
     spec = replay_study()
-
-    def spoil(*_: object) -> None:
-        if len(launcher.started) == 10:
-            monkeypatch.setattr(optuna_study, "append_synced", no_space)
-
-    launcher = Noting(spec, before=spoil)
-    _, store, diary = run_replay(spec, trials=8, launcher=launcher)
+    launcher = Noting(spec, before=lambda *_: database.spoil() if len(launcher.started) == 10 else None)
+    _, store, diary = run_replay(spec, trials=8, storage=database.url, launcher=launcher)
     assert len(store.of(TrialResult)) == 8
-    assert sum("cannot be written" in n for n in diary.notes) == 1
-    monkeypatch.undo()
-    _, store, diary = run_replay(spec, trials=9)
-    assert sorted(numbers(store.path / JOURNAL)) == list(range(1, 10))
+    assert sum("does not answer" in n for n in diary.notes) == 1
+    database.mend()
+    _, _, diary = run_replay(spec, trials=9, storage=database.url)
+    assert sorted(numbers(database.url)) == list(range(1, 10))
     assert diary.notes == []
-
-
-def no_space(*_: object, **__: object) -> None:
-    raise RunDirectoryError("no space left")
