@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -32,7 +32,6 @@ class GivenSetup:
     given_space: SearchSpace
     first: Sequence[tuple[str, FlagSet]] = ()
     given_launcher: Launcher | None = None
-    rule_defaults: Mapping[str, str] = field(default_factory=dict)
     jaxlib: str = ""
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")
 

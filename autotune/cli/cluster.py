@@ -39,7 +39,7 @@ def submit(
     tracker: options.Tracker = None,
 ) -> None:
     """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count` nodes."""
-    from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script, submit_script
+    from autotune.cluster.submit import JobRequest, Program, estimate, render_script, submit_script
     from autotune.machine.environment import driver_python
     from autotune.model.spec import load_study
     from autotune.results.trackers import refuse_trackers
@@ -63,8 +63,7 @@ def submit(
         sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
     )  # fmt: skip
     script = render_script(spec, request, program, with_storage=storage is not None)
-    warning = idle_gpus(spec, request)
-    print_lines([*([f"warning: {warning}"] if warning else []), estimate(request)], stderr=True)
+    print_lines([estimate(request)], stderr=True)
     if dry_run:
         print_exact(script)
         return

@@ -115,20 +115,6 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
         )
 
 
-def idle_gpus(spec: StudySpec, request: JobRequest) -> str | None:
-    """Formats a warning of GPUs that would be paid for and never used; None if all are used."""
-    device = spec.device
-    of_lane = (request.gpus_per_node or 0) * device.node_count
-    of_trial = min(device.count or of_lane, of_lane) if device.platform == "cuda" else 0
-    idle = (of_lane - of_trial) * (request.nodes // device.node_count)
-    if idle == 0:
-        return None
-    return (
-        f"{idle} GPUs would stand idle: a lane has {of_lane} and runs one trial at a time, which takes {of_trial}; ask "
-        "for fewer --gpus-per-node, or raise `device.count`"
-    )
-
-
 def estimate(request: JobRequest) -> str:
     """Formats the most that the job costs: GPU-hours, or node-hours if it requests no GPU."""
     hours = request.nodes * (request.gpus_per_node or 1) * request.time_s / 3600

@@ -25,8 +25,8 @@ from autotune.measure.loss_gate import (
     refuse_resumed,
     refuse_unusable_dtype,
 )
-from autotune.measure.memory import MemoryShare, refuse_over_limit, refuse_slow_compile
-from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, TrialTask
+from autotune.measure.memory import MemoryShare, refuse_over_limit
+from autotune.measure.tasks import AaTask, AblationTask, Assignment, TrialTask
 from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S, BlockSizes
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
@@ -101,7 +101,7 @@ class MeasurementContext:
         is_aa_run = isinstance(assignment.task, AaTask)
         is_search = isinstance(assignment.task, TrialTask | AblationTask)
         # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times its own kernels.
-        is_allowed = self.spec.limits.compile is None and self.spec.device.rank_count == 1
+        is_allowed = self.spec.device.rank_count == 1
         times_kernels = self.spec.block_sizes.in_order
         self._launcher.caches.begin(
             programs=is_allowed and (is_search or not times_kernels),
@@ -195,9 +195,6 @@ class MeasurementContext:
                 worker.pause()
             worker.report = with_declared_work(self.spec, settings, worker.report)
             refuse_over_limit(self.spec, worker.report)
-            is_searched = isinstance(self.assignment.task, TrialTask | FailingSetTask)
-            if (settings and is_searched) or self._first_report is None:  # later ones may be slow by chance
-                refuse_slow_compile(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             refuse_unusable_dtype(worker.report)
             self._first_report = self._first_report or worker.report
@@ -360,7 +357,7 @@ def _why_no_gpu(spec: StudySpec) -> str:
 
 # ---------------------------------------------------------------------- work of a step
 
-HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, an expression over the options'
+HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, a product of options'
 
 
 def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:

@@ -14,18 +14,17 @@ from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.settings.shrink import shrink
 from autotune.workers.base import WorkerFailed
 
-SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR, FailureKind.SLOW_COMPILE})
+SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
 """Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
 
 MOST_STARTS, MOST_LONG_STARTS = 12, 4
-LONG = frozenset({FailureKind.HANG, FailureKind.SLOW_COMPILE})
-"""Failures by a start that takes up to its whole time limit, so few of them are tried."""
+"""Starts that search for a minimal set; of hangs, each of which takes its whole time limit, few."""
 
 
 def most_again(failure: Failure) -> int:
     """Returns how often a set is started again before it is blamed: more often where chance ends processes so, too."""
-    if failure.kind not in SEARCHED or failure.kind is FailureKind.SLOW_COMPILE:
-        return 0  # what it compiled is kept, so that another start would not tell
+    if failure.kind not in SEARCHED:
+        return 0
     return 2 if failure.kind is FailureKind.HANG or failure.signal is not None else 1
 
 
@@ -56,7 +55,7 @@ def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
 
 def most_starts(kind: FailureKind) -> int:
     """Returns the starts after which a search ends in any case."""
-    return MOST_LONG_STARTS if kind in LONG else MOST_STARTS
+    return MOST_LONG_STARTS if kind is FailureKind.HANG else MOST_STARTS
 
 
 def minimise_failure(

@@ -15,7 +15,7 @@ from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
-from autotune.model.units import format_bytes, format_seconds
+from autotune.model.units import format_bytes
 from autotune.workers.base import WorkerFailed
 from autotune.workers.failures import advice_on, is_not_installed, read_log
 
@@ -74,18 +74,6 @@ def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
             "([screen] enabled = true) by compiling: use one of them, or take the limit out"
         )
         raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=LIMIT_PHASE))
-
-
-def refuse_slow_compile(spec: StudySpec, report: WorkerReport) -> None:
-    """Refuses a process that compiled for longer than `limits.compile`, or that cannot tell, by a WorkerFailed."""
-    limit_s, took_s = spec.limits.compile, report.compile_s
-    if limit_s is None or (took_s is not None and took_s <= limit_s):
-        return
-    kind, limit = FailureKind.SLOW_COMPILE, f"limits.compile ({format_seconds(limit_s)})"
-    message = f"compiled for {format_seconds(took_s)}, longer than {limit}; raise that limit if it need not hold"
-    if took_s is None:
-        kind, message = FailureKind.WORKLOAD_ERROR, f"must report its compile time for {limit}; take that limit out"
-    raise WorkerFailed(Failure(kind=kind, message=message, phase=LIMIT_PHASE))
 
 
 def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:

@@ -139,8 +139,8 @@ def refuse_reaching_out(names: Iterable[str]) -> None:
         )
 
 
-_SPACE = " \t\r\n"  # other white space is part of a token for XLA
-_QUOTED = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)""", re.DOTALL)
+# White space other than blanks, tabs and line ends is part of a token for XLA.
+_TOKEN = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)|[^ \t\r\n]+""", re.DOTALL)
 _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
 
 Value = str | bool | int | float
@@ -158,21 +158,15 @@ class FlagToken:
 
 def split_tokens(text: str) -> list[str]:
     """Splits as XLA does; an open quote takes the rest, as it does there."""
-    tokens: list[str] = []
-    i = 0
-    while i < len(text):
-        if text[i] in _SPACE:
-            i += 1
-            continue
-        if quoted := _QUOTED.match(text, i):
-            head, double, single = quoted.groups()
-            tokens.append(head + (single if double is None else re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL)))
-            i = quoted.end()
-            continue
-        start = i
-        while i < len(text) and text[i] not in _SPACE:
-            i += 1
-        tokens.append(text[start:i])
+    tokens = []
+    for match in _TOKEN.finditer(text):
+        head, double, single = match.groups()
+        if head is None:
+            tokens.append(match[0])
+        elif double is None:
+            tokens.append(head + single)
+        else:
+            tokens.append(head + re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL))
     return tokens
 
 

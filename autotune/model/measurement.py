@@ -148,7 +148,6 @@ class FailureKind(StrEnum):
     OUT_OF_HOST_MEMORY = "out_of_host_memory"
     CRASH = "crash"
     HANG = "hang"
-    SLOW_COMPILE = "slow_compile"
     WRONG_LOSS = "wrong_loss"
     LEAK = "leak"
     SLOWER_IN_TOTAL = "slower_in_total"

@@ -1,9 +1,8 @@
-"""Options of a workload as part of a set, and rules between options and settings.
+"""Options of a workload as part of a set.
 
 An option is a setting named ``option.NAME`` whose value is JSON text; where a set does not name it, the reference's
 value holds (`workload.options`, else the first that `search.options` lists). An `entry` takes options as they are. A
-`command` has ``{NAME}`` where they go in its arguments. A rule such as ``batch * accumulate == 16`` names options as
-they are and settings in full.
+`command` has ``{NAME}`` where they go in its arguments.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.expressions import CONSTANTS, Expression
+from autotune.model.errors import SettingError
 from autotune.model.flags import OPTION, kind_of
 
 FOLDER = "folder"
@@ -133,10 +131,8 @@ def _is_script(before: Sequence[str], part: str) -> bool:
     names = [_name_of(word) for word in before]
     if any(name in _READ_BY_SHELL for name in names):
         return True
-    *earlier, last = ["", *before]
-    while last.startswith("-") and not _SCRIPT_NEXT.fullmatch(last) and earlier:  # options between -c and its script
-        *earlier, last = earlier
-    follows_c = _SCRIPT_NEXT.fullmatch(last) is not None
+    dashed = itertools.takewhile(lambda word: word.startswith("-"), reversed(before))  # -c, and options behind it
+    follows_c = any(map(_SCRIPT_NEXT.fullmatch, dashed))
     if follows_c and any(name in _SHELLS for name in names):
         return True
     is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
@@ -159,75 +155,30 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else option_text(value)
 
 
-MOST_COMBINATIONS = 10_000
+_FACTOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]{0,17}")
 
 
-def broken_rule(settings: Mapping[str, str], rules: Iterable[str], options: Mapping[str, Any]) -> str | None:
-    """The first rule that a set, merged into what holds without it, breaks; options are those of the reference.
-
-    Raises:
-        StudyFileError: If a rule cannot be evaluated for this set, such as a sum over text.
-    """
-    values = {n: plain_value(v) for n, v in settings.items() if not n.startswith(OPTION)}
-    values |= {**options, **options_in(settings)}
-    return next((text for text in rules if not _holds(Expression(text), values)), None)
+def factors(product: str) -> list[str]:
+    """Splits a product such as ``batch * 512`` into names and whole numbers; ValueError if it is none."""
+    parts = [part.strip() for part in product.split("*")]
+    if not all(map(_FACTOR.fullmatch, parts)):
+        raise ValueError(f"a whole number or a product such as 'batch * seq' but got {product!r:.200}")
+    return parts
 
 
-def check_rules(rules: Iterable[str], domains: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses rules that are malformed, name an unknown option or setting, or hold for no candidate.
-
-    Args:
-        domains: Values of each option, the reference's included.
-
-    Raises:
-        ValueError: With the rule and what is wrong with it.
-    """
-    for text in rules:
-        try:
-            rule = Expression(text)
-        except ValueError as error:
-            raise ValueError(f"`limits.rules` must be: {error}") from None
-        for name in rule.names:
-            if name not in domains and not _is_setting(name):
-                hint = close_matches(name, [*domains, *CONSTANTS])
-                raise ValueError(
-                    f"`limits.rules`: {text!r} names {name!r}, which is neither a setting nor an option in "
-                    f"`workload.options` or `search.options`; write it there{hint}"
-                )
-        if not set(rule.names) <= set(domains):
-            continue
-        truths = {_holds(rule, values) for values in combinations(rule.names, domains)}  # none may fail in a study
-        if truths == {False}:
-            raise ValueError(f"`limits.rules`: nothing that is searched keeps {rule.text!r}")
-
-
-def combinations(names: Sequence[str], domains: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """The first `MOST_COMBINATIONS` combinations of some options' values."""
-    for values in itertools.islice(itertools.product(*(domains[n] for n in names)), MOST_COMBINATIONS):
-        yield dict(zip(names, values, strict=True))
-
-
-def _holds(rule: Expression, values: Mapping[str, object]) -> bool:
-    known = {name: values.get(name) for name in rule.names}
-    shown = ", ".join(f"{n} = {v!r:.40}" for n, v in known.items())
-    try:
-        found = rule.value(known)
-    except ValueError as error:
-        raise StudyFileError(f"`limits.rules` must be true or false of every candidate but {error} ({shown})") from None
-    if not isinstance(found, bool):
-        raise StudyFileError(f"`limits.rules` must be true or false but {rule.text!r} is {found!r:.60} ({shown})")
-    return found
-
-
-def _is_setting(name: str) -> bool:
-    try:
-        return kind_of(name) != "option"
-    except SettingError:
-        return False
+def product_of(product: str, options: Mapping[str, Any]) -> int:
+    """Computes a product from the values of its names; ValueError unless each is a whole number above 0."""
+    total = 1
+    for factor in factors(product):
+        value = int(factor) if factor.isdecimal() else options[factor]
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{product!r} must be of whole numbers above 0 but {factor} is {value!r:.60}")
+        total *= value
+    return total
 
 
 def plain_value(text: str) -> object:
-    """A setting's text as a rule means it: ``true`` and numbers are that, all else is text."""
+    """Reads a setting's text as a study file would write it: switches and numbers, else text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -24,10 +24,17 @@ from pydantic import (
 from autotune.child.steps import PRESETS, StepReader
 from autotune.model.block_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import StudyFileError, close_matches
-from autotune.model.expressions import Expression
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
-from autotune.model.options import FOLDER, filled_command, option_sets, option_setting, option_text, placeholders
+from autotune.model.options import (
+    FOLDER,
+    factors,
+    filled_command,
+    option_sets,
+    option_setting,
+    option_text,
+    placeholders,
+)
 from autotune.model.plugins import CLASS_PATH
 from autotune.model.redaction import redact_command, redact_data
 from autotune.model.units import parse_bytes, parse_duration
@@ -61,8 +68,11 @@ SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_tex
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")]
 
-AXES = ("data", "fsdp", "tensor", "pipeline", "context", "expert")
+Axis = Literal["data", "fsdp", "tensor", "pipeline", "context", "expert"]
 """Ways to split a step over devices: axes of `workload.mesh`."""
+
+DeviceCount = Annotated[int, Field(ge=1, le=4096)]
+"""Number of devices, or of processes or machines that have them."""
 
 WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
@@ -142,16 +152,8 @@ class WorkloadSpec(Section):
     """How the steps of a program without the hook are read."""
     launcher: Annotated[str, Field(pattern=CLASS_PATH.pattern)] | None = None
     """``module:Class`` that starts the processes of trials, importable or beside the study file (docs/extending.md)."""
-    mesh: dict[str, Annotated[int, Field(ge=1)]] | None = None
+    mesh: dict[Axis, DeviceCount] | None = None
     """All axes over which the program splits its work, with their sizes, see docs/flags.md."""
-
-    @field_validator("mesh")
-    @classmethod
-    def _has_known_axes(cls, mesh: dict[str, int] | None) -> dict[str, int] | None:
-        for axis in mesh or ():
-            if axis not in AXES:
-                raise ValueError(f"of {', '.join(AXES)} but got {axis!r}{close_matches(axis, AXES)}")
-        return mesh
 
     tokens_per_step: (
         Annotated[
@@ -161,16 +163,16 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
-    """Tokens of a step: a number, or an expression over options such as ``batch * seq``, see docs/options.md."""
+    """Tokens of a step: a number, or a product of options such as ``batch * seq``, see docs/options.md."""
     python: Annotated[str, Field(min_length=1)] | None = None
     """Interpreter of the `command`, which is asked for its settings; default: the command's first word if that is one,
     else autotune's."""
 
     @field_validator("tokens_per_step")
     @classmethod
-    def _is_a_sum(cls, text: str | None) -> str | None:
+    def _is_a_product(cls, text: str | None) -> str | None:
         if text is not None:
-            Expression(text)
+            factors(text)
         return text
 
     @model_validator(mode="after")
@@ -212,8 +214,7 @@ class WorkloadSpec(Section):
     @property
     def shown(self) -> WorkloadSpec:
         """The same with its secrets redacted, to be shown and handed on."""
-        command = None if self.command is None else redact_command(self.command)
-        return self.model_copy(update={"options": redact_data(self.options), "command": command})
+        return self.model_validate(self.model_dump())
 
     def command_line(self, searched: Iterable[str] = ()) -> str:
         """Formats the command that runs it outside of a study; `searched` options have places for a winner's values."""
@@ -235,13 +236,13 @@ class DeviceSpec(Section):
 
     platform: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` or ``cuda``."""
-    count: Annotated[int, Field(ge=1, le=4096)] | None = None
+    count: DeviceCount | None = None
     """Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all GPUs, one
     CPU."""
-    process_count: Annotated[int, Field(ge=1, le=4096)] = 1
+    process_count: DeviceCount = 1
     """Processes that share the devices through `jax.distributed`, of all nodes together; 1 is one for all, or one for
     each node."""
-    node_count: Annotated[int, Field(ge=1, le=1024)] = 1
+    node_count: DeviceCount = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in `autotune targets
@@ -352,10 +353,6 @@ class LimitsSpec(Section):
 
     memory: Bytes | None = None
     """Most bytes that it may need of each device, compiled or measured: ``"72GiB"``."""
-    compile: Seconds | None = None
-    """Longest time that it may compile in its trial, ``"5m"``: one noisy figure, without JAX's persistent cache."""
-    rules: tuple[str, ...] = ()
-    """Constraints between options (by name) and settings (by full name), such as ``batch * accumulate == 16``."""
 
 
 SAMPLERS = {

@@ -14,24 +14,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.expressions import Expression
 from autotune.model.files import plain_text
 from autotune.model.flags import OPTION, FlagSet, captures_collectives
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
     PROCESS_COUNT,
-    broken_rule,
-    check_rules,
-    combinations,
+    factors,
     filled_command,
     is_nested_deeper,
-    option_sets,
     options_in,
+    product_of,
 )  # fmt: skip
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
@@ -41,6 +38,8 @@ from autotune.model.sections import (
     DeviceSpec,
     LimitsSpec,
     MeasureSpec,
+    NamedSet,
+    ReadSpec,
     ScreenSpec,
     SearchSpec,
     Section,
@@ -48,12 +47,15 @@ from autotune.model.sections import (
 )
 
 
-def explain(error: Any, model: type[BaseModel]) -> str:
+def explain(error: Any) -> str:
     """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
-    location = [p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function")))]
+    location = [
+        p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function", "[key]")))
+    ]
     key = ".".join(str(p) for p in location)
     if error["type"] == "extra_forbidden":
-        legal = _legal_keys(location[:-1], model)
+        sections = [part for part in location[:-1] if part in _SECTIONS]
+        legal = sorted((_SECTIONS[sections[-1]] if sections else StudySpec).model_fields)
         return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
@@ -68,18 +70,18 @@ def explain(error: Any, model: type[BaseModel]) -> str:
     return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
 
 
-def _legal_keys(location: list[Any], whole: type[BaseModel]) -> list[str]:
-    """Keys of the section at a location."""
-    model: Any = whole
-    for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        candidates = (annotation, *getattr(annotation, "__args__", ()))
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if model is None:
-            return []
-    return sorted(model.model_fields)
+_SECTIONS: dict[str, type[Section]] = {
+    "workload": WorkloadSpec,
+    "read": ReadSpec,
+    "device": DeviceSpec,
+    "search": SearchSpec,
+    "first": NamedSet,
+    "screen": ScreenSpec,
+    "measure": MeasureSpec,
+    "confirm": ConfirmSpec,
+    "limits": LimitsSpec,
+}
+"""Key of each section, at the top or within another, to its type."""
 
 
 FEWEST_TRIALS = 4
@@ -157,21 +159,17 @@ class StudySpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _limits_and_work_are_told(self) -> StudySpec:
+    def _work_is_given(self) -> StudySpec:
         domains = self._option_values()
-        check_rules(self.limits.rules, domains)
-        for place, settings in (("the reference", FlagSet()), *((f"`{f.name}`", f.whole) for f in self.search.first)):
-            if (rule := self.broken_rule(settings)) is not None:
-                raise ValueError(f"`limits.rules`: {place} breaks {rule!r}; change one of them")
         if (text := self.workload.tokens_per_step) is not None:
-            if unknown := sorted(set(Expression(text).names) - set(domains)):
-                hint = close_matches(unknown[0], domains)
-                raise ValueError(
-                    f"`workload.tokens_per_step` names {unknown[0]!r}, which is not in `workload.options` or "
-                    f"`search.options`; write its value there{hint}"
-                )
-            for values in combinations(Expression(text).names, domains):
-                self.work_under(FlagSet(option_sets(values)))
+            for name in factors(text):
+                if not name.isdecimal() and name not in domains:
+                    raise ValueError(
+                        f"`workload.tokens_per_step` names {name!r}, which is not in `workload.options` or "
+                        f"`search.options`; write its value there{close_matches(name, domains)}"
+                    )
+                for value in domains.get(name, ()):
+                    product_of(name, {name: value})
         elif self.workload.command and self.search.options:
             raise ValueError(
                 "where the options of a `command` are searched, the work of a step must be given: "
@@ -194,31 +192,15 @@ class StudySpec(Section):
                 found[name] += [] if value in found[name] else [value]
         return found
 
-    @property
-    def rule_settings(self) -> tuple[str, ...]:
-        """Settings that `limits.rules` name."""
-        names = {n for text in self.limits.rules for n in Expression(text).names}
-        return tuple(sorted(names - set(self.reference_options)))
-
-    def broken_rule(self, settings: FlagSet, defaults: Mapping[str, str] | None = None) -> str | None:
-        """The first of `limits.rules` that a set breaks, or None; `defaults` are the installed build's."""
-        return broken_rule({**(defaults or {}), **self.baseline, **settings}, self.limits.rules, self.reference_options)
-
     def work_under(self, settings: FlagSet) -> int | None:
         """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
 
         Raises:
             SettingError: If an option or value of the set is not in the study.
-            ValueError: If the expression does not give a whole number above 0.
         """
         options = self.options_under(settings)
-        if (text := self.workload.tokens_per_step) is None:
-            return None
-        expression = Expression(text)
-        found = expression.value({name: options[name] for name in expression.names})
-        if type(found) is not int or found < 1:
-            raise ValueError(f"`workload.tokens_per_step` must be a whole number above 0 but {text!r} gives {found!r}")
-        return found
+        text = self.workload.tokens_per_step
+        return None if text is None else product_of(text, options)
 
     def _with_processes(self, count: Any) -> DeviceSpec:
         return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})
@@ -279,7 +261,7 @@ class StudySpec(Section):
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes, but no flags."""
         workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
-        if self.workload.launcher is None:  # studies recorded before this key was there are the same
+        if self.workload.launcher is None:
             workload.pop("launcher")
         return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
 
@@ -299,13 +281,6 @@ class StudySpec(Section):
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
             data["search"].pop(key)
-        # Studies recorded before these keys were there are the same.
-        if self.limits.compile is None:
-            data["limits"].pop("compile")
-        if not self.search.without:
-            data["search"].pop("without")
-        if self.workload.launcher is None:
-            data["workload"].pop("launcher")
         return data
 
 
@@ -356,7 +331,7 @@ def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        lines = [explain(e, StudySpec) for e in error.errors()]
+        lines = [explain(e) for e in error.errors()]
         raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
 
 

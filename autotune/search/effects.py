@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,27 +67,24 @@ class Effects:
             i, j = self.design.blocks[block].factors
             yield (i, j), float(self.model.chances[block])
 
-    def best(
-        self, ran: Sequence[Codes], *, least: float = 0.0, is_allowed: Callable[[Codes], bool] = lambda codes: True
-    ) -> Codes:
+    def best(self, ran: Sequence[Codes], *, least: float = 0.0) -> Codes:
         """The set with the least expected time, without settings that are more likely than not useless.
 
         Args:
-            ran: Sets that ran; the best of them counts if the best of all is not allowed or does not fit.
+            ran: Sets that ran; the best of them counts if the best of all does not fit into memory.
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
-
-        def may_run(codes: Codes) -> bool:
-            return is_allowed(codes) and float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
-
         best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
-        if not may_run(best):
-            rest = [codes for codes in (self.design.neutral, *ran) if is_allowed(codes)]
-            best = min(rest, key=mean.total, default=self.design.neutral)
-        return self._pruned(best, least, may_run)
+        if not self._fits(best):
+            best = min((self.design.neutral, *ran), key=mean.total)
+        return self._pruned(best, least)
 
-    def _pruned(self, codes: Codes, least: float, is_allowed: Callable[[Codes], bool]) -> Codes:
+    def _fits(self, codes: Codes) -> bool:
+        """Whether a set is more likely than not to fit into memory."""
+        return float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
+
+    def _pruned(self, codes: Codes, least: float) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
             whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
@@ -101,7 +98,7 @@ class Effects:
                 if chance <= 0.5:
                     found.append((chance, i, less))
             found.sort(key=lambda f: f[:2])
-            better = next((less for _, _, less in found if is_allowed(less)), None)
+            better = next((less for _, _, less in found if self._fits(less)), None)
             if better is None:
                 return codes
             codes = better

@@ -82,10 +82,9 @@ class Driver:
         left = spec.search.trials - len(self._store.of(TrialResult))
         if left > 0 and table is not None:
             self._run.view.note(format_timetable(table, asked=spec.search.trials))
-        defaults = self._run.setup.rule_defaults
 
         def plan() -> Step | None:
-            return next_step(spec, self._store, self._run.time, self._in_hand, rule_defaults=defaults)
+            return next_step(spec, self._store, self._run.time, self._in_hand)
 
         end = self._do(plan)
         assert isinstance(end, Conclude)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
@@ -33,11 +33,10 @@ class StudyEffects:
         sampler: AdditiveFlagSampler,
         trials: Sequence[FrozenTrial],
         *,
-        is_allowed: Callable[[FlagSet], bool],
         least: float,
     ) -> None:
         self._space, self._trial_count = space, len(trials)
-        self._is_allowed, self._least = is_allowed, -math.log1p(-least)
+        self._least = -math.log1p(-least)
         fitted = sampler.fit(trials)
         self._coded = fitted.coded
         self._effects = Effects(fitted.model, fitted.failures, fitted.memory, seed=_SEED)
@@ -57,7 +56,7 @@ class StudyEffects:
     @functools.cached_property
     def _best(self) -> Codes:
         ran = [codes for codes, _ in self._ran]
-        return self._effects.best(ran, least=self._least, is_allowed=lambda codes: self._is_allowed(self._set(codes)))
+        return self._effects.best(ran, least=self._least)
 
     def record(self) -> EffectsRecord:
         """Returns all estimates."""

@@ -18,10 +18,10 @@ from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
 from autotune.measure.durations import RECENT
-from autotune.measure.failing import LONG, failing_task, most_starts, needs_search
+from autotune.measure.failing import failing_task, most_starts, needs_search
 from autotune.measure.tasks import AblationTask, AnyTask, FailingSetTask, PairTask, SoakTask, TrialTask
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import LossBasis
+from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
 from autotune.model.records import (
     CONFIRM,
@@ -136,8 +136,6 @@ def next_step(
     records: Store,
     clock: TimeLeft,
     in_hand: Sequence[AnyTask] = (),
-    *,
-    rule_defaults: Mapping[str, str] | None = None,
 ) -> Step:
     """Returns the next step of a study whose A/A run is recorded.
 
@@ -145,9 +143,8 @@ def next_step(
         records: Those of all sessions; only read.
         clock: The time left now.
         in_hand: Tasks that lanes are doing.
-        rule_defaults: The build's defaults of the settings that `limits.rules` name.
     """
-    return _Plan(study, records, clock, in_hand, rule_defaults or {}).next_step()
+    return _Plan(study, records, clock, in_hand).next_step()
 
 
 class _Plan:
@@ -159,13 +156,11 @@ class _Plan:
         records: Store,
         clock: TimeLeft,
         in_hand: Sequence[AnyTask],
-        rule_defaults: Mapping[str, str],
     ) -> None:
         self._study = study
         self._records = records
         self._clock = clock
         self._in_hand = in_hand
-        self._rule_defaults = rule_defaults
         self._min_effect = study.measure.min_effect
         self._results = records.of(TrialResult)
         self._proofs = Proofs(study, records, clock, in_hand)
@@ -269,7 +264,7 @@ class _Plan:
             kind = trial.failure.kind
             aa_run, takes = self._records.of(AaRecord)[0], self._clock.takes
             if takes is not None:
-                each_s = time_limits_after(self._study, aa_run).start_s if kind in LONG else takes.start_s
+                each_s = time_limits_after(self._study, aa_run).start_s if kind is FailureKind.HANG else takes.start_s
                 if self._clock.is_used_up(most_starts(kind) * each_s, kept_s):
                     return None
             task = failing_task(trial, kind, self._results)
@@ -365,8 +360,6 @@ class _Plan:
         for at, name in enumerate(names):
             if len(current) == 1:
                 break
-            if self._study.broken_rule(current.without(name), self._rule_defaults) is not None:
-                continue
             match self._ablation(current, name, 1.0 / (len(names) - at), detail):
                 case AblationResult() as result:
                     current = current if result.kept else current.without(name)
@@ -382,8 +375,7 @@ class _Plan:
         useful = effects.useful(settings, least=self._min_effect)
         likeliest = next((s.name for s in effects.settings if s.name in settings), None)
         group = tuple(n for n in settings if n not in useful and (useful or n != likeliest))
-        is_allowed = self._study.broken_rule(settings.without(*group), self._rule_defaults) is None
-        return group if is_allowed and len(group) < len(settings) else ()
+        return group if len(group) < len(settings) else ()
 
     def _ablation(
         self, settings: FlagSet, left_out: LeftOut, share: float, detail: str

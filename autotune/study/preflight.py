@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.compiler.screen import cluster_that_ran
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.errors import AutotuneError, SettingError, close_matches
-from autotune.model.flags import FlagSet, kind_of
+from autotune.model.errors import AutotuneError, SettingError
+from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.plugins import load_class
 from autotune.model.records import AaRecord
@@ -51,7 +51,6 @@ class Preflight:
     python: str
     """Interpreter of that build, under which the study's program runs."""
     first: tuple[tuple[str, FlagSet], ...]
-    rule_defaults: Mapping[str, str] = field(default_factory=dict)
 
     def launcher(self, store: Store) -> Launcher:
         """See `autotune.study.run.Setup`."""
@@ -107,12 +106,11 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     _refuse(spec, known)
     for finding in nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ():
         note(finding.problem)
-    defaults = rule_defaults(spec, known)
-    first = keeping_rules(spec, _first_sets(spec, known, note), defaults, note)
+    first = tuple(_first_sets(spec, known, note))
     space_here(spec, known, None)  # finds an unknown group before the reference runs
     if storage is not None:
         open_study(spec, storage)  # finds a mistyped URL before it, too
-    return Preflight(spec=spec, known=known, python=python, first=first, rule_defaults=defaults)
+    return Preflight(spec=spec, known=known, python=python, first=first)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
@@ -172,22 +170,6 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
         )
 
 
-def rule_defaults(spec: StudySpec, known: KnownSettings) -> dict[str, str]:
-    """Returns the build's defaults of settings that `limits.rules` name, for `StudySpec.broken_rule`.
-
-    Raises:
-        SettingError: If the build does not have one of them; variables of other libraries are not checked.
-    """
-    for name in spec.rule_settings:
-        if kind_of(name) != "env" and not known[name].exists:
-            raise SettingError(
-                f"`limits.rules` may name settings that {known.build.build} has but got {name}"
-                f"{close_matches(name, known.build.flags)}"
-            )
-    found = {name: known[name].default for name in spec.rule_settings}
-    return {name: default for name, default in found.items() if default is not None}
-
-
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
     """Returns the caller's settings, the study's named sets and its recipes, each without what the build ignores."""
 
@@ -200,19 +182,6 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     for name in spec.search.recipes:
         found.append((RECIPE + name, here(find_recipe(name).settings, RECIPE + name)))
     return [(origin, settings) for origin, settings in found if settings]
-
-
-def keeping_rules(
-    spec: StudySpec, first: Sequence[tuple[str, FlagSet]], defaults: Mapping[str, str], note: Callable[[str], None]
-) -> tuple[tuple[str, FlagSet], ...]:
-    """Returns the sets that keep the study's rules, and notes the others."""
-    kept = []
-    for origin, settings in first:
-        if (rule := spec.broken_rule(settings, defaults)) is None:
-            kept.append((origin, settings))
-        else:
-            note(f"{origin} is not tried: it breaks the rule {rule!r}")
-    return tuple(kept)
 
 
 def _values(domain: Domain) -> list[SettingValue]:

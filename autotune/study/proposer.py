@@ -114,7 +114,6 @@ class Proposer:
         first: Sequence[tuple[str, FlagSet]],
         stored: OptunaStudy | None = None,
         recheck: NoOpRecheck | None = None,
-        rule_defaults: Mapping[str, str] | None = None,
         priors: Mapping[str, float] | None = None,
         memory: KnownMemory | None = None,
         provable: float = 0.0,
@@ -126,7 +125,6 @@ class Proposer:
         self._least = max(self._min_effect, provable)
         self.why_none = ""
         """Why no set was proposed when there was none."""
-        self._rule_defaults = rule_defaults or {}
         self._notes: list[str] = []
         self._first = [*first, *self._rechecks]
         self.failing: list[FlagSet] = []
@@ -149,7 +147,7 @@ class Proposer:
     def _rechecks(self) -> list[tuple[str, FlagSet]]:
         """The sets of all no-ops of the screen."""
         no_ops = self._recheck.sets if self._recheck is not None else ()
-        return [(NO_OPS_TOGETHER, s) for s in no_ops if self._is_allowed(s)]
+        return [(NO_OPS_TOGETHER, s) for s in no_ops]
 
     def begin(self, config: TrialConfig) -> None:
         """Opens a trial in the study's storage."""
@@ -236,7 +234,7 @@ class Proposer:
         now_tried = {s for s in taken if s not in self._seen}
         mended = [(origin, rest) for origin, settings in self._first for rest in self._without_failing(settings)]
         for origin, settings in (*self._first, *mended):
-            if settings not in self._seen and settings not in now_tried and self._is_allowed(settings):
+            if settings not in self._seen and settings not in now_tried:
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
         if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
@@ -254,7 +252,7 @@ class Proposer:
             is_bound = origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2
             if is_known or (is_bound and not fitted().may_fit(self._values_of(settings) or {})):
                 continue
-            if self._is_allowed(settings) and not contains_failing(settings, self.failing):
+            if not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
         return None
 
@@ -316,8 +314,6 @@ class Proposer:
             raise SettingError("it is tried already")
         if contains_failing(settings, self.failing):
             raise SettingError("a part of it fails")
-        if broken := self._spec.broken_rule(settings, self._rule_defaults):
-            raise SettingError(f"it breaks the rule {broken}")
         return settings
 
     def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
@@ -338,10 +334,7 @@ class Proposer:
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
-        return StudyEffects(self._space, sampler, self._history, is_allowed=self._is_allowed, least=self._min_effect)
-
-    def _is_allowed(self, settings: FlagSet) -> bool:
-        return self._spec.broken_rule(settings, self._rule_defaults) is None
+        return StudyEffects(self._space, sampler, self._history, least=self._min_effect)
 
     def _is_point(self, settings: FlagSet) -> bool:
         """Whether a set can be proposed; the default cannot if a study lists values without it."""
@@ -402,8 +395,6 @@ class Proposer:
             sampler.memory_limit = self._memory.limit
             peaks = [(self._values_of(part), peak) for part, peak in self._memory.peaks]
             sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
-        if self._spec.limits.rules:
-            sampler.is_allowed = lambda row: self._is_allowed(self._point(row))
         return sampler
 
     def _values_of(self, part: FlagSet) -> dict[str, Any] | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.errors import AutotuneError
@@ -39,7 +38,6 @@ class NothingToSearch:
     """A `Setup` without a search: a set that was proven before needs no space, and no probe of the build."""
 
     first: Sequence[tuple[str, FlagSet]] = ()
-    rule_defaults: Mapping[str, str] = MappingProxyType({})
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns an empty one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,10 +31,6 @@ class Setup(Protocol):
     @property
     def first(self) -> Sequence[tuple[str, FlagSet]]:
         """Sets to try before the sampler proposes, each with its origin."""
-
-    @property
-    def rule_defaults(self) -> Mapping[str, str]:
-        """The build's defaults of the settings that `limits.rules` name."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""

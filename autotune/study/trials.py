@@ -24,7 +24,7 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace, format_cannot_act
 from autotune.stats.estimates import REFERENCE, Estimate
 from autotune.study.plan import TryNext
-from autotune.study.preflight import RECIPE, keeping_rules
+from autotune.study.preflight import RECIPE
 from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import StudyRun
 from autotune.study.screen import (
@@ -47,19 +47,19 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
         run.view.note(f"{name}: {remark}")
     if cannot_act := format_cannot_act(space):
         run.view.note(f"left out: {cannot_act}")
-    defaults, whole = run.setup.rule_defaults, space
+    whole = space
     recheck: NoOpRecheck | None = None
     if screener is not None:
         space, recheck = narrow_space(run, screener, space, reference)
     ideas = [(origin, settings) for origin, settings in space.first if space.locate(settings) is not None]
     named = [first for first in run.setup.first if not first[0].startswith(RECIPE)]
     recipes = [first for first in run.setup.first if first[0].startswith(RECIPE)]
-    first = [*named, *keeping_rules(run.spec, ideas, defaults, run.view.note), *recipes]
+    first = [*named, *ideas, *recipes]
     screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
     power = first_aa_run.power
     proposer = Proposer(
         run.spec, space, first=first, stored=open_study(run.spec, run.storage or run.store.path / JOURNAL),
-        recheck=recheck, rule_defaults=defaults, priors=priors_of(space, screened),
+        recheck=recheck, priors=priors_of(space, screened),
         memory=known_memory(run.spec, space, first_aa_run, screened),
         provable=power.smallest if power is not None and power.smallest is not None else 0.0,
     )  # fmt: skip

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,7 @@ from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
 from autotune.workers.plain_run import pace_outside, without_channel
 from autotune.workers.programs import NotKnown, ProgramWatch
-from autotune.workers.settings_check import (
-    SettingsCheck,
-    check_environment,
-    check_options,
-    check_processes,
-    files_that_set,
-)
+from autotune.workers.settings_check import check_processes, files_that_set
 
 READ_DTYPE = "tensorfloat32"
 """Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
@@ -151,7 +144,7 @@ class CommandWorker(LocalWorker):
             self.written = self._own.size()
         self._resources.close()
 
-    def _made(self, told: Mapping[str, Any], check: SettingsCheck, process_count: int) -> WorkerReport:
+    def _made(self, told: Mapping[str, Any], notes: Sequence[str], process_count: int) -> WorkerReport:
         """Makes the report from the fields that are told; `process_count` processes have loaded XLA."""
         try:
             programs = self._watch.read_programs(process_count)
@@ -164,7 +157,7 @@ class CommandWorker(LocalWorker):
             "start_s": time.monotonic() - self._begun,
             "grad_norms": (),
             "dtype": READ_DTYPE,
-            "warnings": check.notes,
+            "warnings": notes,
             **programs,
         }
         return WorkerReport.model_validate({**known, **{n: told[n] for n in WorkerReport.model_fields if n in told}})
@@ -178,11 +171,10 @@ class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        check, jax = check_environment(self._settings, message["values"]), message["jax"]
+        jax = message["jax"]
         if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
-        return self._made({**message, **jax}, check, 1 if jax else 0)
+        return self._made({**message, **jax}, self._check(message).notes, 1 if jax else 0)
 
 
 class ReadWorker(CommandWorker):
@@ -203,21 +195,20 @@ class ReadWorker(CommandWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         check = check_processes(self._settings, processes)
         self._refuse_lost((*check.lost, *(self._watch.lost(self._settings) if processes else ())))
+        notes = [*check.notes]
         if self._watch.problem and self._settings.of_kind("xla"):
-            scripts = files_that_set("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd))
-            doubts = [
-                f"{s} sets XLA_FLAGS itself: behind given ones, the settings under trial do not arrive" for s in scripts
-            ]
-            check = replace(check, notes=(*check.notes, *doubts))
+            for script in files_that_set("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd)):
+                notes.append(
+                    f"{script} sets XLA_FLAGS itself: behind given ones, the settings under trial do not arrive"
+                )
         first: Mapping[str, Any] = processes[0] if processes else {}
-        gpus = message["ran_on"].get("gpus", [])
+        machine = message["ran_on"]
+        gpus = machine.get("gpus", [])
         kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
-        told = {
+        seen = {
             "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
-            "versions": {**first.get("versions", {}), **message["ran_on"].get("versions", {})},
+            "versions": {**first.get("versions", {}), **machine.get("versions", {})},
             "packages": first.get("packages"),
             "gpus": gpus or None,
-            "infiniband_ports": message["ran_on"].get("infiniband_ports"),
-            "cloud_networks": message["ran_on"].get("cloud_networks"),
         }
-        return self._made({**message, **told}, check, len(processes))
+        return self._made({**message, **machine, **seen}, notes, len(processes))

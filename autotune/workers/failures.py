@@ -103,18 +103,22 @@ def classify_failure(
     """
     lines = _without_frames([plain(line) for line in last_lines])
     lines = [*filter(_LINES["fatal"].search, lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
-    told = (error_type, (message or "").strip()) if error_type else None
-    if exit_status is not None and exit_status >= 0:
-        told = told or last_exception(lines)
-    number = _signal_of(exit_status or 0, lines)
-    if (exit_status or 0) >= 0 and told and number:  # a launcher ends the peers of a process that raised an exception
-        is_by_signal = number in _FAULTS or FOLLOW_UP.search(": ".join(told))
-        told, number = (None, number) if is_by_signal else (told, None)
-    kind, said = _judge(exit_status, phase, told, number, lines, platform)
+    if exit_status is None:
+        vanished = "the guard of the worker vanished; was it killed from outside?"
+        return Failure(kind=FailureKind.LAUNCH, message=vanished, phase=phase, log=log, last_lines=last_lines)
+    exception = (error_type, (message or "").strip()) if error_type else None
+    if exit_status >= 0:
+        exception = exception or last_exception(lines)
+    number = _signal_of(exit_status, lines)
+    if exit_status >= 0 and exception and number:  # a launcher ends the peers of a process that raised an exception
+        if number in _FAULTS or FOLLOW_UP.search(": ".join(exception)):
+            exception = None
+        else:
+            number = None
+    kind, reason = _judge(exit_status, phase, exception, number, lines, platform)
     return Failure(
-        kind=kind, message=said, phase=phase, log=log, last_lines=last_lines,
-        exit_status=exit_status if exit_status is None or exit_status >= 0 else None,
-        signal=number.name if number is not None else None,
+        kind=kind, message=reason, phase=phase, log=log, last_lines=last_lines,
+        exit_status=exit_status if exit_status >= 0 else None, signal=number.name if number is not None else None,
     )  # fmt: skip
 
 
@@ -129,35 +133,34 @@ def _signal_of(exit_status: int, lines: Sequence[str]) -> signal.Signals | None:
 
 
 def _judge(
-    exit_status: int | None, phase: str, told: tuple[str, str] | None, number: signal.Signals | None, lines: list[str],
+    exit_status: int, phase: str, exception: tuple[str, str] | None, number: signal.Signals | None, lines: list[str],
     platform: str,
 ) -> tuple[FailureKind, str]:  # fmt: skip
-    if exit_status is None:
-        return FailureKind.LAUNCH, "the guard of the worker vanished; was it killed from outside?"
-    if exit_status != 0 and (shares := next(filter(_TEXTS["two_shares"].search, lines), None)):
-        return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_clean(shares)}"
-    if exit_status != 0 and (ended := _ended_by_cluster(lines)):
-        return ended
-    # A reported exception goes first: the log may hold older lines.
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
-    if told and told[1]:
-        errors = ": ".join(told).splitlines()
+    if exit_status == 0 and exception is None and number is None:
+        return FailureKind.NO_RESULT, f"ended with status 0 in phase {phase} without a result{reason_in(errors)}"
+    if shares := next(filter(_TEXTS["two_shares"].search, lines), None):
+        return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_clean(shares)}"
+    if ended := _ended_by_cluster(lines):
+        return ended
+    if exception and exception[1]:  # it goes first: the log may hold older lines
+        errors = ": ".join(exception).splitlines()
     kinds = _KINDS if platform == "cuda" else _CPU_KINDS
-    if (told or exit_status != 0) and (judged := _judge_lines(kinds, errors, told is not None, number is not None)):
+    if judged := _judge_lines(kinds, errors, exception is not None, number is not None):
         return judged
     reason = reason_in(errors)
     if number in _FROM_OUTSIDE:
         return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
-    if number is not None and told is None:
+    if number is not None:
         hint = "; if nobody killed it, the kernel did for want of memory" if number is signal.SIGKILL else ""
         return FailureKind.CRASH, f"died of {number.name} in phase {phase}{reason}{hint}"
-    if told is not None:
-        return _judge_exception(phase, *told)
+    if exception is not None:
+        return _judge_exception(phase, *exception)
     if exit_status == 127:
         return FailureKind.LAUNCH, f"the worker's command cannot be started{''.join(f': {x}' for x in lines[-1:])}"
-    if exit_status != 0 and (device := next(filter(_TEXTS["device"].search, errors), None)):
+    if device := next(filter(_TEXTS["device"].search, errors), None):
         return FailureKind.CRASH, _clean(device)
-    if phase == "launch" and exit_status != 0:
+    if phase == "launch":
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke{reason}"
     return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
 

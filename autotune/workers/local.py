@@ -31,7 +31,7 @@ from autotune.workers.failures import (
     outside_in,
     reason_in,
 )
-from autotune.workers.settings_check import IN_FORCE, check_environment, check_options
+from autotune.workers.settings_check import IN_FORCE, SettingsCheck, check_environment, check_options
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -47,8 +47,12 @@ class LocalLauncher(Launcher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
-        jobs = self._jobs(settings, folder)
-        return self._begin(LocalWorker(self._processes(settings, folder), self._spec, settings), jobs, progress)
+        jobs = self._jobs(settings)
+        return self._begin(self._worker(self._processes(settings, folder), settings), jobs, progress)
+
+    def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
+        """Makes a worker of started ranks."""
+        return LocalWorker(processes, self._spec, settings)
 
     def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it on failure."""
@@ -89,7 +93,7 @@ class LocalLauncher(Launcher):
         """Starts one rank in the environment of a worker."""
         return GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
-    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
+    def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
         under = self._spec.under(settings)
         device = under.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
@@ -160,10 +164,15 @@ class LocalWorker(Worker):
 
     def _report(self, message: Mapping[str, Any]) -> WorkerReport:
         """Parses the report of one rank and checks that the settings are in force in it."""
-        check = check_environment(self._settings, message["values"])
-        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
+        check = self._check(message)
         report = WorkerReport.model_validate({**message["report"], "start_s": time.monotonic() - self._begun})
         return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
+
+    def _check(self, message: Mapping[str, Any]) -> SettingsCheck:
+        """Returns the check of the settings that a process tells; fails a worker in which one is not in force."""
+        check = check_environment(self._settings, message["values"])
+        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
+        return check
 
     def _refuse_lost(self, lost: Sequence[str]) -> None:
         """Fails a worker whose settings are not in force."""
@@ -177,9 +186,9 @@ class LocalWorker(Worker):
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         began_s = time.monotonic()
+        wishes = {"fresh": self.fresh_batches, "memory": self.watches_memory, "may_end": self.may_end}
         for process in self._processes:
-            asked = {"fresh": self.fresh_batches, "memory": self.watches_memory, "may_end": self.may_end}
-            process.send({"type": "block", "steps": steps, **{k: True for k, is_asked in asked.items() if is_asked}})
+            process.send({"type": "block", "steps": steps, **wishes})
         blocks = self._gather("block", self.limits.of_block(steps), None)
         self.has_ended = any(block.get("has_ended", False) for block in blocks)
         if why := blocks[0].get("no_pause"):
@@ -288,12 +297,15 @@ def first_step(spec: StudySpec) -> int:
 
 def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
     """Sums the memory of all ranks at the end of a block; None if a rank does not report it."""
-    told = [b.get("memory") for b in blocks]
-    known = [m for m in told if isinstance(m, dict)]
-    if len(known) < len(told):
+    ranks: list[Any] = [block.get("memory") for block in blocks]
+    if not all(isinstance(rank, dict) for rank in ranks):
         return None
-    found = {n: [m[n] for m in known if isinstance(m.get(n), int)] for n in MemoryUse.model_fields}
-    return MemoryUse(**{n: sum(v) if len(v) == len(known) else None for n, v in found.items()})
+    sums: dict[str, int] = {}
+    for name in MemoryUse.model_fields:
+        values = [rank.get(name) for rank in ranks]
+        if all(isinstance(value, int) for value in values):
+            sums[name] = sum(values)
+    return MemoryUse(**sums)
 
 
 def worker_command() -> list[str]:

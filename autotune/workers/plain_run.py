@@ -5,6 +5,7 @@ No hook and no reader is told of it, and its environment has nothing of ours but
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,10 +59,11 @@ def pace_of(seen: Sequence[tuple[float, int]]) -> float | None:
     Args:
         seen: Times in seconds, and how many lines there were then.
     """
-    lines = [seen[n] for n in range(1, len(seen)) if seen[n][1] > seen[n - 1][1]]
-    if not lines:
+    growths = [later for earlier, later in itertools.pairwise(seen) if later[1] > earlier[1]]
+    if not growths:
         return None
-    first_s, last_s = lines[0][0], lines[-1][0]
-    begin_s, before = next(x for x in lines if x[0] >= first_s + (last_s - first_s) / 3.0)
-    count = lines[-1][1] - before
+    first_s = growths[0][0]
+    last_s, after = growths[-1]
+    begin_s, before = next(growth for growth in growths if growth[0] >= first_s + (last_s - first_s) / 3.0)
+    count = after - before
     return (last_s - begin_s) / count if count >= LEAST_LINES else None

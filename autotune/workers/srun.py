@@ -73,11 +73,8 @@ class SrunLauncher(LocalLauncher):
         except ValueError as error:
             raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
 
-    def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts all ranks and waits until they are ready; see `base.Launcher`."""
-        jobs, steps = self._jobs(settings, folder), self._processes(settings, folder)
-        worker = SrunWorker(steps, self._spec, settings, nodes=self._nodes, base=self._base)
-        return self._begin(worker, jobs, progress)
+    def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
+        return SrunWorker(processes, self._spec, settings, nodes=self._nodes, base=self._base)
 
     def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
         client = slurm_client_environment(self._base)
@@ -85,8 +82,8 @@ class SrunLauncher(LocalLauncher):
         srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
         return GuardedProcess(self.wrap(worker_command(), settings), client, log, through=srun, remote_env=env)
 
-    def _jobs(self, settings: FlagSet, folder: Path) -> list[dict[str, Any]]:
-        jobs = super()._jobs(settings, folder)
+    def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
+        jobs = super()._jobs(settings)
         ranks_per_node = len(jobs) // len(self._nodes)
         for rank, job in enumerate(jobs):
             # The coordinator's address is known once its node has answered; it must be reached from other nodes.

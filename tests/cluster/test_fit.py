@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cluster.submit import JobRequest, Program, estimate, idle_gpus, render_script
+from autotune.cluster.submit import JobRequest, Program, estimate, render_script
 from autotune.model.errors import StudyFileError
 from autotune.model.spec import StudySpec, parse_study
 from tests.tables import toml_beside
@@ -56,12 +56,6 @@ def test_what_the_refusal_says_to_ask_for_is_enough() -> None:
     with pytest.raises(StudyFileError, match="--time 482m"):
         script_of(spec, request_of())
     script_of(spec, request_of(time_s=8 * 3600 + 120.0))
-
-
-@pytest.mark.parametrize(("device", "nodes", "gpus", "words"), CASES["idle_gpus"])
-def test_idle_gpus_are_told_of(device: dict[str, Any], nodes: int, gpus: Any, words: str) -> None:
-    told = idle_gpus(spec_of(**device), request_of(nodes=nodes, gpus_per_node=gpus or None))
-    assert told is None if not words else words in str(told)
 
 
 def test_gpu_hours_are_foretold() -> None:

@@ -1,4 +1,4 @@
-"""Options of a workload as part of a set, and rules between options and settings."""
+"""Options of a workload as part of a set."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 from autotune.model.errors import SettingError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.options import (
-    broken_rule,
-    check_rules,
     dotted,
     filled,
     filled_command,
@@ -176,50 +174,10 @@ def test_what_json_hides_behind_a_backslash_ends_no_line(text: str) -> None:
         FlagSet({"option.x": text})
 
 
-RULES = ("batch * accumulate == 16", "not (attention == 'cudnn' and dtype == 'float32')")
-VALUES = {"batch": 16, "accumulate": 1, "attention": "xla", "dtype": "float32"}
-
-
 def limited(**sections: Any) -> StudySpec:
     return parse_study({**CASES["limited"], **sections})
 
 
-@pytest.mark.parametrize(("settings", "allowed"), CASES["rules"])
-def test_what_is_absent_has_the_references_value(settings: dict[str, str], allowed: bool) -> None:
-    assert (broken_rule(FlagSet(settings), RULES, VALUES) is None) is allowed
-
-
-def test_settings_in_rules_are_named_in_full_and_pass_for_no_option() -> None:
-    rule = ("xla_gpu_a or NCCL_NTHREADS >= 256",)
-    on, threads = FlagSet({"xla_gpu_a": "true"}), FlagSet({"NCCL_NTHREADS": "512"})
-    defaults = {"xla_gpu_a": "false", "NCCL_NTHREADS": "128"}
-    assert broken_rule({**defaults, **on}, rule, {}) is None
-    assert broken_rule({**defaults, **threads}, rule, {}) is None
-    assert broken_rule(defaults, rule, {}) == rule[0]
-    assert broken_rule({}, ("xla_gpu_a == none",), {}) is None
-    assert broken_rule({"option.xla_gpu_a": "true"}, ("xla_gpu_a == 'x'",), {}) is not None
-    assert broken_rule({"batch": "16"}, ("batch == 16",), {"batch": 8}) is not None
-
-
-def test_a_fault_of_a_rule_is_found_before_anything_starts() -> None:
-    """The reference's own values would pass: only the last combination divides by zero."""
-    with pytest.raises(ValueError, match="divides by zero"):
-        check_rules(["64 // (batch - accumulate) > 0"], {"batch": [16, 2], "accumulate": [1, 2]})
-    with pytest.raises(ValueError, match=r"`limits\.rules` must be: .* holds a call"):
-        check_rules(["__import__('os').system('x')"], {})
-    first = [{"name": "mine", "options": {"batch": 8}}]
-    search = {"options": {"batch": [8, 16]}, "first": first}
-    with pytest.raises(StudyFileError, match=r"`mine` breaks 'batch == 16 or accumulate == 2'"):
-        limited(search=search, limits={"rules": ["batch == 16 or accumulate == 2"]})
-    with pytest.raises(StudyFileError, match=r"the reference breaks 'batch == 8'"):
-        limited(limits={"rules": ["batch == 8"]})
-
-
-def test_the_study_tells_what_its_rules_say() -> None:
-    spec = limited(limits={"rules": ["batch * accumulate == 16"]})
-    assert spec.broken_rule(FlagSet({"option.batch": "8"})) == "batch * accumulate == 16"
-    assert spec.broken_rule(FlagSet({"option.batch": "8", "option.accumulate": "2"})) is None
+def test_limits_are_part_of_a_studys_identity() -> None:
     assert limited().identity == limited(limits={}).identity
     assert limited(limits={"memory": "72GiB"}).identity != limited().identity
-    spec = limited(limits={"rules": ["batch < 32 or xla_gpu_a or NCCL_NTHREADS == 4"]})
-    assert spec.rule_settings == ("NCCL_NTHREADS", "xla_gpu_a")

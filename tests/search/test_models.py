@@ -438,14 +438,6 @@ def test_a_value_that_fails_is_in_no_recommended_set() -> None:
     assert found.best(list(codes))[4] == 1
 
 
-def test_a_set_that_the_rules_forbid_is_not_recommended() -> None:
-    study = plant(1)
-    best = study.found.best(list(study.codes))
-    assert best.any()
-    other = study.found.best(list(study.codes), is_allowed=lambda codes: bool((codes != best).any()))
-    assert (other != best).any()
-
-
 def test_what_betters_a_set_by_less_than_is_of_interest_is_left_out() -> None:
     rng = np.random.default_rng(3)
     codes = rng.integers(0, 2, (200, 6))

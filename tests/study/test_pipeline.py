@@ -14,7 +14,6 @@ from typing import Any
 import optuna
 import pytest
 
-from autotune.measure.memory import refuse_slow_compile
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
@@ -37,8 +36,7 @@ from autotune.study.plan import STAGES
 from autotune.study.proposer import STARTUP_TRIALS
 from autotune.study.samplers import make_sampler
 from autotune.workers.base import WorkerFailed
-from harness.simulated_machine import SimulatedWorker
-from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there, worker_report
+from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -99,21 +97,6 @@ def test_a_whole_study_ends_as_it_must(run_replay: Run, case: dict[str, Any], mo
     assert ended == {**ended, **case["ends"]}
     assert re.search(case.get("says", ""), conclusion.sentence)
     assert re.search(case.get("fails", ""), " ".join(f.message for f in failures if f is not None))
-
-
-def test_only_the_first_processes_are_held_to_the_limit_of_compiling(run_replay: Run) -> None:
-    settings = FlagSet({"xla_a": 1})
-    spec = replay_study(effects={"xla_a=1": 0.9}, compile_effects={"xla_a=1": 1.1}, study={"limits": {"compile": "1m"}})
-
-    def slow(worker: SimulatedWorker, started: FlagSet, folder: Path) -> None:
-        if "confirm" in folder.parts:
-            worker.report = worker.report.model_copy(update={"compile_s": 1e3})
-
-    conclusion, _, _ = run_replay(spec, trials=1, first=(("set", settings),), launcher=Noting(spec, after=slow))
-    assert conclusion.settings == settings
-    with pytest.raises(WorkerFailed, match="must report its compile time") as error:
-        refuse_slow_compile(spec, worker_report())
-    assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR
 
 
 def test_going_on_adds_exactly_the_missing_trials(run_replay: Run) -> None:

@@ -25,7 +25,7 @@ from autotune.measure.memory import (
     over_limit,
     refuse_over_limit,
 )
-from autotune.model.errors import LaunchError, SettingError
+from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import DeviceMemory, FailureKind
 from autotune.model.records import (
@@ -42,7 +42,6 @@ from autotune.rundir.optuna_study import JOURNAL
 from autotune.rundir.store import Store
 from autotune.search.sampler import MEMORY_KEY
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.study.preflight import keeping_rules, rule_defaults
 from autotune.study.proposer import Proposer, known_memory
 from autotune.workers.base import WorkerFailed
 from harness.gpu_memory import GpuMemory, OnSharedGpu
@@ -298,46 +297,3 @@ def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
     assert "3 GiB (by its compiled program, never launched)" in failure.message
     unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
     assert compiled_over_limit(limited("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
-
-
-class Build:
-    """What a build knows of two flags."""
-
-    build = SimpleNamespace(build="jaxlib 0.0", flags={"xla_a": None, "xla_b": None})
-
-    def __getitem__(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(exists=name in self.build.flags, default={"xla_a": "4"}.get(name))
-
-
-def test_rules_take_the_builds_defaults_and_name_no_flag_that_it_lacks() -> None:
-    limits = {"rules": ["xla_a == none or xla_a >= 4 or NCCL_NTHREADS == 128"]}
-    spec = replay_study(study={"limits": limits})
-    defaults = rule_defaults(spec, Build())  # type: ignore[arg-type]
-    assert defaults == {"xla_a": "4"}
-    assert spec.broken_rule(FlagSet(), defaults) is None
-    assert spec.broken_rule(FlagSet({"xla_a": "2"}), defaults) == limits["rules"][0]
-    lacking = replay_study(study={"limits": {"rules": ["xla_bb != 1"]}})
-    with pytest.raises(SettingError, match=r"jaxlib 0\.0 has but got xla_bb; did you mean `xla_b`"):
-        rule_defaults(lacking, Build())  # type: ignore[arg-type]
-
-
-def test_no_set_that_breaks_a_rule_is_ever_tried(run_replay: Run) -> None:
-    effects = {"xla_a=1": 0.9, "xla_a=2": 0.8, "xla_d=1": 0.97}
-    rules = ["xla_a == xla_b", "not (xla_a == 2 and xla_d == 2)"]
-    spec = replay_study(effects=effects, study={"limits": {"rules": rules}})
-    conclusion, store, _ = run_replay(spec, trials=14)
-    tried = [r.settings for r in store.of(TrialResult)]
-    assert len(tried) == 14  # of 15: (a, b) equal, times c, times d, less two of the second rule and the default
-    assert all(spec.broken_rule(s) is None for s in tried)
-    # `xla_b` does nothing, but without it the set would be none that may be tried.
-    assert conclusion.settings is not None
-    assert (conclusion.settings["xla_a"], conclusion.settings["xla_b"]) == ("2", "2")
-    assert all(spec.broken_rule(s) is None for s in (conclusion.settings, *(r.settings for r in store.of(ConfirmRun))))
-
-
-def test_the_callers_environment_and_recipes_keep_the_rules_too() -> None:
-    spec = replay_study(study={"limits": {"rules": ["xla_a != 2"]}})
-    notes: list[str] = []
-    first = (("your environment", FlagSet({"xla_a": "2"})), ("recipe x", FlagSet({"xla_b": "1"})))
-    assert keeping_rules(spec, first, {}, notes.append) == first[1:]
-    assert notes == ["your environment is not tried: it breaks the rule 'xla_a != 2'"]

@@ -113,9 +113,7 @@ def test_processes_of_proofs_on_gpus_choose_their_own_kernels(
     assert (KERNELS_FLAG in env.get("XLA_FLAGS", "")) is kernels
 
 
-@pytest.mark.parametrize(
-    "more", [{"limits": {"compile": "5m"}}, {"device": {"platform": "cpu", "count": 2, "process_count": 2}}]
-)
+@pytest.mark.parametrize("more", [{"device": {"platform": "cpu", "count": 2, "process_count": 2}}])
 def test_nothing_is_kept_where_compiling_is_measured_or_ranks_would_differ(more: Any, tmp_path: Path) -> None:
     assert begun(tmp_path, "trial", "cpu", **more)[CACHE_SWITCH] == "false"
 
