@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: atlas quickstart first-winner test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all costs truth lint site env installed wheelhouse offline clean
+.PHONY: quickstart first-winner test test-gate test-smoke test-slow test-versions test-screen test-cluster test-all costs truth lint site env installed wheelhouse offline clean
 
 # A first study; then its winner as a file (and as arguments), the program under it, and the check that this machine is
 # still the same. Where nothing is faster than the default, the study has said so, and nothing is left to do.
@@ -82,13 +82,6 @@ lint: $(VENV)/.linted
 # The pages, with the reference of commands and Python; warnings are errors.
 site: $(VENV)/.sited
 	$(BIN)/python -m mkdocs build --strict
-
-# The atlas for one release of jaxlib (docs/atlas.md): `make atlas JAX=0.11.2 VENV=.venv-0.11.2 PYTHON=python3.12 ARGS="--gpus 8"`.
-JAX ?=
-ARGS ?=
-atlas: $(VENV)/.screen
-	$(if $(JAX),$(BIN)/python -m pip install --quiet --disable-pip-version-check "jax[cuda12-local]==$(JAX)")
-	$(BIN)/python -m harness.build_atlas $(ARGS)
 
 env: $(VENV)/.installed
 

@@ -1,8 +1,8 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
 In a script or notebook: ``import autotune; s = autotune.run("study.toml")`` runs a study, ``autotune.load("runs/x")``
-reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. ``autotune.atlas()`` is the
-table of what settings do. All are fetched when first used, so that importing the package stays light.
+reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. All are fetched
+when first used, so that importing the package stays light.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from autotune.results.api import Study as Study
     from autotune.results.api import compare as compare
     from autotune.results.api import load as load
-    from autotune.settings.atlas import atlas as atlas
     from autotune.study.start import run as run
 
 __version__ = "0.1.0"
 
 _OFFERED = {
-    "NotComparableError": "model.errors", "Study": "results.api", "atlas": "settings.atlas",
-    "compare": "results.api", "load": "results.api", "run": "study.start",
-}  # fmt: skip
+    "NotComparableError": "model.errors",
+    "Study": "results.api",
+    "compare": "results.api",
+    "load": "results.api",
+    "run": "study.start",
+}
 
 
 def __getattr__(name: str) -> Any:

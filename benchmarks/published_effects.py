@@ -86,7 +86,7 @@ def truth_of(space: SearchSpace, seed: int, inverted: float) -> Truth:
     unpublished = [p for p in space.parameters if not effects[p.name] and p.name not in NEVER_ALONE]
     for at in rng.choice(len(unpublished), OTHERS, replace=False):
         parameter = unpublished[at]
-        values = [v for v in parameter.values() if not parameter.is_absent(v)]
+        values = [v for v in parameter.choices if not parameter.is_absent(v)]
         effects[parameter.name] = {v: float(OTHERS_SIZE * rng.standard_normal()) for v in values}
     return effects
 
@@ -105,8 +105,7 @@ def best_set(space: SearchSpace, truth: Truth) -> FlagSet:
 def _descend(space: SearchSpace, truth: Truth, chosen: dict[str, str]) -> FlagSet:
 
     def ask(parameter: Parameter) -> str:
-        usual = parameter.default_choice
-        return chosen.get(parameter.name, usual if parameter.holds(usual) else next(parameter.values()))
+        return chosen.get(parameter.name, parameter.usual)
 
     best = space.suggest(ask)
     for _ in range(3):

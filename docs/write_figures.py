@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.settings.atlas import FOLDER, read_atlas
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 from benchmarks.search.scoring import interval  # noqa: E402 - found from the line above
@@ -71,7 +69,6 @@ def claims() -> list[Claim]:
         *_of_screening(),
         *_of_models(),
         *_of_search(),
-        *_of_atlas(),
         *_of_time(),
     ]
 
@@ -207,23 +204,6 @@ def _of_conditions() -> Claim:
         r"`benchmarks/search/conditioned\.py`\): of (\d+) seeds with failures the score is ([\d.]+), of (\d+) with "
         r"gates ([\d.]+)\.",
         figures,
-    )
-
-
-def _of_atlas() -> Iterator[Claim]:
-    cells = [row for row in read_atlas(FOLDER) if row.kind == "cell"]
-    compiled, hours = sum(c.compiled or 0 for c in cells), sum(c.seconds or 0.0 for c in cells) / 3600
-    yield Claim(
-        "docs/atlas.md",
-        r"comes with it has (\d+) cells, .*? (\d+) compilations made it, ([\d.]+) hours",
-        [str(len(cells)), str(compiled), f"{hours:.1f}"],
-    )
-    first, later = sorted({c.jaxlib for c in cells})
-    count = {release: str(sum(c.jaxlib == release for c in cells)) for release in (first, later)}
-    yield Claim(
-        "docs/atlas.md",
-        r"(\d+) of jaxlib ([\d.]+) and (\d+) of jaxlib ([\d.]+): dense FSDP, tensor",
-        [count[first], first, count[later], later],
     )
 
 

@@ -236,9 +236,6 @@ def run_replay(tmp_path: Path) -> Run:
 TYPED = Path(__file__).with_name("typed.toml").read_text(encoding="utf-8")
 """A study file of a simulated machine, on which one setting makes steps a tenth shorter."""
 
-SMALL_ATLAS = Path(__file__).with_name("small_atlas")
-"""A made-up table of the atlas: two releases, three cells of the old and two of the new; tests tell its answers."""
-
 EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
 

@@ -26,7 +26,6 @@ app = typer.Typer(
 
 app.add_typer(flags.flags_app, name="flags")
 app.add_typer(flags.recipes_app, name="recipes")
-app.add_typer(flags.atlas_app, name="atlas")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (

@@ -1,4 +1,4 @@
-"""Commands on settings: `flags`, `recipes`, `atlas`, `symptoms`, `space`, `doctor`."""
+"""Commands on settings: `flags`, `recipes`, `symptoms`, `space`, `doctor`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from autotune.cli.printing import note, plain, print_exact, print_json, print_ta
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
-atlas_app = typer.Typer(help="What each setting does to each kind of model.", no_args_is_help=True)
-
-MOST_PLACES = 3
-"""Limit of cells that are named; of more, only their number is shown."""
 
 _TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
 
@@ -155,26 +151,6 @@ def show_recipe(name: Annotated[str, typer.Argument(help="A recipe.")], as_json:
         print(f"{name_}={value}")
 
 
-@atlas_app.command("show")
-def show_in_atlas(
-    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")], as_json: options.Json = False
-) -> None:
-    """Shows where a setting is active, and what it does there."""
-    from autotune.settings.atlas import FOLDER, atlas_findings, read_atlas
-
-    found = atlas_findings(read_atlas(FOLDER), name.strip().lstrip("-").partition("=")[0])
-    if as_json:
-        print_json(found)
-        return
-    rows = []
-    for f in found:
-        count = f"{f.cells} of {f.of} cells"
-        are_named = 0 < len(f.places) <= MOST_PLACES and f.cells < f.of
-        where = f"{count}: {', '.join(f.places)}" if are_named else count
-        rows.append((f.jaxlib, f.value or "''", f.verdict, where, f.words))
-    print_table(("jaxlib", "value", "verdict", "in", "what"), rows)
-
-
 def symptoms(as_json: options.Json = False) -> None:
     """Lists symptoms, and which settings to search for each."""
     from autotune.settings.catalog import load_symptoms
@@ -192,6 +168,7 @@ def symptoms(as_json: options.Json = False) -> None:
 def space(study: options.Study, python: options.Python = None, as_json: options.Json = False) -> None:
     """Prints what a study searches. Tells the size, and the reason for every setting left out."""
     from autotune.model.spec import load_study
+    from autotune.model.texts import text_lines
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
 
@@ -204,21 +181,8 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
-    print(f"{found.size():.6g} points on {preview.build}, according to {preview.source}")
-    for title, reasons in (("to know:", found.notes), ("left out:", found.left_out)):
-        if reasons:
-            print(title)
-        for name, reason in reasons.items():
-            print(f"  {name}: {reason}")
-    if found.first:
-        print("first trials, behind the sets that the study names:")
-    for origin, settings in found.first:
-        print(f"  {settings} ({origin})")
-    if found.expected:
-        print("expected by what others published (autotune flags show NAME), until trials tell more:")
-    for settings, log_ratio, sd in found.expected:
-        low, middle, high = (math.exp(log_ratio + k * sd) for k in (-2, 0, 2))
-        print(f"  {settings}: {middle:.3f} times the reference's time, {low:.2f} to {high:.2f}")
+    for line in text_lines("space.txt.j2", {"exp": math.exp}, space=found, build=preview.build, source=preview.source):
+        print(line)
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:

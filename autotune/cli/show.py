@@ -86,8 +86,8 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_bytes, format_seconds
-    from autotune.results.format import format_energy, format_trial, provable_gain
+    from autotune.model.units import format_bytes, format_joules, format_seconds
+    from autotune.results.format import format_trial, provable_gain
     from autotune.study.reproduce import by_hand
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
@@ -97,6 +97,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         return
     filters: dict[str, Any] = {
         "bytes": format_bytes,
+        "joules": format_joules,
         "log_ratio": log_ratio,
         "seconds": format_seconds,
         "step": lambda block_s: format_seconds(block_step_s(block_s)),
@@ -106,7 +107,6 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         filters,
         trial=result,
         outcome=format_trial(result, finding),
-        energy=format_energy(result),
         pairs=pairs,
         folder=store.path,
         commands=by_hand(store, result),

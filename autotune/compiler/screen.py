@@ -612,7 +612,7 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:
     """Returns the values to compile for each parameter, other than its default."""
-    return {p.name: spread([v for v in p.values() if not p.is_absent(v)]) for p in space.parameters}
+    return {p.name: spread([v for v in p.choices if not p.is_absent(v)]) for p in space.parameters}
 
 
 def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:

@@ -390,7 +390,7 @@ class SearchSpec(Section):
     time_budget: Seconds | None = None
     """Seconds for the whole study, over all its sessions; part is kept back for confirming."""
     settings: dict[str, Domain] = Field(default_factory=dict)
-    """Setting to its domain: a list of values, or ``{low, high, log, power_of_two, step}``."""
+    """Setting to its domain: a list of values, or ``{low, high, step, power_of_two}``."""
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
     """Option of the workload to the values that are tried; the reference has that of `workload.options`, else the
     first. ``process_count`` is that of `device`."""

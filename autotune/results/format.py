@@ -19,7 +19,6 @@ from autotune.model.records import (
     PowerAnalysis,
     ScreenRecord,
     SessionRecord,
-    SoakArm,
     SoakRecord,
     TrialResult,
     TrialStatus,
@@ -160,15 +159,6 @@ def format_failure(failure: Failure, where: str) -> str:
     return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
 
 
-def format_energy(result: TrialResult) -> str:
-    """Formats a trial's energy; empty if unknown."""
-    energy = result.comparison.energy if result.comparison is not None else None
-    if energy is None:
-        return ""
-    reference = format_joules(energy.reference_step_j)
-    return f"energy: {format_joules(energy.candidate_step_j)} a step of whole GPUs, the default's {reference}"
-
-
 def format_finalist(result: FinalistResult) -> str:
     """Formats the figures and verdict of a finalist."""
     if result.failure is not None:
@@ -237,59 +227,22 @@ OTHER_SIZE = 0.1
 
 def format_soak(record: SoakRecord) -> str:
     """Formats the result of a soak."""
-    if record.failure is not None:
-        after = f"after {record.step_count} steps" if record.step_count else "at its start"
-        return f"failed {after}: {record.failure.kind.replace('_', ' ')}: {record.failure.message}"
-    if record.unsettled is not None:
-        return f"not settled by its long run of {record.step_count} steps: {record.unsettled}"
-    seen = "".join(f"; {words}" for words in _seen(record))
-    if record.seen_outside is not None:
-        seen += f"; timed from outside it is {format_change(record.seen_outside)}"
-    loss = f"; {record.loss.words}" if record.loss is not None else ""
-    too_short = captures_collectives(record.settings) and _longest(record) <= HUNG_AT
-    graphs = f"; no process came to step {HUNG_AT}, where a public run hung with COLLECTIVES" if too_short else ""
-    return f"{_ran(record)}{seen}{loss}{graphs}"
-
-
-def _longest(record: SoakRecord) -> int:
-    """Returns the steps of the longest process of a soak."""
-    return record.longest if record.longest is not None else record.step_count // max(1, record.starts)
-
-
-def _ran(record: SoakRecord) -> str:
-    """Formats how long a soak was; a short process shows no fault that comes late."""
-    steps = f"{record.step_count} steps in {record.steps_s:.0f} s"
-    if record.starts > 1:
-        steps += f" of {record.starts} processes, the longest of {_longest(record)} steps"
-    is_long = _longest(record) >= LEAST_LONG_RUN
-    return f"{steps} without a fault" if is_long else f"{steps}, too few in one process to show a fault that comes late"
-
-
-def _seen(record: SoakRecord) -> list[str]:
-    """Formats stalls of both arms, and whether memory was watched."""
-    arms = record.arms
-    if arms is None:
-        return []
-    mine, base = arms.looks[-1].candidate, arms.looks[-1].reference
-    found = [describe_stalls(mine.stalls) + (f" (reference: {describe_stalls(base.stalls)})" if base else "")]
-    if base is not None and (files := _other_files(mine, base)):
-        found.append(files)
-    if len(arms.looks) > 1:
-        found.append(f"run {len(arms.looks)} times, until all runs together showed that its gain stays")
-    told = (("memory", mine.host), ("device memory", mine.device))
-    watched = [what for what, samples in told if len(samples) >= 2 * LEAST_SAMPLES]
-    return [*found, f"no leak of {' or '.join(watched)}" if watched else "memory not watched"]
-
-
-def _other_files(mine: SoakArm, base: SoakArm) -> str:
-    """Formats the files that two runs of as many steps left; empty if they are as many, and alike in size."""
-    if mine.written is None or base.written is None:
-        return ""
-    (count, size), (base_count, base_size) = mine.written, base.written
-    if count == base_count and abs(size - base_size) <= OTHER_SIZE * base_size:
-        return ""
-    beside = f"(reference: {base_count} of {base_size / 1e6:.1f} MB)"
-    return f"it left {count} files of {size / 1e6:.1f} MB in its folder {beside}"
+    longest = record.longest
+    if longest is None:
+        longest = record.step_count // max(1, record.starts)
+    filters = {"change": format_change, "spaced": spaced, "stalls": describe_stalls}
+    clauses = text_lines(
+        "soak.txt.j2",
+        filters,
+        record=record,
+        longest=longest,
+        long_run=LEAST_LONG_RUN,
+        other_size=OTHER_SIZE,
+        enough=2 * LEAST_SAMPLES,
+        is_captured=captures_collectives(record.settings),
+        hung_at=HUNG_AT,
+    )
+    return "; ".join(clauses)
 
 
 def soak_lines(store: Store) -> list[str]:
@@ -328,26 +281,14 @@ def format_progress(store: Store, state: str) -> str:
 
 def warning_lines(store: Store) -> list[str]:
     """Lists all warnings about the figures of a run, without duplicates."""
-    aa_run = store.last(AaRecord)
-    warnings = [r.what for r in store.of(IncidentRecord)]
-    if aa_run is not None:
-        warnings += [*aa_run.reference.warnings, *aa_run.comparison.warnings]
-        if (problem := aa_run.reference.program_problem) is not None:
-            warnings.append(
-                f"its compiled program is not known, so sets that make the same one are measured: {problem}"
-            )
-        if aa_run.comparison.mode != INTERLEAVED:
-            warnings.append("one process at a time: intervals are over ABA runs, fewer than pairs of blocks")
-        load = aa_run.provenance.get("load_1min")
-        cpus = aa_run.provenance.get("cpus_usable")
-        if load and cpus and load > cpus:
-            warnings.append(f"the machine was busy when the study began: load {load} on {cpus} CPUs")
-
-    for r in store.of(TrialResult):
-        of_trial = [*(r.worker.warnings if r.worker else ()), *(r.comparison.warnings if r.comparison else ())]
-        warnings += [f"trial {r.number}: {w}" for w in of_trial]
-    for a in store.of(AblationResult):
-        warnings += [f"without {a.what}: {w}" for w in (a.comparison.warnings if a.comparison else ())]
-    for c in store.of(ConfirmRun):
-        warnings += [f"proof of trial {c.trial}, processes {c.repeat + 1}: {w}" for w in c.warnings]
-    return list(dict.fromkeys(warnings))
+    lines = text_lines(
+        "warnings.txt.j2",
+        {},
+        incidents=store.of(IncidentRecord),
+        aa_run=store.last(AaRecord),
+        interleaved=INTERLEAVED,
+        trials=store.of(TrialResult),
+        ablations=store.of(AblationResult),
+        proof_runs=store.of(ConfirmRun),
+    )
+    return list(dict.fromkeys(lines))

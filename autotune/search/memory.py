@@ -1,7 +1,7 @@
 """The memory model: the log of a set's peak memory is a sum over its settings.
 
 Bayesian linear regression with normal priors around zero, wide for options such as batch size and recomputation, narrow
-for flags: of 1,076 values in the atlas four in five change the peak by less than 2 %. Where a setting moves more, its
+for flags: of 1,076 compiled values four in five change the peak by less than 2 %. Where a setting moves more, its
 prior widens (MacKay, "Bayesian interpolation", 1992: automatic relevance determination). A set that ran out of memory
 is a censored observation: its peak is the expected one, but above the limit.
 """

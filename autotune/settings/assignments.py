@@ -9,6 +9,7 @@ import re
 import textwrap
 import tomllib
 import warnings
+from dataclasses import dataclass
 
 import yaml
 
@@ -98,22 +99,42 @@ def read_assignments(text: str) -> list[tuple[str, str]]:
     reader = _Reader()
     with contextlib.suppress(RecursionError):
         reader.read(text.replace("\r\n", "\n"))
-    found = list(dict.fromkeys(reader.found))
-    words = [" ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in found]
-    taken_up = [any(w in later for later in words[i + 1 : i + MOST_LATER]) for i, w in enumerate(words)]
-    return [pair for pair, is_taken in zip(found, taken_up, strict=True) if not (is_taken and _FLAG.search(pair[1]))]
+    pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
+    words = [" ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in pairs]
+    return [
+        pair
+        for at, pair in enumerate(pairs)
+        if not (_FLAG.search(pair[1]) and any(words[at] in later for later in words[at + 1 : at + MOST_LATER]))
+    ]
+
+
+@dataclass(slots=True)
+class _Assignment:
+    """What a text sets, and if the program never reads it, why: a key of `UNREAD`."""
+
+    name: str
+    value: str
+    unread: str = ""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The variable with its value; what holds flags is `XLA_FLAGS`."""
+        variable = self.name if is_setting(self.name) else "XLA_FLAGS"
+        if not self.unread:
+            return variable, self.value
+        return self.unread, self.value if variable == "XLA_FLAGS" else f"{self.name}={self.value}"
 
 
 class _Reader:
     """What has been set so far, by whichever language."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[str, str]] = []
+        self.assignments: list[_Assignment] = []
         self._values: dict[str, str] = {}
         self._loose: list[str] = []
         self._left = MOST_EXPANDED
         self._parts: set[str] = set()
-        self._replaceable: dict[str, list[tuple[str, str]]] = {}
+        self._replaceable: dict[str, list[_Assignment]] = {}
         """What a later assignment of the same variable replaces: no program has run since, or may have."""
         self._branches = 0
         self._has_started = False
@@ -126,7 +147,9 @@ class _Reader:
                 self._replaceable.clear()
                 self.read(textwrap.dedent(block))
         elif _OF_PROTO.search(text):
-            self.found += [(name, ",".join(values).strip("'")) for name, values in parse_text_proto(text).items()]
+            for name, values in parse_text_proto(text).items():
+                value = ",".join(values).strip("'")
+                self._read_word(f"--{name}={value}")
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
@@ -151,7 +174,7 @@ class _Reader:
 
     def _end_loose(self) -> None:
         if self._loose:
-            self.found.append(("XLA_FLAGS", " ".join(self._loose)))
+            self.assignments.append(_Assignment("XLA_FLAGS", " ".join(self._loose)))
             self._loose.clear()
 
     def _known(self, name: str, default: str = COMPUTED) -> str:
@@ -167,28 +190,23 @@ class _Reader:
         self._values[name] = value
         if _ASSIGNED.match(value) or not (is_setting(name) or _FLAGS.match(value)):
             return
-        pair = (name if is_setting(name) else "XLA_FLAGS", value)
-        if unread:
-            pair = (unread, value if pair[0] == "XLA_FLAGS" else f"{name}={value}")
-        self.found.append(pair)
+        assignment = _Assignment(name, value, unread)
+        self.assignments.append(assignment)
         if self._branches == 0:
-            self._replaceable.setdefault(name, []).append(pair)
+            self._replaceable.setdefault(name, []).append(assignment)
 
     def _unset(self, name: str) -> None:
         self._values.pop(name, None)
-        for pair in self._replaceable.pop(name, []):
-            self._mark(name, pair, "replaced")
-
-    def _mark(self, name: str, pair: tuple[str, str], unread: str) -> None:
-        """Notes why an assignment that was found is never read."""
-        if pair[0] not in UNREAD:
-            self.found[self.found.index(pair)] = (unread, pair[1] if pair[0] == "XLA_FLAGS" else f"{name}={pair[1]}")
+        for assignment in self._replaceable.pop(name, []):
+            assignment.unread = assignment.unread or "replaced"
 
     def _drop(self, unread: str, passed_on: str) -> None:
         """Marks what was exported as never read by the program, except for variables that `passed_on` names."""
-        for name, pairs in self._replaceable.items():
-            for pair in pairs if name not in re.findall(r"\w+", passed_on) else ():
-                self._mark(name, pair, unread)
+        kept = re.findall(r"\w+", passed_on)
+        for name, assignments in self._replaceable.items():
+            for assignment in assignments:
+                if name not in kept:
+                    assignment.unread = assignment.unread or unread
         self._replaceable.clear()
 
     # ------------------------------------------------------------------ shell, and what is written like it
@@ -277,7 +295,7 @@ class _Reader:
             name, equals, value = word.partition("=")
             flag = name + equals + quote_token(value)
             if unread:
-                self.found.append((unread, flag))
+                self.assignments.append(_Assignment("XLA_FLAGS", flag, unread))
             else:
                 self._loose.append(flag)
             return

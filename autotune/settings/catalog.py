@@ -132,10 +132,6 @@ class Setting:
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
     words: tuple[str, ...] = ()
     """Words of which NCCL reads lists, for all of its functions or for each: ``Ring;allreduce:Tree,Ring``."""
-    low: int | None = None
-    high: int | None = None
-    step: int = 1
-    power_of_two: bool = False
     minimum: float | None = None
     """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
@@ -143,8 +139,6 @@ class Setting:
     """Program and machines must have all of them."""
     value_scopes: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
     """Value to what it needs besides, or else it says no more than another one."""
-    makes: tuple[Scope, ...] = ()
-    """Scopes that it may add to a program, so that other settings act."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
     """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
@@ -187,10 +181,10 @@ class Setting:
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     merges: str = ""
     """Kind of collectives that it merges up to so many bytes: more than all of the program is no other value."""
-    pools: bool = False
-    """Whether it is memory for all collectives of the program, in MiB and steps of `step`."""
-    together: tuple[str, ...] = ()
-    """Settings whose other values it needs or profits from: an idea with it has them, too."""
+    pool_step_mib: int = 0
+    """Steps of its values, if it is memory for all collectives of the program; else 0."""
+    together: Mapping[str, str] = field(default_factory=dict)
+    """Settings that it needs or profits from, with values: a published set with it is tried with these."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
     """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""

@@ -178,9 +178,6 @@ def _judge_missing(
         reason = f"{known.build.build} does not have it; {target} takes its place"
         return SettingVerdict.RENAMED, reason, f"write {target}"
     build, name, entry = known.build, setting.name, setting.entry
-    bare, dash, rest = name.partition("-")
-    if dash and bare in build.flags:  # seen in a published script: --xla_gpu_enable_triton_gemm-false
-        return SettingVerdict.UNKNOWN, f"{build.build} does not know it", f"write --{bare}={rest}"
     is_other_kind = as_flag and setting.is_catalogued and entry.kind != "xla"
     if setting.flag is not None or is_other_kind:
         kind = "a variable" if is_other_kind else "only a compiler option of one compilation"
@@ -234,11 +231,19 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
             continue
         value = "true" if token.value is None else token.value
         if token.name in merged:
-            checks = [_overridden(c, token.name, value) for c in checks]
-            value = combine(token.name, merged[token.name], value)
+            whole = combine(token.name, merged[token.name], value)
+            if whole == value:
+                checks = [_overridden(c, value) if c.name == token.name and c.starts else c for c in checks]
+            value = whole
         merged[token.name] = value
         checks.append(replace(check_setting(token.name, value, known, as_flag=True), value=token.value))
     return tuple(checks)
+
+
+def _overridden(check: SettingCheck, value: str) -> SettingCheck:
+    """Marks a flag whose whole value a later one replaces."""
+    reason = f"a later --{check.name}={value} overrides it"
+    return SettingCheck(check.name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
 
 
 def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> SettingCheck:
@@ -255,14 +260,6 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
     if not token.text.isascii():
         reason = f"starts with {token.text[0]!r} instead of --; {reason}"
     return SettingCheck(token.name, token.value, SettingVerdict.UNKNOWN, reason, advice, starts)
-
-
-def _overridden(check: SettingCheck, name: str, value: str) -> SettingCheck:
-    """Marks an earlier token of the same name if the later one replaces its whole value."""
-    if check.name != name or not check.starts or combine(name, check.value or "", value) != value:
-        return check
-    reason = f"a later --{name}={value} overrides it"
-    return SettingCheck(name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
 
 
 def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:

@@ -6,7 +6,6 @@ import fnmatch
 import os
 import re
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ import psutil
 from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
 from autotune.model.files import packaged_template
-from autotune.model.flags import MEMORY_FRACTIONS
 from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, read_data
 from autotune.settings.check import SettingCheck, check_variables
@@ -42,8 +40,6 @@ class Place:
     kind: str
     sign: str
     """Pattern of a variable, or a file below ``/``, that shows it."""
-    place: str
-    """How it is called, with variables in braces."""
     request: str
     """How to request GPUs from it."""
 
@@ -87,27 +83,25 @@ def diagnose(
     """Diagnoses software, devices, scheduler, container and environment; `known` is None without a build to ask."""
     gpus = find_gpus(run)
     versions = find_versions(python, run)
-    is_asked = _names_gpus(environment)
+    is_asked = not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
     if gpus:
         versions["driver"] = gpus[0].driver
     steering = check_variables(environment.items(), known) if known is not None else ()
-    load = psutil.getloadavg()[0]
-    cpus = len(os.sched_getaffinity(0))
     findings = [
         *([_why_no_gpu(environment, root)] if is_asked and not gpus else []),
         *([_finding("no_jaxlib", python=python)] if known is None else []),
         *_software_findings(python, versions, gpus, is_gpu_asked=is_asked),
         *_environment_findings(environment, steering),
         *nccl_file_findings(environment, root),
-        *_machine_findings(gpus, load, cpus, root),
+        *_machine_findings(gpus, root),
     ]
     return Diagnosis(
         versions=versions,
-        cpus=cpus,
+        cpus=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
-        load_1min=load,
+        load_1min=psutil.getloadavg()[0],
         gpus=gpus,
-        places=tuple(find_places(environment, root)),
+        places=tuple(place.kind for place in find_places(environment, root)),
         steering=steering,
         findings=tuple(findings),
     )
@@ -137,11 +131,9 @@ def find_versions(python: str, run: Runner) -> dict[str, str]:
     return found
 
 
-def find_places(environment: Mapping[str, str], root: Path) -> dict[str, Place]:
-    """Finds schedulers and containers by variables and files; returns them by their names, the innermost first."""
-    values = defaultdict(lambda: "?", environment)
-    found = (p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file())
-    return {p.place.format_map(values): p for p in found}
+def find_places(environment: Mapping[str, str], root: Path) -> list[Place]:
+    """Finds schedulers and containers by variables and files, the innermost first."""
+    return [p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file()]
 
 
 def _finding(name: str, **facts: object) -> Finding:
@@ -171,18 +163,13 @@ def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: 
         yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
 
 
-def _names_gpus(environment: Mapping[str, str]) -> bool:
-    """Whether the environment makes JAX use GPUs."""
-    return not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
-
-
 def _why_no_gpu(environment: Mapping[str, str], root: Path) -> Finding:
     """Why a requested GPU is missing: hidden, not given to the container or job, or no driver."""
     if are_hidden(environment):
         return _finding("hidden", visible=environment["CUDA_VISIBLE_DEVICES"])
     if has_device_file(root):
         return _finding("no_answer")
-    for place in find_places(environment, root).values():
+    for place in find_places(environment, root):
         return _finding("not_handed_over", kind=place.kind, request=place.request)
     return _finding("no_gpu")
 
@@ -192,25 +179,19 @@ def _environment_findings(environment: Mapping[str, str], steering: Sequence[Set
         yield _finding("refused", names=", ".join(refused))
     if environment.get("JAX_COMPILATION_CACHE_DIR"):
         yield _finding("cache")
-    if _names_gpus(environment) and "cpu" not in (own := environment["JAX_PLATFORMS"]).split(","):
-        yield _finding("without_cpu", own=own)
-    if all(map(environment.get, MEMORY_FRACTIONS)):
-        yield _finding("two_shares")
 
 
 def nccl_file_findings(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
-    own = environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
-    for path in (Path(own), root / "etc/nccl.conf"):
-        text = path.read_text("utf-8", errors="replace") if path.is_file() and os.access(path, os.R_OK) else ""
-        named = {line.partition("=")[0] for line in text.splitlines() if "=" in line and not line.startswith("#")}
-        if names := sorted(named - {*environment}):
-            yield _finding("nccl_file", path=path, names=", ".join(names))
+    user_file = environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
+    for path in (Path(user_file), root / "etc/nccl.conf"):
+        if path.is_file() and os.access(path, os.R_OK):
+            names = re.findall(r"^([^#=\n]+)=", path.read_text("utf-8", errors="replace"), re.MULTILINE)
+            if unset := sorted(set(names) - environment.keys()):
+                yield _finding("nccl_file", path=path, names=", ".join(unset))
 
 
-def _machine_findings(gpus: Sequence[Gpu], load: float, cpus: int, root: Path) -> Iterator[Finding]:
-    if load > 0.5 * cpus:
-        yield _finding("busy", load=load, cpus=cpus)
+def _machine_findings(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
             yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=format_bytes(gpu.used_bytes))

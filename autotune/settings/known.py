@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Setting, Stage, load_catalog, older
-from autotune.settings.probe import FlagInfo, JaxOption, ProbeReport
+from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+from autotune.settings.probe import FlagInfo, ProbeReport
 
 Pair = tuple[str, str]
 
@@ -39,7 +39,7 @@ class KnownSetting:
     """An empty one for a setting that the catalogue lacks."""
     flag: FlagInfo | None
     """An XLA flag or compiler option of the build."""
-    option: JaxOption | None
+    option: FlagInfo | None
     default: str | None
     """None if unset is a state of its own, or unknown."""
     build: ProbeReport
@@ -116,19 +116,17 @@ class KnownSetting:
         return here is not None and older(here, release)
 
 
+@dataclass(frozen=True, slots=True)
 class KnownSettings:
     """All settings of the catalogue and one build, for a GPU of `autotune targets list` or any."""
 
-    def __init__(self, build: ProbeReport, target: str | None = None) -> None:
-        self.build = build
-        self.target = target
-        self.catalog = load_catalog()
+    build: ProbeReport
+    target: str | None = None
+    catalog: Catalog = field(default_factory=load_catalog)
 
     def on_gpus(self) -> KnownSettings:
         """The same build, asked for GPUs even if it has no plugin for them."""
-        known = KnownSettings(replace(self.build, platform="cuda"), self.target)
-        known.catalog = self.catalog
-        return known
+        return replace(self, build=replace(self.build, platform="cuda"))
 
     def __getitem__(self, name: str) -> KnownSetting:
         # What the catalogue lacks must be measured.
@@ -270,9 +268,16 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
 
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
     """Formats what the build and the catalogue say, under their own names, as (label, text); texts may be empty."""
+    setting = known[entry.name]
+    info = setting.flag or setting.option
+    place = "an environment variable" if entry.kind == "env" else f"{known.build.build} does not have it"
+    if info is not None:
+        place = known.build.build
     sources = [known.catalog.sources[s] for s in entry.sources]
     return [
-        *_in_build(entry, known),
+        ("in this build", place),
+        ("type", setting.type),
+        *(_fields(info) if info is not None else ()),
         ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
         *_fields(entry),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
@@ -280,15 +285,7 @@ def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
     ]
 
 
-def _in_build(entry: Setting, known: KnownSettings) -> list[Pair]:
-    said = known[entry.name].flag or known[entry.name].option
-    if said is not None:
-        return [("in this build", known.build.build), ("type", said.type), *_fields(said)]
-    elsewhere = {"env": "an environment variable", "layout": ""}
-    return [("in this build", elsewhere.get(entry.kind, f"{known.build.build} does not have it")), ("type", entry.type)]
-
-
-def _fields(said: Setting | FlagInfo | JaxOption) -> list[Pair]:
+def _fields(said: Setting | FlagInfo) -> list[Pair]:
     """Formats the fields that differ from their defaults, under their own names."""
     values = {f.name: getattr(said, f.name) for f in fields(said) if getattr(said, f.name) != f.default}
     return [(name.replace("_", " "), _in_words(value)) for name, value in values.items() if name not in _SHOWN_APART]

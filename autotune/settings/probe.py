@@ -35,13 +35,13 @@ from autotune.machine.host import Packages, cuda_plugin, packages_of
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagInfo:
-    """One XLA flag of the installed build."""
+    """One XLA flag of the installed build, or one option of its jax."""
 
     name: str
     type: str
@@ -56,13 +56,12 @@ class FlagInfo:
     """JAX's default, as XLA_FLAGS spells it; None if unset."""
     in_xla_flags: bool = True
     """Whether the XLA_FLAGS parser accepts the name."""
-    in_compiler_options: bool = True
-    """Whether ``compiler_options`` of a compilation accept the name."""
     any_case: bool = False
     """Whether the case of an enum's values is ignored."""
     edits: bool = False
     """Whether ``+X`` and ``-X`` change a default list."""
     allows_empty: bool = True
+    """Whether an enum may be empty."""
     sets: tuple[str, ...] = ()
     """Options that another value of the flag changes; empty if it is stored nowhere."""
 
@@ -74,15 +73,6 @@ class FlagInfo:
         if self.type == "enum":
             return self.values[0] if self.values else None
         return _UNSET_MEANS.get(self.type)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JaxOption:
-    """One option of ``jax.config``; set by the environment variable of the same name in upper case."""
-
-    type: str
-    values: tuple[str, ...] = ()
-    default: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +91,8 @@ class ProbeReport:
     flags: Mapping[str, FlagInfo] = field(repr=False)
     removed: frozenset[str] = field(repr=False)
     """Names that the build reserves because they were removed."""
-    jax_options: Mapping[str, JaxOption] = field(repr=False)
+    jax_options: Mapping[str, FlagInfo] = field(repr=False)
+    """Options of ``jax.config``; each is set by the environment variable of the same name in upper case."""
     nccl: str | None = None
     """Release of the package of NCCL; None without one, as where a container brings the library."""
 
@@ -205,12 +196,9 @@ class ParserProcess:
     def __init__(self, python: str, *, timeout_s: float = ANSWER_LIMIT_S) -> None:
         self._python = python
         self._timeout_s = timeout_s
-        try:
-            # -P: modules in the current folder must not hide others. As a text, for it may be in a container.
-            command = [python, "-P", "-c", _CHILD.read_text("utf-8")]
-            self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
-        except OSError as error:
-            raise LaunchError(f"{python} must be a working Python but could not be started: {error}") from error
+        # -P: modules in the current folder must not hide others. As a text, for it may be in a container.
+        command = [python, "-P", "-c", _CHILD.read_text("utf-8")]
+        self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
         self._deadline = time.monotonic() + timeout_s
 
     def __enter__(self) -> ParserProcess:
@@ -233,25 +221,21 @@ class ParserProcess:
         )
 
     def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
-        """Finds unknown and refused names among many one-flag texts by bisection."""
-        unknown: set[str] = set()
-        refused: set[str] = set()
+        """Finds unknown and refused names among many one-flag texts."""
         names = list(tokens)
-        pending = [names[i : i + _BATCH] for i in range(0, len(names), _BATCH)]
-        while pending:
-            group = pending.pop()
-            answer = self.ask(" ".join(tokens[n] for n in group))
-            named = set(group) & {*answer.unknown, *answer.refused}
-            if answer.starts or not group:
-                continue
-            unknown |= named & set(answer.unknown)
-            refused |= named - set(answer.unknown)
-            if not named and len(group) == 1:
-                refused |= set(group)
-                continue
-            rest = [n for n in group if n not in named]
-            half = len(rest) if named else len(rest) // 2
-            pending += [part for part in (rest[:half], rest[half:]) if part]
+        answer = self.ask(" ".join(tokens.values())) if len(names) <= _BATCH else None
+        if answer is not None and answer.starts:
+            return set(), set()
+        unknown = set(names).intersection(answer.unknown if answer else ())
+        refused = set(names).intersection(answer.refused if answer else ()) - unknown
+        if answer is not None and len(names) == 1 and not unknown:
+            return set(), set(names)
+        rest = [n for n in names if n not in unknown | refused]
+        half = len(rest) if unknown or refused else len(rest) // 2
+        for part in filter(None, (rest[:half], rest[half:])):
+            more_unknown, more_refused = self.sort_out({n: tokens[n] for n in part})
+            unknown |= more_unknown
+            refused |= more_refused
         return unknown, refused
 
     def readable(self, path: Path) -> Path:
@@ -274,9 +258,8 @@ class ParserProcess:
             return answer
         if self._child.was_killed():
             raise StoppedError(f"{_PARSER} must answer but {self._child.describe_end()}; run the same command again")
-        limit = "" if self._child.is_over else f" within {self._timeout_s:g} s"
         raise LaunchError(
-            f"{_PARSER} must answer{limit} but {self._child.describe_end()}; "
+            f"{_PARSER} must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
             f"try: {self._python} -c 'import jaxlib.xla_client'"
         )
 
@@ -285,6 +268,9 @@ Platform = Literal["cpu", "cuda"]
 
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA_PLUGINS}
+
+_LEGAL = {"bool": ("true", "false"), "string": ("autotune",), "enum": ("autotune",), "message": ("autotune=1",)}
+"""Legal values of a type; numbers have others."""
 
 _SOME_VALUE = {"bool": "false", "int32": "1", "int64": "1", "float": "1", "string": ""}
 
@@ -321,7 +307,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
     except (OSError, ValidationError):  # absent, or torn by a killed process
         with ParserProcess(python) as parser:
             flags, removed = _ask_flags(parser, [parser.readable(library) for library in libraries])
-            options = {n: _jax_option(d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
+            options = {n: _jax_option(n, d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
         report = ProbeReport(
             platform=platform,
             python=here.python,
@@ -342,9 +328,6 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
 def _cache_name(here: Packages, libraries: Sequence[Path]) -> str:
     """A file name that changes with versions and libraries."""
     stamp = [SCHEMA_VERSION, dataclasses.asdict(here), *map(str, libraries)]
-    for library in libraries:
-        if str(library) not in here.libraries:
-            raise LaunchError(f"{library.name} must be part of the packages but is not at {library}")
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
     return f"probe-{here.versions['jaxlib']}-{digest}.json"
 
@@ -364,20 +347,18 @@ def _locate(python: str) -> Packages:
         kind = StoppedError if error.returncode < 0 else LaunchError
         said = "".join(f": {line}" for line in error.stderr.strip().splitlines()[-1:])
         raise kind(f"{python} must be a working Python but {format_end(error.returncode)}{said}") from error
-    except subprocess.TimeoutExpired as error:
-        raise LaunchError(f"{python} must be a working Python but gave no answer in {ANSWER_LIMIT_S:g} s") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
     if not {"jaxlib"} <= here.folders.keys() & here.versions.keys():
         raise LaunchError(f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax")
     return here
 
 
-def _jax_option(data: Mapping[str, Any]) -> JaxOption:
+def _jax_option(name: str, data: Mapping[str, Any]) -> FlagInfo:
     default = data["default"]
     if data["type"] == "bool" and default is not None:
         default = default.lower()
-    return JaxOption(type=data["type"], values=tuple(data["values"]), default=default)
+    return FlagInfo(name=name, type=data["type"], values=tuple(data["values"]), default=default, in_xla_flags=False)
 
 
 def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, FlagInfo], frozenset[str]]:
@@ -388,20 +369,16 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
     # Enums and maps need a question each; others are asked together, with a legal value of their type.
     plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
-    missing, refused = parser.sort_out(plain)
-    for found in fields:
-        if found.name not in plain and found.name in parser.ask(f"--{found.name}=?").unknown:
-            missing.add(found.name)
-    flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields}
-    for name in refused:  # a text that must not be empty, such as a duration
-        flags[name] = dataclasses.replace(flags[name], allows_empty=False)
-    aliases = sorted(set(library_strings(libraries[0], b"xla_[a-z0-9_]+")) - set(flags))
+    missing, _ = parser.sort_out(plain)
+    for option in fields:
+        if option.name not in plain and option.name in parser.ask(f"--{option.name}=?").unknown:
+            missing.add(option.name)
+    held = {f.name for f in read_debug_options(libraries[-1])[0]}  # what the plugin does not hold does nothing there
+    flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields if f.name in held}
+    aliases = sorted(library_strings(libraries[0], b"xla_[a-z0-9_]+") - {f.name for f in fields})
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
-        flags[name] = FlagInfo(name=name, type=_alias_type(name, name in bad, parser), in_compiler_options=False)
-    if len(libraries) > 1:  # a flag that the plugin does not hold does nothing there
-        held = {f.name for f in read_debug_options(libraries[1])[0]}
-        flags = {n: i for n, i in flags.items() if n in held or not i.in_compiler_options}
+        flags[name] = FlagInfo(name=name, type=_alias_type(name, name in bad, parser))
     effects = _ask_effects(flags, base, parser)
     return {n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())}, removed
 
@@ -425,11 +402,9 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
 
 def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
     default = base.options.get(field.name, "" if field.repeated else None)
-    # A map has no spelling in compiler options (seen on 0.10.2 to 0.12.0.1).
-    in_options = field.type != "message"
-    info = dataclasses.replace(field, default=default, values=(), in_xla_flags=known, in_compiler_options=in_options)
+    info = dataclasses.replace(field, default=default, values=(), in_xla_flags=known)
     if not known or field.type in _SOME_VALUE:
-        return dataclasses.replace(info, allows_empty=field.type == "string")
+        return info
     info = dataclasses.replace(info, allows_empty=parser.ask(f"--{field.name}=").starts)
     # An enum defined in another file shows its names only in the default list.
     is_list = field.repeated and field.type == "enum" and default
@@ -441,45 +416,40 @@ def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess
     """Finds how XLA_FLAGS spells the values of an enum: by full names, or by short ones."""
     legal = [n for n in names if not n.endswith("INVALID")]
     prefix = "".join(os.path.commonprefix(legal).rpartition("_")[:2])  # noqa: RUF071  # of texts
-    short = [n.removeprefix(prefix) for n in legal]
-    styles = [legal] if not prefix else []
-    styles += [[s.lower() for s in short], short, legal, [s.lower().removesuffix("_memory") for s in short]]
-    taken = [style for style in styles if _takes(parser, info.name, style[-1:])]
-    if not taken:
+    spellings: dict[str, str] = {}
+    values: dict[str, str] = {}
+    for name in legal:
+        short = name.removeprefix(prefix)
+        forms = [] if prefix else [name]
+        forms += [short.lower(), short, name, short.lower().removesuffix("_memory")]
+        accepted = [form for form in dict.fromkeys(forms) if _takes(parser, info.name, form)]
+        if accepted:
+            values[name] = accepted[0]
+            spellings |= dict.fromkeys(accepted, accepted[0])
+    if not values:
         return info
-    best = taken[0]
-    refused = set() if _takes(parser, info.name, best) else {s for s in best if not _takes(parser, info.name, [s])}
-    any_case = _takes(parser, info.name, [best[-1].swapcase()])
-    meaning = {
-        (spelled.lower() if any_case else spelled): value
-        for style in taken
-        for spelled, value in zip(style, best, strict=True)
-        if value not in refused
-    }
-    by_name = dict(zip(legal, best, strict=True))
+    last = values[next(reversed(values))]
+    any_case = _takes(parser, info.name, last.swapcase())
+    if any_case:
+        spellings = {form.lower(): value for form, value in spellings.items()}
     return dataclasses.replace(
         info,
-        values=tuple(v for v in best if v not in refused),
-        spellings=meaning,
-        default=info.default and ",".join(by_name.get(d, d) for d in info.default.split(",")),
+        values=tuple(values.values()),
+        spellings=spellings,
+        default=info.default and ",".join(values.get(d, d) for d in info.default.split(",")),
         any_case=any_case,
-        edits=info.repeated and _takes(parser, info.name, ["+" + best[-1]]),
+        edits=info.repeated and _takes(parser, info.name, f"+{last}"),
     )
 
 
-def _takes(parser: ParserProcess, name: str, values: Sequence[str]) -> bool:
-    return parser.ask(" ".join(f"--{name}={v}" for v in values)).starts
+def _takes(parser: ParserProcess, name: str, value: str) -> bool:
+    return parser.ask(f"--{name}={value}").starts
 
 
 def _other_values(info: FlagInfo) -> list[str]:
     """Legal values, at least one of them not the default."""
-    if info.values:
-        return [v for v in info.values if v != info.default] or list(info.values)
-    if info.type == "bool":
-        return {"true": ["false"], "false": ["true"]}.get(info.default or "", ["true", "false"])
-    if info.type == "float" or info.type.startswith("int"):
-        return ["2" if info.default == "1" else "1"]
-    return ["autotune=1" if info.type == "message" else "autotune"]
+    values = info.values or _LEGAL.get(info.type, ("1", "2"))
+    return [v for v in values if v != info.default] or list(values)
 
 
 def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess) -> dict[str, tuple[str, ...]]:

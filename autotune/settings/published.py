@@ -1,9 +1,8 @@
-"""What others published of settings: a prior of the search and the ideas of its first trials, never evidence."""
+"""What others published of settings: a prior of the search and its first trials, never evidence."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,15 +12,12 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter
 
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import DATA, Scope, Stage
+from autotune.settings.catalog import DATA, Scope
 from autotune.settings.known import KnownSettings, is_number
-from autotune.settings.space import LISTABLE, Expected, Parameter, SearchSpace, with_other_values
+from autotune.settings.space import Expected, Parameter, SearchSpace
 
-MOST_SETTINGS = 4
-"""Limit of the settings of an idea: what more settings did together tells of none of them."""
-
-MOST_IDEAS = 16
-"""Limit of ideas that are tried before the published recipes."""
+MOST_IDEAS = 6
+"""Limit of published sets that are tried first."""
 
 LIKE_SD = 0.03
 """Standard deviation of an effect here around one published of like GPUs and a like model, as a log ratio."""
@@ -101,45 +97,31 @@ def _format(effect: PublishedEffect, name: str) -> str:
 
 
 def with_published(space: SearchSpace, known: KnownSettings, scopes: Mapping[Scope, bool], here: Here) -> SearchSpace:
-    """Returns a space with what is expected by published effects, and with their ideas as the sets to try first.
+    """Returns a space with what is expected by published effects, and the sets to try first.
 
-    What is read at run time comes first, for it needs no compilation; then what is expected to gain most. An idea that
-    is expected to lose, even if it is not as published, is none.
+    These are the sets whose expected gain is larger than its standard deviation, the largest first.
     """
-    here = here._replace(generation=_generation(scopes))
-    points: dict[FlagSet, list[PublishedEffect]] = {}
+    generations = [scope.value for scope in (Scope.BLACKWELL, Scope.HOPPER) if scopes.get(scope)]
+    here = here._replace(generation="".join(generations[:1]))
+    published: dict[FlagSet, list[PublishedEffect]] = {}
     for effect in load_effects():
         settings = _point(space, known, effect)
-        if settings is not None:
-            points.setdefault(settings, []).append(effect)
-    expected = [_expected(settings, effects, here) for settings, effects in points.items()]
-    hopeful = [e for e in expected if e.log_ratio <= e.sd]
-    hopeful.sort(key=lambda e: (_is_compiled(e.settings, known), e.log_ratio))
-    ideas = tuple((f"published: {points[e.settings][0].source}", e.settings) for e in hopeful[:MOST_IDEAS])
-    return replace(space, first=ideas, expected=tuple(e for e in expected if math.isfinite(e.sd)))
-
-
-def _generation(scopes: Mapping[Scope, bool]) -> str:
-    if scopes.get(Scope.BLACKWELL):
-        return "blackwell"
-    return "hopper" if scopes.get(Scope.HOPPER) else ""
-
-
-def _is_compiled(settings: FlagSet, known: KnownSettings) -> bool:
-    return any(known[name].entry.stage in (Stage.PROGRAM, Stage.AUTOTUNER) for name in settings)
+        if settings:
+            published.setdefault(settings, []).append(effect)
+    expected = [_expected(settings, effects, here) for settings, effects in published.items()]
+    gains = sorted((e for e in expected if e.log_ratio < -e.sd), key=lambda e: e.log_ratio)
+    first = [(f"published: {published[e.settings][0].source}", e.settings) for e in gains[:MOST_IDEAS]]
+    return replace(space, first=tuple(first), expected=tuple(expected))
 
 
 def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here) -> Expected:
-    """Weighs the published figures of a set by their likeness; without any, nothing is expected."""
-    weight, total = 0.0, 0.0
+    """Weighs the published figures of a set by their likeness."""
+    weight = 0.0
+    total = 0.0
     for effect in effects:
-        if effect.ratio is None:
-            continue
         sd = LIKE_SD * UNLIKE ** _unlikeness(effect, here)
         weight += sd**-2
-        total += EXPOSED[effect.of] * math.log(effect.ratio) * sd**-2
-    if not weight:
-        return Expected(settings, 0.0, math.inf)
+        total += EXPOSED[effect.of] * math.log(effect.ratio or 1.0) * sd**-2
     return Expected(settings, total / weight, max(LIKE_SD, weight**-0.5))
 
 
@@ -151,39 +133,34 @@ def _unlikeness(effect: PublishedEffect, here: Here) -> int:
     return [is_like_scale, is_like_gpu, effect.experts == here.experts, effect.of == "step"].count(False)
 
 
-def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) -> FlagSet | None:
-    """Returns the point of a space that tries a published effect, with what its settings need; None if none does."""
-    if effect.over:
-        return None
+def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) -> FlagSet:
+    """Returns the point of a space that has a published effect, with what its settings need; the default if none."""
+    if effect.over or effect.ratio is None:
+        return FlagSet()
     parameters = {p.name: p for p in space.parameters}
     chosen: dict[str, str] = {}
-    for published in effect.settings.items():
-        name, value = known.replacement(known[published[0]], published[1]) or published
+    needed: dict[str, str] = {}
+    for setting, published in effect.settings.items():
+        name, value = known.replacement(known[setting], published) or (setting, published)
         if value in known[name].entry.against:
             continue  # it says no more than the default
         nearest = _nearest(parameters[name], value) if name in parameters else None
         if nearest is None:
-            return None
+            return FlagSet()
         if not parameters[name].is_absent(nearest):
             chosen[name] = nearest
-    for name in list(chosen):
-        needs = known[name].entry.together
-        if needs:
-            chosen = {**with_other_values(space, (name, *needs)), **chosen}
-    settings = FlagSet(chosen)
-    is_point = 0 < len(settings) <= MOST_SETTINGS and space.locate(settings) is not None
-    return settings if is_point else None
+        needed |= known[name].entry.together
+    needed = {n: v for n, v in needed.items() if n in parameters and v in parameters[n].choices}
+    values = {**needed, **chosen}
+    settings = space.suggest(lambda parameter: values.get(parameter.name, parameter.usual))
+    return settings if chosen.keys() <= settings.keys() else FlagSet()
 
 
 def _nearest(parameter: Parameter, value: str) -> str | None:
     """Returns the value of a parameter that is the published one, or of sizes the nearest; None if none is."""
-    found = parameter.match(value)
-    if found is not None or not is_number(value) or float(value) < SIZES_FROM:
-        return found
-    sizes = [v for v in itertools.islice(parameter.values(), LISTABLE) if is_number(v) and float(v) > 0]
-
-    def distance(text: str) -> float:
-        return abs(math.log(float(text) / float(value)))
-
-    best = min(sizes, key=distance, default=None)
-    return best if best is not None and distance(best) <= math.log(LIKE_SIZE) else None
+    match = parameter.match(value)
+    if match is not None or not is_number(value) or float(value) < SIZES_FROM:
+        return match
+    distances = {v: abs(math.log(float(v) / float(value))) for v in parameter.choices if is_number(v) and float(v) > 0}
+    best = min(distances, key=distances.__getitem__, default=None)
+    return best if best is not None and distances[best] <= math.log(LIKE_SIZE) else None

@@ -16,7 +16,6 @@ from autotune.search.effects import SURELY_ACTS, Change, Effects, as_ratio
 from autotune.search.sampler import NUMBER_KEY, SD_KEY, USUAL_SD, AdditiveFlagSampler
 from autotune.search.space import Codes
 from autotune.settings.space import SearchSpace
-from autotune.study.samplers import to_text
 
 LIKELY_PAIR = 0.05
 """Least probability of an interaction for which a pair of settings is recorded."""
@@ -90,7 +89,7 @@ class StudyEffects:
     def _setting(self, i: int, name: str) -> SettingEffect:
         parameter, neutral = self._parameters[name], self._effects.design.neutral[i]
         counts = Counter(t.params[name] for codes, t in self._ran if name in t.params and codes[i] != neutral)
-        texts = {to_text(parameter, value): (value, count) for value, count in counts.items()}
+        texts = {str(value): (value, count) for value, count in counts.items()}
         changes, values = self._effects.of(i), []
         for text in sorted(texts, key=_natural):
             value, count = texts[text]
@@ -111,7 +110,7 @@ class StudyEffects:
 
     def _set(self, codes: Codes) -> FlagSet:
         values = self._coded.values(codes)
-        return self._space.suggest(lambda p: to_text(p, values[p.name]))
+        return self._space.suggest(lambda p: str(values[p.name]))
 
 
 def _figures(change: Change) -> dict[str, float]:

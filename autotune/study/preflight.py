@@ -15,7 +15,6 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.plugins import load_class
 from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
-from autotune.model.sections import Domain, SettingValue
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
@@ -155,7 +154,6 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     """Refuses every setting that the build refuses."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
-    places += [("search.settings", FlagSet({name: v})) for name, d in spec.search.settings.items() for v in _values(d)]
     problems: list[str] = []
     for place, settings in places:
         for check in check_settings(FlagSet().merge(settings), known):  # DEFAULT is no value
@@ -184,9 +182,6 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     return [(origin, settings) for origin, settings in found if settings]
 
 
-def _values(domain: Domain) -> list[SettingValue]:
-    """Returns the values of a domain to check: all of a list, both ends of a range."""
-    return domain if isinstance(domain, list) else [domain[end] for end in ("low", "high") if end in domain]
 
 
 # ---------------------------------------------------------------------- preview

@@ -43,7 +43,6 @@ from autotune.study.samplers import (
     make_sampler,
     read_value,
     suggest,
-    to_text,
 )  # fmt: skip
 from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
@@ -91,7 +90,7 @@ def known_memory(
     def room(settings: FlagSet) -> float:
         return (limit_bytes(spec, aa_run, settings) or limit) / limit
 
-    shares = [FlagSet({p.name: v}) for p in space.parameters if p.name in MEMORY_FRACTIONS for v in p.values()]
+    shares = [FlagSet({p.name: v}) for p in space.parameters if p.name in MEMORY_FRACTIONS for v in p.choices]
     peaks = [(part, 1 / room(part)) for part in shares]
     if screened is not None and (usual := screened.reference.peak_bytes):
         values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
@@ -129,11 +128,7 @@ class Proposer:
         self._first = [*first, *self._rechecks]
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
-        # Known sets, and how many of them are points of the space; the default is known from the start.
-        self._seen: set[FlagSet] = set()
-        self._points_seen = 0
-        self._size = space.size()
-        self._see(FlagSet())
+        self._seen = {FlagSet()}
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
         self._replay = Replay(lambda number: make_sampler(spec.search, _seed(f"{spec.seed}/{number}")))
@@ -162,7 +157,7 @@ class Proposer:
 
         One that was ended from outside is not tried again, but tells the models nothing.
         """
-        self._see(result.settings)
+        self._seen.add(result.settings)
         if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
             self._widen(self._recheck.whole)
         if result.failure is not None and result.failure.is_from_outside:
@@ -213,18 +208,14 @@ class Proposer:
 
     def move_to(self, space: SearchSpace, *, recheck: NoOpRecheck | None, priors: Mapping[str, float]) -> None:
         """Searches another space from now on; what was tried counts in it."""
-        self._recheck, self._priors, self._space, self._size = recheck, priors, space, space.size()
+        self._recheck = recheck
+        self._priors = priors
+        self._space = space
         self._first += self._rechecks
-        self._points_seen = sum(map(self._is_point, self._seen))
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
             trial.params, trial.distributions = values["params"], values["distributions"]
         self._replay.forget()
-
-    def _see(self, settings: FlagSet) -> None:
-        if settings not in self._seen:
-            self._seen.add(settings)
-            self._points_seen += self._is_point(settings)
 
     def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
         """Returns the set to try as trial `number`; None if the space is exhausted.
@@ -237,7 +228,7 @@ class Proposer:
             if settings not in self._seen and settings not in now_tried:
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
-        if self._size <= self._points_seen + sum(map(self._is_point, now_tried)):
+        if all(point in self._seen or point in now_tried for point in self._space.points()):
             return None
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         if not self._is_gain_likely(number, shown):
@@ -336,12 +327,6 @@ class Proposer:
         sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
         return StudyEffects(self._space, sampler, self._history, least=self._min_effect)
 
-    def _is_point(self, settings: FlagSet) -> bool:
-        """Whether a set can be proposed; the default cannot if a study lists values without it."""
-        located = self._space.locate(settings)
-        parameters = self._space.parameters
-        return located is not None and all(p.holds(located[p.name]) for p in parameters if p.name in located)
-
     def _propose(self, number: int, repeat: int, answer: Callable[[], FlagSet]) -> tuple[FlagSet, str]:
         """Returns one point of the space, known or not, and its origin."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
@@ -370,7 +355,7 @@ class Proposer:
 
     def _point(self, values: Mapping[str, Any]) -> FlagSet:
         """Returns the set with Optuna's values."""
-        return self._space.suggest(lambda p: to_text(p, values[p.name]))
+        return self._space.suggest(lambda p: str(values[p.name]))
 
     def _expecting(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler that knows what others published; estimates are of the trials alone."""
@@ -415,7 +400,7 @@ class Proposer:
 
         def choose(parameter: Parameter) -> str:
             # A study may list values without the default among them.
-            if rng.random() >= changed and parameter.holds(parameter.default_choice):
+            if rng.random() >= changed and parameter.default_choice in parameter.choices:
                 return parameter.default_choice
             return suggest(trial, parameter)
 
@@ -424,7 +409,7 @@ class Proposer:
     def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
         """Returns what makes a trial of Optuna of a set: values that are in the space, and how it was enqueued."""
         located = self._space.locate(settings) or {}
-        kept = [p for p in self._space.parameters if p.name in located and p.holds(located[p.name])]
+        kept = [p for p in self._space.parameters if p.name in located and located[p.name] in p.choices]
         return {
             "params": {p.name: from_text(p, located[p.name]) for p in kept},
             "distributions": {p.name: distribution_of(p) for p in kept},

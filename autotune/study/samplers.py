@@ -92,7 +92,7 @@ def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
     """Returns the value that a trial suggests for a parameter."""
     with _unwarned():
-        return to_text(parameter, trial._suggest(parameter.name, distribution_of(parameter)))
+        return str(trial._suggest(parameter.name, distribution_of(parameter)))
 
 
 class PinnedTpe(optuna.samplers.TPESampler):
@@ -167,7 +167,7 @@ def flag_of(
     default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
-        default=from_text(parameter, default) if parameter.holds(default) else None,
+        default=from_text(parameter, default) if default in parameter.choices else None,
         default_place=float(place) if place is not None else None,
         group=parameter.group,
         needs=needs,
@@ -177,38 +177,21 @@ def flag_of(
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
-    """Returns the Optuna distribution of a parameter; powers of two are searched by their exponent."""
-    if parameter.choices is not None:
+    """Returns the Optuna distribution of a parameter."""
+    if not parameter.is_range:
         return CategoricalDistribution(list(parameter.choices))
-    assert parameter.low is not None
-    assert parameter.high is not None
-    if parameter.power_of_two:
-        return IntDistribution(parameter.low.bit_length() - 1, parameter.high.bit_length() - 1)
-    step = 1 if parameter.log else parameter.step or 1
-    return IntDistribution(parameter.low, parameter.high, log=parameter.log, step=step)
+    numbers = [int(value) for value in parameter.choices]
+    return IntDistribution(numbers[0], numbers[-1], step=numbers[1] - numbers[0])
 
 
 def from_text(parameter: Parameter, text: str) -> Any:
     """Converts a recorded value to Optuna's own."""
-    if parameter.choices is not None:
-        return text
-    value = int(text)
-    return value.bit_length() - 1 if parameter.power_of_two else value
-
-
-def to_text(parameter: Parameter, value: Any) -> str:
-    """Converts Optuna's value to the recorded one."""
-    return str(2**value if parameter.power_of_two else value)
+    return int(text) if parameter.is_range else text
 
 
 def read_value(parameter: Parameter, value: Any) -> str | None:
-    """Converts what somebody enqueued, Optuna's value or the recorded one; None if the parameter does not have it."""
-    distribution = distribution_of(parameter)
+    """Converts what somebody enqueued to the recorded value; None if the parameter does not have it."""
     try:
-        if isinstance(distribution, IntDistribution):
-            internal = distribution.to_internal_repr(value)
-            if distribution._contains(internal):
-                return to_text(parameter, distribution.to_external_repr(internal))
         return parameter.match(render_value(value))
     except ValueError:
         return None

@@ -210,7 +210,7 @@ def effects_of(seed: int, *, has_gain: bool) -> dict[str, float]:
     least = 0.98 if has_gain else 1.0
     effects = {}
     for parameter in space_of(tomllib.loads(STUDY.read_text(encoding="utf-8"))).parameters:
-        for value in list(parameter.values())[1:]:
+        for value in parameter.choices[1:]:
             effects[f"{parameter.name}={value}"] = float(rng.uniform(least, 1.05))
     effects["xla_remat=minimal"] = GAIN if has_gain else 1.0
     return effects

@@ -63,7 +63,7 @@ def _gains_by_conditions(problem: Problem) -> bool:
 
 def _draw(rng: Rng, name: str, settings: int | None, *, is_gated: bool) -> Problem:
     space = _space(rng, settings)
-    bare = Problem(name, space, tuple(np.zeros(p.size) for p in space.parameters))
+    bare = Problem(name, space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
     count = len(space.parameters)
     conditional = [i for i in range(count) if bare.needs[i]]
     first = int(rng.choice(conditional))
@@ -110,7 +110,7 @@ def _condition(rng: Rng, earlier: list[Parameter]) -> dict[str, tuple[str, ...]]
     wanted = 2 if len(near) > 1 and rng.random() < TWO_SHARE else 1
     condition = {}
     for at in rng.choice(len(near), wanted, replace=False).tolist():
-        others = [v for v in near[at].values() if v != near[at].default_choice]
+        others = [v for v in near[at].choices if v != near[at].default_choice]
         kept = rng.permutation(len(others))[: int(rng.integers(1, 3))]
         condition[near[at].name] = tuple(others[k] for k in sorted(kept.tolist()))
     return condition

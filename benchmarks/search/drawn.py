@@ -42,7 +42,7 @@ def draw(seed: int, settings: int | None = None) -> Problem:
 
 def _draw(rng: Rng, seed: int, settings: int | None) -> Problem:
     space = _space(rng, settings)
-    bare = Problem(f"drawn {seed}", space, tuple(np.zeros(p.size) for p in space.parameters))
+    bare = Problem(f"drawn {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
     count = len(space.parameters)
     good_count, bad_count = int(rng.integers(0, 7)), int(rng.integers(0, 7))
     acting = [int(i) for i in rng.permutation(count)[: good_count + bad_count]]

@@ -118,7 +118,8 @@ def simple(rng: Rng, name: str, group: str) -> Parameter:
     size = int(rng.integers(3, 7))
     if kind == "enum":
         return Parameter(name=name, choices=tuple("abcdef"[:size]), default="a", group=group)
-    return Parameter(name=name, low=0, high=size - 1, default="0", type="int", group=group)
+    choices = tuple(map(str, range(size)))
+    return Parameter(name=name, choices=choices, is_range=True, default="0", type="int", group=group)
 
 
 def threshold(rng: Rng, name: str, group: str) -> Parameter:
@@ -128,10 +129,8 @@ def threshold(rng: Rng, name: str, group: str) -> Parameter:
     if rng.random() < 1 / 3:
         choices = (DEFAULT, *(str(1 << k) for k in range(first, first + size)))
         return Parameter(name=name, choices=choices, default=str(3 << (default - 1)), type="int", group=group)
-    low, high = 1 << first, 1 << (first + size - 1)
-    return Parameter(
-        name=name, low=low, high=high, log=True, power_of_two=True, default=str(1 << default), type="int", group=group
-    )
+    choices = tuple(str(1 << k) for k in range(first, first + size))
+    return Parameter(name=name, choices=choices, default=str(1 << default), type="int", group=group)
 
 
 # ------------------------------------------------------------------ effects
@@ -139,7 +138,7 @@ def threshold(rng: Rng, name: str, group: str) -> Parameter:
 
 def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acting_count: int) -> Problem:
     family = name.split()[0]
-    bare = Problem(name, space, tuple(np.zeros(p.size) for p in space.parameters))
+    bare = Problem(name, space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
     count = len(space.parameters)
     may_act = [i for i in range(count) if family != "numeric" or _isthreshold(space.parameters[i])]
     acting = [int(i) for i in rng.permutation(may_act)[:acting_count]]
@@ -164,12 +163,12 @@ def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acti
 
 
 def _isthreshold(parameter: Parameter) -> bool:
-    return parameter.power_of_two or (parameter.choices is not None and parameter.choices[0] == DEFAULT)
+    return parameter.type == "int" and not parameter.is_range
 
 
 def _places(parameter: Parameter) -> Floats | None:
     """Places of its values on their scale, log bytes for thresholds; None where they have no order."""
-    texts = [parameter.default if v == DEFAULT else v for v in parameter.values()]
+    texts = [parameter.default if v == DEFAULT else v for v in parameter.choices]
     if len(texts) < 3 or any(t is None or not t.isdigit() for t in texts):
         return None
     numbers = np.array([float(t) for t in texts if t])
@@ -182,8 +181,8 @@ def effect_of(rng: Rng, problem: Problem, i: int, *, size: float, is_good: bool)
     size = -size
     places = _places(parameter)
     if places is None:
-        table = size * rng.uniform(-1.0, 0.8, parameter.size)
-        table[rng.choice([v for v in range(parameter.size) if v != default])] = size
+        table = size * rng.uniform(-1.0, 0.8, len(parameter.choices))
+        table[rng.choice([v for v in range(len(parameter.choices)) if v != default])] = size
         table[default] = 0.0
     else:
         shape = _step(rng, places, default) if rng.random() < 0.5 else _bump(rng, places, default)

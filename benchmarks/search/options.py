@@ -3,8 +3,9 @@
 The value of a set is its time for each token. 10 to 60 flags lie beside the four options, as in the families `sparse`.
 
 * **Memory that is real**: the default's peak is that of a model compiled for eight H100s
-  (`benchmarks/results/models_8xh100.json`); a flag's share of it is what a value changed in a program of the atlas
-  (`autotune/data/atlas`), compiled for the same GPU. The limit is three quarters of 80 GB, as JAX has it.
+  (`benchmarks/results/models_8xh100.json`); a flag's share of it is what a value changed in a program
+  that was compiled for the same GPU (`benchmarks/results/compiled_peaks`). The limit is three
+  quarters of 80 GB, as JAX has it.
 * **Drawn per seed**: how the peak splits into state and activations, what each recomputation keeps of them, how the
   meshes shard both, what a token costs at small batches, in recomputation, between devices and at each precision.
 * **Flags**: 0 to 5 pay 0.5 to 9 %, 0 to 4 harm by 1 to 30 %, up to one in twenty values fails, one third of a cell's
@@ -31,7 +32,7 @@ OPTIONS = "options"
 
 ROOT = Path(__file__).parents[2]
 COMPILED = ROOT / "benchmarks" / "results" / "models_8xh100.json"
-ATLAS = ROOT / "autotune" / "data" / "atlas"
+COMPILED_PEAKS = ROOT / "benchmarks" / "results" / "compiled_peaks"
 
 LIMIT_GIB = 80e9 / 2**30 * DEFAULT_MEMORY_FRACTION
 
@@ -56,7 +57,7 @@ def draw_options(seed: int, settings: int | None = None) -> Problem:
         for i in range(count)
     ]
     space = SearchSpace((*_options(rng), *flags))
-    bare = Problem(f"{OPTIONS} {seed}", space, tuple(np.zeros(p.size) for p in space.parameters))
+    bare = Problem(f"{OPTIONS} {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
     places = [int(i) for i in 4 + rng.permutation(count)]
     good_count, bad_count = int(rng.integers(0, 6)), int(rng.integers(0, 5))
     good, harmful = places[:good_count], places[good_count : good_count + bad_count]
@@ -130,7 +131,7 @@ def _together(rng: Rng, problem: Problem, peak: float) -> Together:
 
 
 def _of_flags(rng: Rng, problem: Problem, unit: float) -> tuple[Floats, ...]:
-    """Memory of each value of the flags by the atlas, in units of the room that the default leaves.
+    """Memory of each value of the flags, as compiled, in units of the room that the default leaves.
 
     Args:
         unit: The default's peak in these units.
@@ -153,9 +154,9 @@ def _peaks() -> list[float]:
 
 @functools.cache
 def _changes() -> list[list[float]]:
-    """For each program that the atlas has for H100s: what each of its values changed the peak by, as a share of it."""
+    """For each program compiled for H100s: what each of its values changed the peak by, as a share of it."""
     cells: dict[tuple[str, ...], list[tuple[str | None, int]]] = defaultdict(list)
-    for path in sorted(ATLAS.glob("jaxlib-*.jsonl")):
+    for path in sorted(COMPILED_PEAKS.glob("jaxlib-*.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):
             if row.get("target") == "h100-sxm" and "peak_bytes" in row:
                 cell = (path.stem, row["workload"], str(row["gpus"]))

@@ -1,6 +1,6 @@
 """A space of settings whose every set has a known time: what a search is held against.
 
-Sets are rows of codes, one for each parameter of the space, each the place of a value in `Parameter.values()`; a
+Sets are rows of codes, one for each parameter of the space, each the place of a value in `Parameter.choices`; a
 parameter that another one switches off has the code of its default. Times are logs of ratios to the default's.
 """
 
@@ -97,7 +97,7 @@ class Problem:
     @functools.cached_property
     def values(self) -> list[list[str]]:
         """Values of each parameter."""
-        return [list(p.values()) for p in self.space.parameters]
+        return [list(p.choices) for p in self.space.parameters]
 
     @functools.cached_property
     def sizes(self) -> list[int]:

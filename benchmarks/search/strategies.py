@@ -20,7 +20,7 @@ from autotune.model.records import TrialOutcome, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.search.sampler import USUAL_SD
 from autotune.study.proposer import KnownMemory, Proposer
-from autotune.study.samplers import ADDITIVE, distribution_of, from_text, to_text
+from autotune.study.samplers import ADDITIVE, distribution_of, from_text
 from benchmarks.search.problems import Codes, Problem
 from harness.simulated import measured_as
 
@@ -237,9 +237,7 @@ class Asked(Remembers):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._trial = self._study.ask()
-            settings = self.problem.space.suggest(
-                lambda p: to_text(p, self._trial._suggest(p.name, distribution_of(p)))
-            )
+            settings = self.problem.space.suggest(lambda p: str(self._trial._suggest(p.name, distribution_of(p))))
         return self.problem.as_codes(settings)
 
     def tell(self, codes: Codes, value: float | None, sd: float) -> None:
@@ -281,7 +279,7 @@ class Smac(Remembers):
 
         self._space = ConfigurationSpace(seed=seed)
         for i, parameter in enumerate(problem.space.parameters):
-            kind = CategoricalHyperparameter if parameter.choices is not None else OrdinalHyperparameter
+            kind = OrdinalHyperparameter if parameter.is_range else CategoricalHyperparameter
             self._space.add(kind(f"p{i}", list(range(problem.sizes[i])), default_value=int(problem.defaults[i])))
         self._folder = tempfile.TemporaryDirectory()
         scenario = Scenario(

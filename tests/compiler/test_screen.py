@@ -256,7 +256,7 @@ def test_no_point_of_the_whole_space_has_a_program_that_the_narrowed_space_lacks
     left = narrowed(whole, screen(rules).run(domains(whole), {}))
 
     def programs(points: SearchSpace) -> set[str]:
-        choices = [[(p.name, v) for v in p.values() if v != "13"] for p in points.parameters]
+        choices = [[(p.name, v) for v in p.choices if v != "13"] for p in points.parameters]
         found = set()
         for point in itertools.product(*choices):
             chosen = dict(point)

@@ -17,9 +17,10 @@ from autotune.model.records import AaRecord, EffectsRecord, PairEffect, SessionR
 from autotune.results import api, pages
 from autotune.results.api import load
 from autotune.results.effects import effect_lines, study_tables
-from autotune.results.format import format_aa_run, format_energy
+from autotune.results.format import format_aa_run
 from autotune.results.report import build, render_html, render_markdown
 from autotune.rundir.store import Store
+from tests.console import autotune
 from tests.machine.test_energy import metered_run
 from tests.runs import record, replay_study, there
 from tests.tables import toml_beside
@@ -226,7 +227,7 @@ def test_energy_stands_in_every_view(metered: Store) -> None:
     aa_run = there(metered.last(AaRecord))
     assert "energy: 3 J a step, of whole GPUs" in format_aa_run(aa_run, None)
     costly = next(r for r in metered.of(TrialResult) if r.settings.get("xla_a") == "1" and r.comparison)
-    assert format_energy(costly).startswith("energy: 5.4 J a step")
+    assert "energy: 5.4 J a step" in autotune("show", metered.path, str(costly.number)).stdout
     page, text = render_html(metered), render_markdown(metered)
     assert "<th>energy</th>" in page
     assert "- energy: 3 J a step, of whole GPUs" in text

@@ -122,7 +122,7 @@ def test_the_group_searches_lists_of_algorithms_and_the_policy_only_with_registe
     space = on_nodes(known, 1, "nccl")
     algorithms = next(p for p in space.parameters if p.name == "NCCL_ALGO")
     # From NCCL 2.24 a list without Ring ends gathers, which no tree serves; a list for all-reduces alone does not.
-    lists = [value for value in algorithms.choices[1:] if not value.startswith("allreduce:")]  # type: ignore[index]
+    lists = [value for value in algorithms.choices[1:] if not value.startswith("allreduce:")]
     assert all("Ring" in value.split(",") for value in lists)
     assert space.left_out["NCCL_CTA_POLICY"] == "acts only if xla_gpu_enable_nccl_user_buffers is 'true'"
     conditions = {p.name: p.condition for p in on_nodes(known, 1, "nccl", "user_buffers").parameters}

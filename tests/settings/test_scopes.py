@@ -80,17 +80,6 @@ def test_a_declaration_leaves_out_what_it_does_not_tell_of(
     assert set(left_out) <= set(space.left_out)
 
 
-def test_what_a_setting_brings_into_the_program_can_be_acted_on(build: Build) -> None:
-    declared = {**COMMAND, "mesh": {"fsdp": 8}}
-    alone, both = {"groups": ["p2p"]}, {"groups": ["p2p", "collective_matmul"]}
-    assert DECOMPOSER in build(declared, search=alone).left_out
-    assert {DECOMPOSER, PIPELINED} <= searched(build(declared, search=both))
-    assert DECOMPOSER in searched(build(declared, search={**alone, "settings": {EINSUM: [0, 100_000]}}))
-    assert DECOMPOSER in searched(build(declared, search=alone, baseline={EINSUM: 0}))
-    # What can not act itself brings nothing.
-    assert DECOMPOSER in build({**COMMAND, "mesh": {"data": 8}}, search=both).left_out
-
-
 @pytest.mark.parametrize(("setting", "values", "workload", "device"), CASES["named"])
 def test_what_a_person_names_is_searched_and_what_the_catalogue_thinks_is_said(
     build: Build, setting: str, values: list[Any], workload: dict[str, Any], device: dict[str, Any]

@@ -27,10 +27,8 @@ def told(proposer: Proposer, config: TrialConfig, outcome: dict[str, Any]) -> No
     ("parent", "value"),
     [
         pytest.param({"choices": ("a", "b", "c"), "default": "a"}, "c", id="a word"),
-        pytest.param({"low": 0, "high": 4, "default": "0"}, "3", id="a number"),
-        pytest.param(
-            {"low": 1, "high": 32, "default": "1", "log": True, "power_of_two": True}, "16", id="a power of two"
-        ),
+        pytest.param({"choices": ("0", "1", "2", "3", "4"), "is_range": True, "default": "0"}, "3", id="a number"),
+        pytest.param({"choices": ("1", "2", "4", "8", "16", "32"), "default": "1"}, "16", id="a power of two"),
     ],
 )
 def test_a_value_under_a_condition_is_found_though_its_condition_costs(parent: dict[str, Any], value: str) -> None:
