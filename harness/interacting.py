@@ -79,7 +79,7 @@ def brute_force(space: Space) -> dict[str, Any]:
     with Compiler(job) as compiler:
         screen = Screener(compiler, baseline=FlagSet(space.baseline), catalog=load_catalog())
         started = time.monotonic()
-        report = screen.run(space.domains, {})
+        report = screen.run(space.domains)
         screened_s = time.monotonic() - started
         no_ops = {s.name for s in report.of_effect(Effect.NO_OP)}
 

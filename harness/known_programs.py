@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.compiler.interaction import PAIRS_ALONE, Interactions, InteractionSearch
+from autotune.compiler.interaction import PAIRS_ALONE, InteractionSearch
 from autotune.model.flags import FlagSet
 
 Domains = Mapping[str, Sequence[str]]
@@ -53,20 +53,24 @@ class KnownCompiler:
             self.compiled[settings] = None if any(c.shows(settings) for c in self.conflicts) else shown
         return self.compiled[settings]
 
+    def programs(self, sets: Sequence[FlagSet]) -> list[str | None]:
+        """The programs of sets."""
+        return [self.program(settings) for settings in sets]
+
     def screened(
         self,
         seed: int = 0,
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
-    ) -> tuple[set[str], Interactions]:
+    ) -> tuple[set[str], InteractionSearch]:
         """The settings that are called no-ops, alone and then with others; see `InteractionSearch`."""
         plain = self.program(FlagSet())
         alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
         no_ops = {n: v for n, v in self.domains.items() if set(alone[n].values()) == {plain}}
         active = {n: v for n, v in self.domains.items() if n not in no_ops}
-        search = InteractionSearch(self.program, no_ops, active, seed=seed, pairs_alone=pairs_alone)
-        found = search.run(chains or {}, lambda done: None)
-        return set(no_ops) - set(found.found_active) - set(found.unsettled), found
+        search = InteractionSearch(self.programs, no_ops, active, forced=FlagSet(), seed=seed, pairs_alone=pairs_alone)
+        search.run(chains or {}, lambda done: None)
+        return (set(search.no_ops) if search.is_settled else set()), search
 
     def lost(self, no_ops: set[str]) -> set[str]:
         """Programs of the whole space that the space without the no_ops ones lacks."""

@@ -36,7 +36,18 @@ from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import jax_options
-from autotune.child.fingerprint import HLO, LOG, METADATA, OPTIONS, RESULT, THUNKS, fingerprint, module_name, strip_hlo
+from autotune.child.fingerprint import (
+    HLO,
+    LOG,
+    METADATA,
+    OPTIONS,
+    RESULT,
+    THUNKS,
+    collective_bytes,
+    fingerprint,
+    module_name,
+    strip_hlo,
+)
 from autotune.child.guard import die_with_parent
 from autotune.child.packages import installed_versions
 
@@ -208,7 +219,7 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
     compiled = lowered.compile()
     compile_s = time.perf_counter() - started
     text = compiled.as_text()
-    found: dict[str, Any] = {"compile_s": compile_s, "memory": None}
+    found: dict[str, Any] = {"compile_s": compile_s, "memory": None, "collective_bytes": collective_bytes(text)}
     own = fingerprint(compiled) if is_cpu else hashlib.sha256(strip_hlo(text).encode()).hexdigest()
     found["fingerprint" if is_cpu else "hlo_digest"] = own
     memory = compiled.memory_analysis()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import signal
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,6 @@ def screen(
     study: options.Study,
     target: options.Target = None,
     topology: options.Topology = None,
-    recipes: Annotated[bool, typer.Option(help="Compile all published recipes too, not only the study's.")] = False,
     time_limit: Annotated[
         str | None, typer.Option(help="Show what is known after so long, such as 30m; the same command then goes on.")
     ] = None,
@@ -36,28 +35,32 @@ def screen(
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.model.errors import STOPPED
-    from autotune.settings.check import named_sets
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    limit_s = None if time_limit is None else options.seconds_of(time_limit, "--time-limit")
-    with _open_screen(study, target, topology) as (spec, screener), _stoppable(screener, limit_s) as stopped:
+    limit_s = math.inf if time_limit is None else options.seconds_of(time_limit, "--time-limit")
+    end_s = time.monotonic() + limit_s
+    with _open_screen(study, target, topology) as (spec, screener):
         settings = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), screener.target_name)
         machines = gpu.scopes(screener.job.topology) if (gpu := screener.job.target) is not None else None
         build_space(spec, settings, None, machines=machines)  # refuses wrong values before anything is lowered
-        space = build_space(spec, settings, screener.reference(), machines=machines)
-        report = screener.run(
-            domains(space), named_sets(spec, settings, every=recipes), chains=chains(space), progress=note
-        )
+        try:
+            space = build_space(spec, settings, screener.reference(), machines=machines)
+            report = screener.run(
+                domains(space), chains=chains(space), progress=note, is_over=lambda: time.monotonic() > end_s
+            )
+        except KeyboardInterrupt:
+            note("stopped: run the same command again, what is compiled is kept")
+            raise typer.Exit(STOPPED) from None
     from autotune.results.screen_words import screen_lines
 
     if as_json:
         print_json(report)
     else:
         print("\n".join(screen_lines(report)))
-    if stopped.is_set():
-        note("stopped before the end: run the same command again, what is compiled is kept")
+    if report.skipped:
+        note("the time is up: run the same command again, what is compiled is kept")
         raise typer.Exit(STOPPED)
 
 
@@ -89,20 +92,15 @@ def predict(
 
 @targets_app.command("list")
 def list_targets(as_json: options.Json = False) -> None:
-    """Lists the GPUs with their memory, rates and links."""
+    """Lists the GPUs; with --json their memory, rates and links, too."""
     from autotune.compiler.targets import load_target, target_names
-    from autotune.model.units import format_bytes, format_count
+    from autotune.model.units import format_bytes
 
     targets = [load_target(name) for name in target_names()]
-    lines = []
     if as_json:
-        print_json([plain(t) for t in targets])
-        return
-    for t in targets:
-        links = f"NVLink over {t.network.nvlink_domain} GPUs" if t.network.nvlink_links else "PCIe"
-        rate, bandwidth = (format_count(x) for x in (t.flops_per_s["bf16"], t.memory_bytes_per_s))
-        lines.append((t.name, t.title, format_bytes(t.memory_bytes), f"{bandwidth}B/s", f"{rate}FLOP/s", links))
-    print_table(("target", "GPU", "memory", "bandwidth", "bf16", "links"), lines)
+        print_json([plain(target) for target in targets])
+    else:
+        print_table(("target", "GPU", "memory"), [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets])
 
 
 @contextlib.contextmanager
@@ -125,23 +123,3 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         processors=lambda: len(os.sched_getaffinity(0)),
     ) as screener:
         yield screener
-
-
-@contextlib.contextmanager
-def _stoppable(opened: Screener, limit_s: float | None) -> Iterator[threading.Event]:
-    """Stops compiling at Ctrl-C, and after so many seconds; yields whether that was."""
-    stopped = threading.Event()
-
-    def stop(*_: object) -> None:
-        stopped.set()
-        threading.Thread(target=opened.abort, daemon=True).start()  # the main thread may hold a lock
-
-    timer = threading.Timer(limit_s if limit_s is not None else threading.TIMEOUT_MAX, stop)
-    timer.daemon = True
-    timer.start()
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped
-    finally:
-        timer.cancel()
-        signal.signal(signal.SIGINT, before)

@@ -144,7 +144,11 @@ class Compiler:
                     settings = next((s for s in queued if worker_settings(s) == shared), queued[0])
                     queued.remove(settings)
                     running[pool.submit(self._one, seat, settings)] = seat
-                finished = wait(running, return_when=FIRST_COMPLETED).done
+                try:
+                    finished = wait(running, return_when=FIRST_COMPLETED).done
+                except KeyboardInterrupt:
+                    self.abort()
+                    raise
                 for future in sorted(finished, key=lambda f: f.exception() is not None):  # so that each result counts
                     free.append(running.pop(future))
                     yield future.result()

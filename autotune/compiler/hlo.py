@@ -206,16 +206,13 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
     if body.startswith("["):
         shape, _, source = body.partition("<=")
         count, size = (int(n) for n in re.findall(r"\d+", shape)[:2])
-        return _as_groups(_iota(source).reshape(count, size))
+        groups_of_all: list[list[int]] = _iota(source).reshape(count, size).tolist()
+        return groups_of_all
     return _mesh_groups(body)
 
 
 def _explicit(text: str) -> list[list[int]]:
     return [[int(n) for n in group.split(",")] for group in re.findall(r"\{?([\d,]+)\}", text) if group.strip(",")]
-
-
-def _as_groups(table: Devices) -> list[list[int]]:
-    return [[int(device) for device in row] for row in table]
 
 
 def _iota(text: str) -> Devices:
@@ -243,7 +240,8 @@ def _mesh_groups(text: str) -> list[list[int]]:
         shape += [outer, inside, size // (outer * inside)]
     order = sorted(range(len(shape)), key=lambda axis: axis % 3 == 1)
     devices = _iota(match[2] or f"{list(axes.values())}").reshape(shape).transpose(order)
-    return _as_groups(devices.reshape(-1, math.prod(shape[1::3])))
+    groups: list[list[int]] = devices.reshape(-1, math.prod(shape[1::3])).tolist()
+    return groups
 
 
 _DOES: Mapping[str, Callable[[int, int], int]] = {

@@ -19,14 +19,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet
 from autotune.settings.shrink import shrink
 
-Program = Callable[[FlagSet], str | None]
-"""Fingerprint of a set's program; None if it does not compile. Raises `StoppedError` when the time is up."""
+Programs = Callable[[Sequence[FlagSet]], list[str | None]]
+"""Fingerprints of the programs of sets, compiled side by side; None for one that does not compile. Raises
+`StoppedError` when the time is up."""
 
 Domains = Mapping[str, Sequence[str]]
 Chains = Mapping[str, Sequence[FlagSet]]
@@ -38,9 +38,6 @@ RANDOM_ROWS = 8
 FULL_ROWS = 2
 """Full rows for a combination before it is tried alone, because others may hide it."""
 
-ROWS_AHEAD = 2
-"""Rows that are compiled side by side."""
-
 PAIRS_ALONE = 64
 """Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
 
@@ -49,18 +46,6 @@ CUBLAS = "with cuBLAS GEMMs"
 
 CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
 """Flags that force each kernel choice; the first is the compiler's own."""
-
-
-@dataclass(slots=True)
-class Interactions:
-    """Result of an interaction test."""
-
-    found_active: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Active settings, each with those among which it acts: the others of a minimal set, and the context, which was not
-    minimized. Empty for what acts alone."""
-    unsettled: tuple[str, ...] = ()
-    """Settings without a verdict, because the time was up."""
-    rows: int = 0
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
@@ -76,26 +61,33 @@ class InteractionSearch:
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
         active: The other settings with their values.
-        ahead: Compiles sets that are needed next, several at once.
+        forced: Settings of every set that is compiled, such as those of a kernel choice.
 
     Attributes:
         no_ops: Those that are left.
+        found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
+            context, which was not minimized. Empty for what acts alone.
+        is_settled: Whether the time sufficed; else nothing is known of the `no_ops` that are left.
+        rows_ahead: Rows that are compiled side by side.
     """
+
+    rows_ahead = 2
 
     def __init__(
         self,
-        program: Program,
+        programs: Programs,
         no_ops: Domains,
         active: Domains,
         *,
+        forced: FlagSet,
         seed: int = 0,
         pairs_alone: int = PAIRS_ALONE,
-        ahead: Callable[[Sequence[FlagSet]], None] = lambda sets: None,
     ) -> None:
         self.no_ops = {n: list(v) for n, v in no_ops.items() if v}
-        self.found = Interactions()
-        self._program = program
-        self._ahead = ahead
+        self.found_active: dict[str, tuple[str, ...]] = {}
+        self.is_settled = True
+        self._programs = programs
+        self._forced = forced
         self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()])}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
@@ -103,25 +95,31 @@ class InteractionSearch:
         self._equal: list[FlagSet] = []
         self._asked: dict[tuple[str, ...], int] = {}
 
-    def run(self, chains: Chains, progress: Callable[[int], None]) -> Interactions:
+    def run(self, chains: Chains, progress: Callable[[int], None]) -> None:
         """Compiles rows until all combinations are covered, or the time is up; `progress` gets the number of rows.
 
         Nothing is settled if the default does not compile.
         """
+        rows = 0
         if not self.no_ops:
-            return self.found
+            return
         try:
             if self._program(FlagSet()) is None:
                 raise StoppedError("the default does not compile")
             self._queue = [*self._chained(chains), *self._mending()]
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
-                self.found.rows += 1
-                self._ahead([s for row in self._queue[:ROWS_AHEAD] for s in (row.without(*self.no_ops), row)])
+                self._compile([s for row in self._queue[: self.rows_ahead] for s in (row.without(*self.no_ops), row)])
                 self._try(self._queue.pop(0))
-                progress(self.found.rows)
+                rows += 1
+                progress(rows)
         except StoppedError:
-            self.found.unsettled = tuple(self.no_ops)
-        return self.found
+            self.is_settled = False
+
+    def _compile(self, sets: Sequence[FlagSet]) -> list[str | None]:
+        return self._programs([settings.merge(self._forced) for settings in sets])
+
+    def _program(self, settings: FlagSet) -> str | None:
+        return self._compile([settings])[0]
 
     def _mending(self) -> list[FlagSet]:
         """Rows of values that do not compile alone, which leave the domains: a no-op that repairs one is active."""
@@ -174,7 +172,7 @@ class InteractionSearch:
         """Marks settings as active, and queues the equal rows that hold them again."""
         for name in minimal:
             del self.no_ops[name]
-            self.found.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
+            self.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
         self._queue += [row for row in self._equal if any(n in row for n in minimal)]
         self._equal = [row for row in self._equal if not any(n in row for n in minimal)]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes, walk
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
 from autotune.compiler.screen import Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
@@ -124,7 +124,6 @@ class _Simulation:
             OpKind.GRAPH: self._graph,
             OpKind.START: self._start,
             OpKind.DONE: self._done,
-            OpKind.BRANCH: self._branch,
         }
 
     @property
@@ -198,15 +197,6 @@ class _Simulation:
         if op.async_id is not None and waits > 0:
             self._clock[stream] = self._finished[op.async_id]
             self.sums["exposed"] += waits if stream == MAIN else 0.0
-
-    def _branch(self, op: Op, stream: str) -> None:
-        """Runs the longest branch, because the taken one is unknown."""
-
-        def kernels_s(branch: Op) -> float:
-            return sum(times * kernel_time(inner, self._target) for inner, times, _ in walk((branch,)))
-
-        if op.content:
-            self.run(max(op.content, key=kernels_s).content, stream)
 
     def _loop(self, op: Op, stream: str) -> None:
         """Simulates some iterations and extrapolates the rest from the last one."""
@@ -363,9 +353,9 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     """Predicts one set as plain data; StudyFileError on the CPU.
 
     Returns:
-        settings, target and topology; `failure` if the set does not compile, else `changes` in the program and
-        `not_modelled` (settings that act at run time). The default and sets of options alone have a step time too,
-        with its interval: no gain of a flag is predicted (`docs/predictions.md`).
+        settings, target and topology; `failure` if the set does not compile, else the fingerprint of its `program`,
+        `changes` in it and `not_modelled` (settings that act at run time). The default and sets of options alone have
+        a step time too, with its interval: no gain of a flag is predicted (`docs/predictions.md`).
     """
     job = screener.job
     if job.target is None:
@@ -374,6 +364,7 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
+    row["program"] = result.program.fingerprint
     reference = screener.result(FlagSet()).program
     row["changes"] = changes(reference, result.program) if reference is not None else []
     flags = settings.without(*settings.of_kind("option"))

@@ -13,7 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -27,7 +27,6 @@ class OpKind(StrEnum):
     DONE = "done"
     GRAPH = "graph"
     LOOP = "loop"
-    BRANCH = "branch"
     OTHER = "other"
 
 
@@ -59,7 +58,7 @@ class Op(Work):
     async_id: int | None = None
     """Pairs a start with its done."""
     content: tuple[Op, ...] = ()
-    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches."""
+    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches, which all count."""
     condition: tuple[Op, ...] = ()
     """Entries of a loop's condition."""
     trip_count: int | None = None
@@ -105,15 +104,8 @@ class CompiledProgram(Record):
     tokens_per_step: int | None = None
     layer_bytes: dict[str, int] = Field(default_factory=dict)
     """``weights`` and ``gradients`` of one layer, if the workload gives them."""
-
-    @property
-    def collective_bytes(self) -> dict[str, int]:
-        """Bytes that its collectives write, by kind; each once, however often it runs."""
-        moved: Counter[str] = Counter()
-        for op, _, _ in walk(self.schedule):
-            if op.collective is not None:
-                moved[op.collective.kind] += op.collective.bytes
-        return dict(sorted(moved.items()))
+    collective_bytes: dict[str, int] = Field(default_factory=dict)
+    """Bytes that its collectives write, by kind; each once, however often it runs."""
 
 
 class CompileResult(Record):

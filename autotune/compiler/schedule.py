@@ -75,14 +75,13 @@ def parse_thunks(text: str) -> list[Thunk]:
 
 
 def _open_section(stack: list[Thunk], name: str) -> None:
-    """Assigns the next deeper lines to a section of the innermost open loop or branch."""
+    """Assigns the next deeper lines to a section of the innermost open loop; branches have no sections here."""
+    if name not in ("condition", "body"):
+        return
     for thunk in reversed(stack):
         if thunk.kind == "While" and (name == "condition" or thunk.current == "condition"):
             if name == "condition" and thunk.current:
                 continue
-            thunk.current = name
-            return
-        if thunk.kind == "Conditional" and name != "condition" and name != "body":
             thunk.current = name
             return
 
@@ -122,11 +121,6 @@ class Reader:
         if kind is OpKind.START:
             stream = re.search(r"stream=([\w\[\]]+)", thunk.text)
             fields["stream"] = stream[1] if stream else "stream"
-        elif kind is OpKind.BRANCH:
-            fields["content"] = tuple(
-                Op(kind=OpKind.OTHER, name=branch, content=self.schedule(inside))
-                for branch, inside in thunk.sections.items()
-            )
         elif kind is OpKind.LOOP:
             fields["trip_count"] = trip_count(self._module, *place) if place else None
             fields["condition"] = self.schedule(thunk.sections.get("condition", ()))
@@ -240,4 +234,5 @@ def read_program(folder: Path, found: Mapping[str, Any], topology: Topology, *, 
         flops_per_step=found.get("flops_per_step"),
         tokens_per_step=found.get("tokens_per_step"),
         layer_bytes=found.get("layer_bytes", {}),
+        collective_bytes=found.get("collective_bytes", {}),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -61,19 +61,18 @@ class CompiledReport(Record):
     fingerprint: str | None = None
     """Fingerprint of its program; None if it does not compile."""
     changes: tuple[str, ...] = ()
+    """What differs from the reference's program; empty only if nothing does."""
     message: str = ""
+    """Why it does not compile."""
     peak_bytes: int | None = None
     fits: bool | None = None
     """Whether the step fits in device memory; None if unknown."""
-    compile_s: float = 0.0
-    """Seconds until it was compiled, or failed."""
 
 
 class ValueReport(CompiledReport):
-    """One value of a setting on top of the reference; active if its program differs from the reference's."""
+    """One value of a setting on top of the reference."""
 
     value: str
-    is_active: bool
 
 
 class SettingReport(Record):
@@ -89,34 +88,20 @@ class SettingReport(Record):
     """The only kernel choice under which it is active; empty if that is the compiler's own."""
 
 
-class SetReport(CompiledReport):
-    """One named set: a recipe, or one of the study's own."""
-
-    name: str
-    settings: Settings
-    same_as: str | None = None
-    """Earlier set with the same program and the same `to_measure`."""
-    to_measure: tuple[str, ...] = ()
-    """Settings that compiling cannot judge."""
-
-
 class ScreenReport(Record):
     """Result of screening a study on one cluster."""
 
     target: str
     topology: str
     versions: dict[str, str]
-    reference: SetReport
+    reference: CompiledReport
     settings: tuple[SettingReport, ...]
-    sets: tuple[SetReport, ...]
     limit_bytes: int | None
     """Device memory at the study's memory fraction; None for the CPU."""
     compiled_count: int
-    """Programs compiled now, without those of `cached_count`."""
-    cached_count: int
-    duration_s: float
+    """Programs compiled now, without cached ones."""
     skipped: tuple[str, ...] = ()
-    """Settings and sets without a verdict, because the time was up."""
+    """Settings without a verdict, because the time was up."""
     canary: Settings
     """A set (without the baseline) that changed the program, which shows that flags act."""
     target_digest: str = ""
@@ -136,23 +121,17 @@ class ScreenReport(Record):
 
 def find_canary(screener: Screener) -> FlagSet:
     """Finds the first canary that changes the reference's program; LaunchError, and nothing is kept, if none does."""
-    reasons: list[str] = []
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
+    without_effect = (None, screener.reference().fingerprint)
     for settings in canaries:
-        if screener.baseline.merge(settings) == screener.baseline:
-            reasons.append(f"[{settings}] is in the baseline")
-            continue
-        result = screener.result(settings)
-        if result.program is None:
-            reasons.append(f"[{settings}] does not compile" + (f": {result.failure.message}" if result.failure else ""))
-        elif result.program.fingerprint == screener.reference().fingerprint:
-            reasons.append(f"[{settings}] gives the reference's program")
-        else:
+        is_in_force = screener.baseline.merge(settings) == screener.baseline
+        if not is_in_force and screener.fingerprint(settings) not in without_effect:
             return settings
     screener.forget((FlagSet(), *canaries))
+    tried = "; ".join(f"[{settings}]" for settings in canaries)
     raise LaunchError(
-        "a screen must be able to see that a setting changes the program but no canary does: "
-        f"{'; '.join(reasons)}; flags do not seem to reach the compiler, so nothing is called a no-op"
+        f"a screen must be able to see that a setting changes the program but no canary does: {tried}; flags do not "
+        "seem to reach the compiler, so nothing is called a no-op"
     )
 
 
@@ -164,9 +143,9 @@ class Screener:
     """
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
+        self.compiler = compiler
         self.job = compiler.job
         self.baseline = baseline
-        self._compiler = compiler
         self._catalog = catalog
         self._results: dict[FlagSet, CompileResult] = {}
         self.is_over: Callable[[], bool] = lambda: False
@@ -175,25 +154,23 @@ class Screener:
     def run(
         self,
         domains: Domains,
-        named: Mapping[str, FlagSet],
         *,
         chains: Chains | None = None,
         progress: Callable[[str], None] = lambda done: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> ScreenReport:
-        """Screens sets and settings alone, then the settings without an effect alone in groups; see those methods."""
-        report = self.alone(domains, named, progress=progress, is_over=is_over)
+        """Screens settings alone, then those without an effect alone in groups; see those methods."""
+        report = self.alone(domains, progress=progress, is_over=is_over)
         return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
 
     def alone(
         self,
         domains: Domains,
-        named: Mapping[str, FlagSet],
         *,
         progress: Callable[[str], None] = lambda done: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> ScreenReport:
-        """Screens named sets, and settings one at a time.
+        """Screens settings one at a time.
 
         Args:
             progress: Called with what is done.
@@ -204,53 +181,42 @@ class Screener:
         """
         reference = self.reference()
         canary = find_canary(self)
+        acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
+        wanted = [FlagSet({name: value}) for name in acting for value in domains[name]]
         self.is_over = is_over
-        judged = {n: v for n, v in domains.items() if self.stage(n) is Stage.PROGRAM}
-        with contextlib.suppress(StoppedError):  # what is known by then is told
-            self.compile_all(
-                self.wanted(domains, named), lambda done, of: progress(f"{done} of {of} single sets compiled")
-            )
+        with contextlib.suppress(StoppedError):  # what is known by then is reported
+            self.compile_all(wanted, lambda done, of: progress(f"{done} of {of} single sets compiled"))
         self.is_over = lambda: False
-        skipped = {n for n, values in judged.items() if not all(self.is_known(FlagSet({n: v})) for v in values)}
-        sets = [self._set_report("reference", FlagSet(), ())]
-        for name, settings in named.items():
-            if self.is_known(settings):
-                sets.append(self._set_report(name, settings, sets))
+        reports: list[SettingReport] = []
+        skipped: list[str] = []
+        for name, values in domains.items():
+            if self.stage(name) is Stage.PROGRAM and not all(self.is_known(FlagSet({name: v})) for v in values):
+                skipped.append(name)
+            else:
+                reports.append(self._setting(name, values))
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
-            reference=sets[0],
-            settings=tuple(self._setting(n, v) for n, v in domains.items() if n not in skipped),
-            sets=tuple(sets[1:]),
+            reference=CompiledReport(**self._compiled(FlagSet())),
+            settings=tuple(reports),
             limit_bytes=self.limit_bytes(self.baseline),
-            skipped=(*sorted(skipped), *(n for n, s in named.items() if not self.is_known(s))),
+            compiled_count=self._compiled_count,
+            skipped=tuple(sorted(skipped)),
             canary=canary,
             target_digest=self.job.target.digest if self.job.target else "",
-            **self._cost(),
         )
 
-    def _cost(self) -> dict[str, Any]:
-        """Returns what compiling took so far, as fields of a `ScreenReport`."""
-        results = list(self._results.values())
-        compiled = [r for r in results if not r.from_cache]
-        return {
-            "compiled_count": len(compiled),
-            "cached_count": len(results) - len(compiled),
-            "duration_s": sum(r.duration_s for r in compiled),
-        }
-
-    def wanted(self, domains: Domains, named: Mapping[str, FlagSet]) -> list[FlagSet]:
-        """Returns the sets to compile first: named ones, then single settings."""
-        acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
-        return [*named.values(), *(FlagSet({name: value}) for name in acting for value in domains[name])]
+    @property
+    def _compiled_count(self) -> int:
+        return sum(not result.from_cache for result in self._results.values())
 
     def compile_all(
         self, wanted: Sequence[FlagSet], progress: Callable[[int, int], None] = lambda done, of: None
     ) -> None:
         """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`, ended it early."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
-        with contextlib.closing(self._compiler.compile(missing)) as results:
+        with contextlib.closing(self.compiler.compile(missing)) as results:
             for done in range(len(wanted) - len(missing), len(wanted)):
                 if self.is_over():
                     raise StoppedError("the time for compiling is up")
@@ -262,14 +228,6 @@ class Screener:
     def target_name(self) -> str:
         """Name of the target; ``cpu`` without one."""
         return self.job.target.name if self.job.target else "cpu"
-
-    def abort(self) -> None:
-        """Stops all compilations, from any thread."""
-        self._compiler.abort()
-
-    def keep_to(self, processors: Iterable[int]) -> None:
-        """Restricts later compilations to processors; none allows all."""
-        self._compiler.kept_to = frozenset(processors)
 
     def stage(self, name: str) -> Stage:
         """Returns the stage at which a setting acts; run time if the catalogue lacks it."""
@@ -287,15 +245,12 @@ class Screener:
 
         None if the set does not compile, or holds a setting of the on-device autotuner.
         """
-        unjudged = self._to_measure(self.baseline.merge(settings))
+        merged = self.baseline.merge(settings)
+        unjudged = FlagSet({n: v for n, v in merged.items() if self.stage(n) is not Stage.PROGRAM})
         if any(self.stage(n) is Stage.AUTOTUNER for n in unjudged):
             return None
-        programs = self._programs(settings)
+        programs = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
         return None if None in programs else "-".join([*map(str, programs), unjudged.digest])
-
-    def _programs(self, settings: FlagSet) -> list[str | None]:
-        """Returns the fingerprints of a set's programs, one for each kernel choice."""
-        return [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Returns the fingerprint of a set's program; None if it does not compile."""
@@ -312,7 +267,7 @@ class Screener:
         compiled = [self._as_compiled(s) for s in sets]
         for settings in compiled:
             self._results.pop(settings, None)
-        self._compiler.forget(compiled)
+        self.compiler.forget(compiled)
 
     def fits(self, settings: FlagSet) -> bool | None:
         """Whether a set's step fits in device memory; None if unknown or it does not compile."""
@@ -344,33 +299,26 @@ class Screener:
         stage = self.stage(name)
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
-        reports = tuple(self._value(name, value) for value in values)
+        reports = tuple(ValueReport(value=value, **self._compiled(FlagSet({name: value}))) for value in values)
         effect = Effect.ALONE
-        if any(r.is_active for r in reports):
+        if any(r.changes for r in reports):
             effect = Effect.ACTIVE
         elif any(r.message for r in reports):
             effect = Effect.FAILS
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
-
-    def _value(self, name: str, value: str) -> ValueReport:
-        fields = self._compiled(FlagSet({name: value}))
-        is_active = fields["fingerprint"] not in (None, self.reference().fingerprint)
-        return ValueReport(value=value, is_active=is_active, **fields)
 
     def _compiled(self, settings: FlagSet) -> dict[str, Any]:
         """Returns the fields of a `CompiledReport`."""
         result = self.result(settings)
         if result.program is None:
             assert result.failure is not None
-            message = f"{result.failure.kind}: {result.failure.message}"
-            return {"fingerprint": None, "message": message, "compile_s": result.duration_s}
+            return {"message": f"{result.failure.kind}: {result.failure.message}"}
         program = result.program
         return {
             "fingerprint": program.fingerprint,
             "changes": tuple(changes(self.reference(), program)),
             "peak_bytes": program.memory.peak_bytes if program.memory else None,
             "fits": self.fits(settings),
-            "compile_s": program.compile_s,
         }
 
     def together(
@@ -394,95 +342,40 @@ class Screener:
         values = {s.name: [v.value for v in s.values] for s in report.settings}
         active = values | {n: list(v) for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
         no_ops = {s.name: active.pop(s.name) for s in report.of_effect(Effect.ALONE)}
+
+        def programs(sets: Sequence[FlagSet]) -> list[str | None]:
+            if not all(map(self.is_known, sets)):
+                if is_over():
+                    raise StoppedError("the time for compiling is up")
+                on(lambda: self.compile_all(sets))
+            return [self.fingerprint(settings) for settings in sets]
+
         own_choice = next(iter(self.choices))
         verdicts: dict[str, dict[str, Any]] = {}
         for choice, forced in self.choices.items():
-            groups = _Groups(self, forced, " ".join(filter(None, ("groups", choice))), progress, is_over, on)
-            search = InteractionSearch(groups.program, no_ops, active, ahead=groups.compile)
-            acting = search.run(chains, groups.tell)
+            name = " ".join(filter(None, ("groups", choice)))
+            search = InteractionSearch(programs, no_ops, active, forced=forced)
+            search.run(chains, lambda count, name=name: progress(f"{name}: {count} done"))  # type: ignore[misc]
             forced_choice = choice if choice != own_choice else ""
-            for name, others in acting.found_active.items():
+            for name, others in search.found_active.items():
                 verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": forced_choice}
                 active[name] = no_ops[name]
-            if acting.unsettled:
+            if not search.is_settled:
                 break
             no_ops = search.no_ops
         else:
             verdicts |= {name: {"effect": Effect.NO_OP} for name in no_ops}
-        return report.settled(verdicts).model_copy(update=self._cost())
-
-    def _to_measure(self, settings: FlagSet) -> FlagSet:
-        """Returns the part of a set that compiling cannot judge."""
-        return FlagSet({n: v for n, v in settings.items() if self.stage(n) is not Stage.PROGRAM})
-
-    def _set_report(self, name: str, settings: FlagSet, earlier: Sequence[SetReport]) -> SetReport:
-        """Reports a set; the same program as that of an earlier set is one under each kernel choice."""
-        fields = self._compiled(settings)
-        unjudged = self._to_measure(self.baseline.merge(settings))
-        same_as = None
-        alike = [s for s in earlier if s.fingerprint == fields["fingerprint"] is not None]
-        with contextlib.suppress(StoppedError):
-            for other in alike:
-                is_run_alike = self._to_measure(self.baseline.merge(other.settings)) == unjudged
-                if is_run_alike and self._programs(other.settings) == self._programs(settings):
-                    same_as = other.name
-                    break
-        return SetReport(name=name, settings=settings, same_as=same_as, to_measure=tuple(unjudged), **fields)
+        return report.settled(verdicts).model_copy(update={"compiled_count": self._compiled_count})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Groups:
-    """Compiles groups of settings under one kernel choice; see `Screener.together`."""
-
-    screener: Screener
-    forced: FlagSet
-    name: str
-    progress: Callable[[str], None]
-    is_over: Callable[[], bool]
-    on: Callable[[Callable[[], Any]], Any]
-
-    def tell(self, count: int) -> None:
-        """Says how many are done; how many will be is not known."""
-        self.progress(f"{self.name}: {count} done")
-
-    def program(self, settings: FlagSet) -> str | None:
-        """See `autotune.compiler.interaction.Program`."""
-        self.compile([settings])
-        return self.screener.fingerprint(settings.merge(self.forced))
-
-    def compile(self, sets: Sequence[FlagSet]) -> None:
-        """Compiles sets; StoppedError if the time is up."""
-        merged = [s.merge(self.forced) for s in sets]
-        if all(map(self.screener.is_known, merged)):
-            return
-        if self.is_over():
-            raise StoppedError("the time for compiling is up")
-        self.on(lambda: self.screener.compile_all(merged))
-
-
-def on_cluster(spec: StudySpec, target: Target | None, topology: Topology | None) -> tuple[StudySpec, Topology]:
-    """Moves a study to a GPU (None: this machine's CPU) and a cluster; also returns the cluster.
-
-    The topology defaults to that of the study's devices, else to one machine of the target.
-
-    Raises:
-        StudyFileError: If a study for GPUs, or a topology, comes without a target.
-    """
+def topology_of(spec: StudySpec, target: Target | None) -> Topology:
+    """Returns the cluster of a study's devices; where it does not name their number, one machine as it is sold."""
     device = spec.device
     if target is None:
-        if topology is not None or device.platform == "cuda":
-            raise StudyFileError(
-                "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
-                "(see `autotune targets list`)"
-            )
-        topology = Topology(1, device.count or 1)
-    elif topology is None:
-        gpus_per_node = target.network.gpus_per_node
-        if device.platform == "cuda" and device.count:
-            gpus_per_node = device.count // device.node_count
-        topology = Topology(device.node_count, gpus_per_node)
-    moved = type(device)(platform="cuda" if target else "cpu", count=topology.device_count, node_count=topology.nodes)
-    return spec.model_copy(update={"device": moved}), topology
+        return Topology(1, device.count or 1)
+    if device.platform == "cuda" and device.count:
+        return Topology(device.node_count, max(1, device.count // device.node_count))
+    return Topology(device.node_count, target.network.gpus_per_node)
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target | None, Topology]:
@@ -496,9 +389,10 @@ def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target 
         target = target.on_network(spec.device.nic_bytes_per_s)
     if spec.screen.topology:
         return target, parse_topology(spec.screen.topology)
+    if ran is None:
+        return target, topology_of(spec, target)
     nodes = spec.device.node_count
-    count = ran.device_count if ran is not None else spec.device.count or nodes
-    return target, Topology(nodes, max(1, count // nodes))
+    return target, Topology(nodes, max(1, ran.device_count // nodes))
 
 
 @contextlib.contextmanager
@@ -527,7 +421,15 @@ def open_screener(
             "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
             "command; write the step as module:function (see workloads/example.py)"
         )
-    moved, cluster = on_cluster(spec, target, topology)
+    if target is None and (topology is not None or spec.device.platform == "cuda"):
+        raise StudyFileError(
+            "to compile for GPUs the kind must be named: add --target, such as --target h100-sxm "
+            "(see `autotune targets list`)"
+        )
+    cluster = topology or topology_of(spec, target)
+    platform = "cuda" if target else "cpu"
+    device = type(spec.device)(platform=platform, count=cluster.device_count, node_count=cluster.nodes)
+    moved = spec.model_copy(update={"device": device})
     if target is not None:  # as in the reference: XLA's scheduler overlaps less where memory is short
         share = memory_fraction(spec.baseline) or target.memory_share
         target = dataclasses.replace(target, memory_share=share).on_network(spec.device.nic_bytes_per_s)
@@ -543,7 +445,7 @@ def open_screener(
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
-    """Removes no-ops, also what does nothing alone so far, and values that do not fit in memory from a space.
+    """Removes no-ops, and what does nothing alone so far, from a space.
 
     Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
     on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
@@ -559,10 +461,12 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
         if parameter.name in reasons:
             continue
         condition = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
-        refused = _refused_values(parameter.name, report)
-        choices = parameter.choices and tuple(c for c in parameter.choices if c not in refused)
+        choices = parameter.choices
+        if choices is not None and report.limit_bytes is None and parameter.name in reports:
+            refused = {v.value for v in reports[parameter.name].values if v.message}
+            choices = tuple(c for c in choices if c not in refused)
         if choices == ():
-            reasons[parameter.name] = "no value of it compiles and fits here"
+            reasons[parameter.name] = "no value of it compiles here"
             continue
         parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
     return dataclasses.replace(space, parameters=tuple(parameters), left_out={**space.left_out, **reasons})
@@ -571,26 +475,6 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
     tried = ", ".join(v.value or "(empty)" for v in setting.values)
     return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
-
-
-def _refused_values(name: str, report: ScreenReport) -> set[str]:
-    """Returns the values of a setting that must not be launched; if not even the reference fits, memory is ignored.
-
-    A value stays if the savings of all other settings together could make it fit: each set is checked again before it
-    is launched.
-    """
-    values = next((s.values for s in report.settings if s.name == name), ())
-    if report.limit_bytes is None:
-        return {v.value for v in values if v.message}
-    if report.reference.fits is False:
-        return set()
-    usual = report.reference.peak_bytes or 0
-    saved = 0
-    for setting in report.settings:
-        if setting.name != name:
-            peaks = [v.peak_bytes for v in setting.values if v.peak_bytes is not None]
-            saved += max(0, usual - min(peaks, default=usual))
-    return {v.value for v in values if v.peak_bytes is not None and v.peak_bytes - saved > report.limit_bytes}
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:

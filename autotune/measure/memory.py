@@ -76,26 +76,21 @@ def refuse_over_limit(spec: StudySpec, report: WorkerReport) -> None:
         raise WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase=LIMIT_PHASE))
 
 
-def compiled_over_limit(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
-    """The failure of a set whose compiled program needs more memory than the study allows."""
-    return over_limit(spec, _compiled_peak(screen, settings), "by its compiled program, never launched")
-
-
-def does_not_fit(screen: Screener, settings: FlagSet) -> Failure:
-    """The failure of a set that must not be launched."""
-    peak = _compiled_peak(screen, settings)
-    limit = screen.limit_bytes(screen.baseline.merge(settings))
-    return Failure(
-        kind=FailureKind.OUT_OF_MEMORY,
-        message=f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for "
-        f"{screen.target_name} {screen.job.topology}, never launched",
-        phase="screen",
-    )
-
-
-def _compiled_peak(screen: Screener, settings: FlagSet) -> int | None:
+def compiled_failure(spec: StudySpec, screen: Screener, settings: FlagSet) -> Failure | None:
+    """The failure of a set whose compiled program needs more memory than the study allows, or than the GPU has."""
     program = screen.result(settings).program
-    return program.memory.peak_bytes if program and program.memory else None
+    if program is None or program.memory is None:
+        return None
+    peak = program.memory.peak_bytes
+    failure = over_limit(spec, peak, "by its compiled program, never launched")
+    limit = screen.limit_bytes(screen.baseline.merge(settings))
+    if failure is not None or limit is None or peak <= limit:
+        return failure
+    message = (
+        f"needs {format_bytes(peak)} on each GPU and has {format_bytes(limit)}: compiled for {screen.target_name} "
+        f"{screen.job.topology}, never launched"
+    )
+    return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase="screen")
 
 
 # ---------------------------------------------------------------------- shares of a GPU

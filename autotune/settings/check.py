@@ -13,9 +13,8 @@ from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
-from autotune.model.spec import StudySpec
 from autotune.settings.assignments import COMPUTED, UNREAD, is_setting, read_assignments
-from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe, load_recipes
+from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe
 from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
 
 
@@ -327,14 +326,6 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
 
 def _name_of(variable: str) -> str:
     return variable.lower() if variable.startswith("JAX_") else variable
-
-
-def named_sets(spec: StudySpec, known: KnownSettings, *, every: bool) -> dict[str, FlagSet]:
-    """The study's own sets and recipes (with `every` all recipes), translated to the build."""
-    names = list(load_recipes()) if every else list(spec.search.recipes)
-    found = {f"set {s.name}": s.settings for s in spec.search.first}
-    found |= {f"recipe {n}": for_build(find_recipe(n).settings, known) for n in names}
-    return {name: settings for name, settings in found.items() if settings}
 
 
 def check_given(

@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from autotune.compiler.screen import (
 from autotune.compiler.targets import Target, Topology, compiler_problem, compiler_versions
 from autotune.machine.environment import caller_environment, default_cache_dir
 from autotune.machine.host import spare_processors
-from autotune.measure.memory import compiled_over_limit, does_not_fit
+from autotune.measure.memory import compiled_failure
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, WorkerReport
@@ -107,15 +107,15 @@ class StudyScreener:
         self._believes_memory = True
         self.kept_s = 0.0
 
-    def narrow(self, space: SearchSpace, named: Mapping[str, FlagSet], reference: WorkerReport) -> SearchSpace:
-        """Screens a space and the sets `named`, unless that was done; returns the space to search first."""
+    def narrow(self, space: SearchSpace, reference: WorkerReport) -> SearchSpace:
+        """Screens a space, unless that was done; returns the space to search first."""
         target: Target | None = None
         topology: Topology | None = None
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
             screen = self._open(target, topology)
-            self.report = self._known(screen) or self._run(screen, space, named)
+            self.report = self._known(screen) or self._run(screen, space)
             if self.report.of_effect(Effect.ALONE):
                 self._begin_groups(screen, self.report, space)
                 if not self._has_room_beside(screen):
@@ -212,16 +212,14 @@ class StudyScreener:
                 return report
         return None
 
-    def _run(self, screen: Screener, space: SearchSpace, named: Mapping[str, FlagSet]) -> ScreenReport:
+    def _run(self, screen: Screener, space: SearchSpace) -> ScreenReport:
         values = domains(space)
         self._store.tell_stage("screen")
-        self._view.stage("screen", f"{len(values)} settings and {len(named)} sets are compiled, none is launched")
+        self._view.stage("screen", f"{len(values)} settings are compiled, none is launched")
         started = time.monotonic()
         limit_s = self._limit_s()
         report = self._wait(
-            lambda: screen.alone(
-                values, named, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s
-            )
+            lambda: screen.alone(values, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s)
         )
         self._record(report, started)
         return report
@@ -254,31 +252,28 @@ class StudyScreener:
         """Runs work on the compiling thread, beside a measurement on processors that it can spare, and waits for it."""
         if self._screen is not None:
             here = self._screen.job.topology
-            self._screen.keep_to(spare_processors(here.gpus_per_node) if self.is_measuring() else ())
+            spare = spare_processors(here.gpus_per_node) if self.is_measuring() else ()
+            self._screen.compiler.kept_to = frozenset(spare)
         return result_of(self._pool.submit(work))
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """Returns a set's program and whether it fits."""
+        """Returns a set's program, and why it must not be launched, if anything is known of them."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
         try:
-            return self._wait(lambda: self._precheck(screen, settings))
+            failure = self._wait(lambda: compiled_failure(self._spec, screen, settings))
+            key = self._wait(lambda: screen.program_key(settings))
         except Exception as error:
             self._give_up(error)
             return Precheck()
-
-    def _precheck(self, screen: Screener, settings: FlagSet) -> Precheck:
-        failure = compiled_over_limit(self._spec, screen, settings)
-        if failure is None and screen.fits(settings) is False:
-            failure = does_not_fit(screen, settings)
-        return Precheck(screen.program_key(settings), failure if self._believes_memory else None)
+        return Precheck(key, failure if self._believes_memory else None)
 
     def close(self) -> None:
         """Ends the compile worker."""
         self._is_on = False
         if self._screen is not None:
-            self._screen.abort()
+            self._screen.compiler.abort()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._beside.shutdown(wait=True, cancel_futures=True)
         self._resources.close()

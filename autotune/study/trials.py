@@ -75,7 +75,7 @@ def narrow_space(
         if not table.is_enough:
             return space, None
         screener.kept_s = table.reserved_s + FEWEST_TRIALS * table.trial_s
-    left = screener.narrow(space, dict(run.setup.first), reference)
+    left = screener.narrow(space, reference)
     if screener.report is None or run.spec.device.platform != "cuda":
         return left, None
     return left, recheck_of(space, screener.report)

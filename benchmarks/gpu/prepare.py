@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,11 @@ from autotune.compiler.targets import Target, Topology, load_target, target_here
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.spec import load_study
+from autotune.settings.catalog import load_recipes
+from autotune.settings.check import for_build
+from autotune.settings.known import KnownSettings
+from autotune.settings.probe import probe_build
 from benchmarks.gpu.hour import Row, read_rows
-from benchmarks.gpu.machine import as_toml
 from benchmarks.gpu.processes import Part, part
 from benchmarks.gpu.search import which
 
@@ -50,40 +52,32 @@ def prepare(found: Part, target: str | None) -> Row | None:
 
 def distinct(found: Part, target: str | None) -> list[Row]:
     """Every published recipe: its settings as far as this build has them, and what compiling says of it."""
-    study = recipes_study(found.study(found.args.of), found.hour.folder)
+    known = KnownSettings(probe_build(sys.executable, platform="cuda"))
+    recipes = {name: for_build(recipe.settings, known) for name, recipe in load_recipes().items()}
+    recipes = {name: settings for name, settings in recipes.items() if settings}
     folder = found.hour.folder / "screen"
-    arguments = ["screen", str(study), "--recipes", "--json", *at(target)]
-    said = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
-    reference = said.get("reference", {}).get("fingerprint")
-    first: dict[tuple[object, ...], str] = {(reference,): "the default"} if reference else {}
-    return [named(row, first) for row in said["sets"]]
+    arguments = ["predict", str(found.study(found.args.of)), "--json", *at(target)]
+    for settings in recipes.values():
+        arguments += ["--set", str(settings)]
+    rows = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
+    first: dict[tuple[object, ...], str] = {(rows[0].get("program"),): "the default"}
+    return [named(name, row, first) for name, row in zip(recipes, rows[1:], strict=True)]
 
 
-def named(row: Row, first: dict[tuple[object, ...], str]) -> Row:
+def named(name: str, row: Row, first: dict[tuple[object, ...], str]) -> Row:
     """A recipe, and which one before it is the same here.
 
     On one GPU no variable of NCCL makes another program, nor does a share of memory; what decides the device's own
     choice of kernels, and is in no compiled program either, does.
     """
-    chooses = [(n, row["settings"][n]) for n in row.get("to_measure", ()) if n.startswith("xla_")]
-    key, name = (row.get("fingerprint"), *chooses), row["name"].removeprefix("recipe ")
-    same_as = row.get("same_as") or first.get(key)
+    chooses = [(n, row["settings"][n]) for n in row.get("not_modelled", ()) if n.startswith("xla_")]
+    key = (row.get("program"), *chooses)
+    same_as = first.get(key)
     first.setdefault(key, name)
     return {
-        "name": name, "settings": row["settings"], "fingerprint": row.get("fingerprint"), "same_as": same_as,
-        "message": row.get("message", ""),
+        "name": name, "settings": row["settings"], "fingerprint": row.get("program"), "same_as": same_as,
+        "message": row.get("failure", ""),
     }  # fmt: skip
-
-
-def recipes_study(study: Path, folder: Path) -> Path:
-    """A study of the same workload that searches next to nothing: recipes are compiled, and little besides."""
-    data = tomllib.loads(study.read_text(encoding="utf-8"))
-    data["search"] = {"trials": 1, "settings": {"xla_gpu_autotune_level": [4]}}
-    sections = ("workload", "device", "search")
-    tables = "".join(f"{name} = {as_toml(data[name])}\n" for name in sections)
-    path = folder / "recipes.toml"
-    path.write_text(f'name = "recipes"\n{tables}', encoding="utf-8")
-    return path
 
 
 def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:

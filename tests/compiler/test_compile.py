@@ -156,7 +156,7 @@ def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     for batch in (2048, 8 << 22):
         with Compiler(toy_job(target="l4", batch=batch)) as compiler:
             screen = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
-            verdicts[batch] = screen.run({}, {}).reference.fits
+            verdicts[batch] = screen.run({}).reference.fits
     assert verdicts == {2048: True, 8 << 22: False}
 
 

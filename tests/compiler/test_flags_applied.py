@@ -51,7 +51,7 @@ def kept(folder: Path) -> list[Path]:
 
 def run_screen(job: CompileJob, cache: Path, baseline: FlagSet = NONE) -> Any:
     with Compiler(job, cache_dir=cache) as compiler:
-        return Screener(compiler, baseline=baseline, catalog=load_catalog()).run({}, {}), compiler._lowers_first
+        return Screener(compiler, baseline=baseline, catalog=load_catalog()).run({}), compiler._lowers_first
 
 
 @pytest.mark.gate
@@ -122,16 +122,16 @@ def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path, 
 def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: tuple[FlagSet, ...]) -> None:
     rules = Deaf(target)
     with pytest.raises(LaunchError, match="nothing is called a no-op"):
-        screen(rules).run({COMBINE: ["11"]}, {})
+        screen(rules).run({COMBINE: ["11"]})
     assert rules.compiled == [FlagSet(), *canaries]
     assert rules.forgotten == {FlagSet(), *canaries}
 
 
 def test_the_first_canary_that_changes_the_program_stands_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[0]
+    assert screen(Rules()).run({}).canary == GPU_CANARIES[0]
     # A step without graphs: the first canary changes nothing.
     monkeypatch.setattr(Rules, "canaries", lambda self, s: [str(c) for c in GPU_CANARIES[1:] if s.merge(c) == s])
-    assert screen(Rules()).run({}, {}).canary == GPU_CANARIES[1]
+    assert screen(Rules()).run({}).canary == GPU_CANARIES[1]
 
 
 FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}

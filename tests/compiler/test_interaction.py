@@ -93,5 +93,5 @@ def test_equal_seeds_compile_the_same_sets_and_progress_only_counts_what_is_done
     assert runs[0] == runs[1]
     seen: list[int] = []
     no_ops = {n: domains[n] for n in names(10)[3:]}
-    found = InteractionSearch(machine.program, no_ops, {}).run({}, seen.append)
-    assert seen == list(range(1, found.rows + 1))
+    InteractionSearch(machine.programs, no_ops, {}, forced=FlagSet()).run({}, seen.append)
+    assert seen == list(range(1, len(seen) + 1))

@@ -29,6 +29,5 @@ def test_a_set_is_compiled_with_its_options_and_no_option_is_called_dead(tmp_pat
         wrong = screener.result(FlagSet({"option.rounds": '"many"'}))
         assert wrong.program is None
         assert screener.result(FlagSet({"option.rounds": "1", FLAG: "true"})).program is not None
-        report = screener.run({"option.kind": ["b"], FLAG: ["true"]}, {"few": FEW})
+        report = screener.run({"option.kind": ["b"], FLAG: ["true"]})
     assert {s.name: s.effect for s in report.settings}["option.kind"] is Effect.MEASURE
-    assert report.sets[0].fingerprint == few

@@ -20,7 +20,6 @@ from autotune.machine.host import available_memory_bytes
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
 from autotune.settings.catalog import load_catalog
-from tests.compiler.rules import BUFFER, COMBINE, SLOP, Rules, screen
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -139,13 +138,6 @@ def test_limits_follow_from_the_first(machine: Machine) -> None:
     assert machine.limits == [CompileLimits(900.0), CompileLimits(1280.0, 320.0)]
 
 
-def test_named_sets_go_first_then_single_settings() -> None:
-    named = {"one": FlagSet({SLOP: "1"}), "two": FlagSet({SLOP: "1", BUFFER: "1"})}
-    order = screen(Rules()).wanted({COMBINE: ["1"], BUFFER: ["1", "2"], SLOP: ["1"]}, named)
-    assert order[:2] == [*named.values()]
-    assert [next(iter(s)) for s in order[2:]] == [COMBINE, BUFFER, BUFFER, SLOP]
-
-
 @pytest.mark.parametrize(("files", "left"), CASES["memory_limits"])
 def test_a_container_has_no_more_memory_than_its_limit_leaves(tmp_path: Path, files: dict[str, str], left: Any) -> None:
     for name, text in files.items():
@@ -160,7 +152,7 @@ def test_a_container_has_no_more_memory_than_its_limit_leaves(tmp_path: Path, fi
 def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: Any) -> None:
     def report(processors: int) -> tuple[Any, set[int]]:
         with Compiler(toy_job(), processors=lambda: processors) as opened:
-            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(CASES["compiled_at_once"], {})
+            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(CASES["compiled_at_once"])
             return found, set(opened.workers)
 
     (alone, one), (beside, several) = report(1), report(max(2, len(os.sched_getaffinity(0))))

@@ -20,7 +20,7 @@ from autotune.measure.context import ReferenceFailed
 from autotune.measure.memory import (
     LIMIT_PHASE,
     MemoryShare,
-    compiled_over_limit,
+    compiled_failure,
     limit_bytes,
     over_limit,
     refuse_over_limit,
@@ -207,7 +207,7 @@ def test_a_set_may_need_what_one_process_gets_alone_or_the_study_allows(case: di
 
 
 def test_compiled_peaks_are_known_before_the_first_trial() -> None:
-    values = [{"value": "1", "is_active": True, "peak_bytes": 3 << 30}, {"value": "2", "is_active": False}]
+    values = [{"value": "1", "peak_bytes": 3 << 30}, {"value": "2"}]
     screened = SimpleNamespace(
         reference=SimpleNamespace(peak_bytes=2 << 30),
         settings=[SimpleNamespace(name="xla_a", values=[ValueReport.model_validate(v) for v in values])],
@@ -290,10 +290,14 @@ def test_what_does_not_fit_beside_another_is_tried_alone_and_what_is_over_the_li
 
 def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
     memory = SimpleNamespace(peak_bytes=3 << 30)
-    screen = SimpleNamespace(result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)))
-    assert compiled_over_limit(limited("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
-    failure = there(compiled_over_limit(limited("2GiB"), screen, HUNGRY))  # type: ignore[arg-type]
+    screen = SimpleNamespace(
+        result=lambda settings: SimpleNamespace(program=SimpleNamespace(memory=memory)),
+        limit_bytes=lambda settings: None,
+        baseline=FlagSet(),
+    )
+    assert compiled_failure(limited("3GiB"), screen, HUNGRY) is None  # type: ignore[arg-type]
+    failure = there(compiled_failure(limited("2GiB"), screen, HUNGRY))  # type: ignore[arg-type]
     assert (failure.kind, failure.phase) == (FailureKind.OUT_OF_MEMORY, LIMIT_PHASE)
     assert "3 GiB (by its compiled program, never launched)" in failure.message
     unknown = SimpleNamespace(result=lambda settings: SimpleNamespace(program=None))
-    assert compiled_over_limit(limited("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
+    assert compiled_failure(limited("2GiB"), unknown, HUNGRY) is None  # type: ignore[arg-type]
