@@ -51,6 +51,7 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
     memory = [{"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats if s]
     ran = ran_on(places) if is_on_gpus() else {}
     return {
+        **ran,
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
         "device_count": jax.device_count(),
@@ -59,8 +60,6 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
         **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
         "versions": {**versions, **ran.get("versions", {})},
         "gpus": ran.get("gpus") or None,
-        "infiniband_ports": ran.get("infiniband_ports"),
-        "cloud_networks": ran.get("cloud_networks"),
     }
 
 

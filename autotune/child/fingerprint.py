@@ -1,7 +1,7 @@
 """Fingerprint of a compiled program (equal for equal ones in every process, whatever their options), and its counts.
 
 Hashed are the optimized HLO text without source locations, and the serialized executable with buffers, thunks and
-machine code, whose protobuf wire format is walked without a schema: its compile options, the numbers of modules in
+machine code, whose protobuf messages are walked without a schema: its compile options, the numbers of modules in
 their process and the order of fields are left out.
 """
 
@@ -14,7 +14,6 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ KEPT = "kept-"
 KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
 """Flag by which a study keeps kernels; no part of a program."""
 
+_BYTES, _GROUP = 2, 3  # wire types of protobuf
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
 _MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
 
@@ -73,14 +73,15 @@ def module_name(hlo: str) -> str:
 def fingerprint(compiled: Any) -> str:
     """Sixteen hexadecimal digits that identify the program of a compiled JAX function.
 
-    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does): thunks and buffers are then
-    invisible, and XLA_FLAGS counts instead, so that two sets of flags never appear equal by mistake.
+    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does), or protobuf is not installed:
+    thunks and buffers are then invisible, and XLA_FLAGS counts instead, so that two sets of flags never appear equal by
+    mistake.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
     try:
         parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
-    except (AttributeError, RuntimeError, ValueError):
+    except (AttributeError, ImportError, RuntimeError, ValueError):
         flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if KERNELS_FLAG not in flag]
         return "t" + hashlib.sha256(text + b"\0" + " ".join(flags).encode()).hexdigest()[:15]
     digests = sorted(hashlib.sha256(part).digest() for part in parts)
@@ -116,72 +117,65 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
     Raises:
         ValueError: If the bytes have another form, as from other PJRT plugins.
     """
-    header_length, start = _varint(blob, 0)
-    executables = [v for number, _, v in _fields(blob[start + header_length :]) if number == _EXECUTABLE_FIELD]
+    executables = [
+        field.data for field in _fields(_without_header(blob))
+        if (field.field_number, field.wire_type) == (_EXECUTABLE_FIELD, _BYTES)
+    ]  # fmt: skip
     parts = [
-        b"%d:" % number + _without_module_number(value, module.encode(), depth=0)
+        b"%d:" % field.field_number + _without_module_number(field.data, module.encode(), depth=0)
         for executable in executables
-        for number, _, value in _fields(executable)
-        if number != _MODULE_WITH_OPTIONS_FIELD
+        for field in _fields(executable)
+        if field.field_number != _MODULE_WITH_OPTIONS_FIELD
     ]
     if not parts:
         raise ValueError("a serialized executable must hold code besides its module but this one does not")
     return parts
 
 
-def _without_module_number(data: bytes, module: bytes, *, depth: int) -> bytes:
+def _without_module_number(data: bytes | int, module: bytes, *, depth: int) -> bytes:
     """Removes the module's number in this process from all thunks of a message.
 
     A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are dropped because they depend on the
     number. Plain bytes that parse as a message are changed, but equally for equal bytes.
     """
+    if isinstance(data, int):
+        return b"%d" % data
     if module not in data or depth > 64:
         return data
     try:
-        fields = list(_fields(data))
+        fields = _fields(data)
     except ValueError:
         return data
-    is_record = any(number == 2 and value == module for number, _, value in fields)
+    is_record = any(field.field_number == 2 and field.data == module for field in fields)
     return b"".join(
-        b"%d.%d{" % (number, kind) + _without_module_number(value, module, depth=depth + 1) + b"}"
-        for number, kind, value in fields
-        if not (is_record and (number, kind) == (3, 0))
+        b"%d.%d{" % (field.field_number, field.wire_type)
+        + _without_module_number(field.data, module, depth=depth + 1)
+        + b"}"
+        for field in fields
+        if not (is_record and (field.field_number, field.wire_type) == (3, 0))
     )
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Parses a base-128 number at an offset; returns it and the offset after it."""
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError(f"byte {at} must belong to a varint of a serialized executable")
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+def _without_header(blob: bytes) -> bytes:
+    """Removes JAX's header, before which its length stands as a base-128 number."""
+    length = 0
+    for at, byte in enumerate(blob[:10]):
+        length |= (byte & 0x7F) << (7 * at)
         if byte < 0x80:
-            return value, at
+            return blob[at + 1 + length :]
+    raise ValueError("a serialized executable must begin with the length of a header")
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yields number, wire type and raw value of each field of a protobuf message, in wire order.
+def _fields(message: bytes) -> list[Any]:
+    """Returns the fields of a protobuf message, without a schema; ValueError if the bytes are none."""
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
 
-    Source: protobuf.dev/programming-guides/encoding (tag = number << 3 | wire type).
-    """
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, wire_type = tag >> 3, tag & 7
-        begin = at
-        if wire_type == 0:
-            _, at = _varint(message, at)
-        elif wire_type in (1, 5):
-            at += 8 if wire_type == 1 else 4
-        elif wire_type == 2:
-            length, begin = _varint(message, at)
-            at = begin + length
-        else:
-            raise ValueError(f"field {number} must have a known wire type but has {wire_type}")
-        if number == 0 or at > len(message):
-            raise ValueError(f"field {number} must end within its message of {len(message)} bytes")
-        yield number, wire_type, message[begin:at]
+    try:
+        fields = list(UnknownFieldSet(Empty.FromString(message)))
+    except DecodeError as error:
+        raise ValueError("a serialized executable must be a protobuf message") from error
+    if any(field.wire_type == _GROUP for field in fields):
+        raise ValueError("a serialized executable must have no groups of fields")
+    return fields

@@ -233,7 +233,6 @@ def run(log: BoundedLog, command: list[str], received: bytes = b"") -> dict[str,
         with contextlib.suppress(ChildProcessError):
             done, code = os.waitpid(pid, os.WNOHANG)
             status = code if done else None
-        _reap_strangers(pid)
 
     def wait() -> None:
         _drain(out_read, log)
@@ -290,19 +289,6 @@ def write_all(data: bytes) -> None:
     with contextlib.suppress(OSError):  # the end of stdin shows that the driver is gone
         while data:
             data = data[os.write(1, data) :]
-
-
-def _reap_strangers(own: int) -> None:
-    """Reaps dead orphans that were re-parented to the guard, but not the command itself."""
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return
-        if found is None or found.si_pid == own:
-            return
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(found.si_pid, os.WNOHANG)
 
 
 def _drain(descriptor: int, log: BoundedLog) -> None:

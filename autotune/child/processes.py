@@ -52,9 +52,8 @@ def _python_of(pid: int, folder: str) -> str | None:
     """The running interpreter, by its path in the environment of the packages if it is there."""
     with contextlib.suppress(OSError):
         file = (_PROC / str(pid) / "exe").readlink()
-        parents = Path(folder).parents
-        beside = sorted((parents[2] / "bin").glob("python*")) if len(parents) > 2 else []
-        return str(next((p for p in beside if p.exists() and p.samefile(file)), file))
+        beside = Path(os.path.normpath(f"{folder}/../../../bin/python"))
+        return str(beside if beside.exists() and beside.samefile(file) else file)
     return None
 
 

@@ -27,7 +27,7 @@ from autotune.child.channel import Channel
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
 from autotune.child.guard import CANNOT_START, end_descendants, pause_descendants, resume_descendants, write_all
-from autotune.child.output import Follow, Lines, read_piece, start_program
+from autotune.child.output import PIECE, Follow, Lines, start_program
 from autotune.child.processes import names_of, open_for_writing, xla_processes
 from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain
 
@@ -63,9 +63,7 @@ class ProgramRun:
         self.file = Follow(Path(job["cwd"]) / path) if path else None
         for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
             signal.signal(number, lambda *_: None)
-        self.program, self.output = start_program(
-            job["command"], job["cwd"], terminal=bool(job["rules"].get("terminal"))
-        )
+        self.program, self.output = start_program(job["command"], job["cwd"])
 
     def run(self) -> int:
         """Runs the program to its end or until ``stop``; returns the exit status."""
@@ -87,7 +85,7 @@ class ProgramRun:
 
     def take_output(self) -> bool:
         """Handles a piece of the output; False at its end."""
-        data = read_piece(self.output)
+        data = os.read(self.output, PIECE)
         write_all(data)
         self.take(self._lines.feed(data or b"\n"), of="output")
         return bool(data)
@@ -107,7 +105,7 @@ class ProgramRun:
 
     def _passes_on(self, wait_s: float) -> bool:
         """Passes a piece of output on; False if none came within `wait_s` seconds, or none will."""
-        data = read_piece(self.output) if select.select([self.output], [], [], wait_s)[0] else b""
+        data = os.read(self.output, PIECE) if select.select([self.output], [], [], wait_s)[0] else b""
         write_all(data)
         return bool(data)
 
@@ -158,8 +156,6 @@ class Session(ProgramRun):
             return self.no_result(
                 f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
             )
-        except ValueError as error:  # of a malformed file
-            return self.no_result(f"{self.job['rules'].get('file')}: {error}")
 
     def take_orders(self) -> bool:
         """Receives at least one order; ends the program on ``stop``."""
@@ -229,7 +225,7 @@ class Session(ProgramRun):
                 self.channel.enter("warm-up")
             self._times.append(step.step_s)
             self._step_line = self._line_count
-            self._numbers.append(self._reader.counter(line))
+            self._numbers.append(step.number)
             self._arrived_s.append(now_s)
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))

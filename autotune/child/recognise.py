@@ -38,7 +38,7 @@ _WHOLE = r"(?:it|iter|iteration|step|batch|update)"
 _TIME_OF_STEP = rf"{_UNIT}\s?(?:/|per)\s?{_WHOLE}\b"
 _STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
 _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
-_STEP = r"(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
+_STEP = r"(?<!s/)(?<!sec/)(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
 _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))"
 
@@ -73,9 +73,7 @@ _NEWEST = frozenset(_KNOWN["words"]["newest"])
 _BEHIND_STEPS = _OF_TIME.union(_KNOWN["words"]["behind_steps"])
 _LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
 _ANY_LOSS = _TOTALS.union(_KNOWN["words"]["behind_losses"])
-_OTHERS, _ACTIVITIES, _PARTS = (
-    re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "activities", "parts")
-)
+_OTHERS, _PARTS = (re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts"))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
@@ -87,7 +85,7 @@ _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
 _EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?|dev|held[-_ ]?out|hold[-_ ]?out)(?![a-z]))"
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
-_EVALUATION, _OF_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})", rf"{_EVALUATES}{_METRIC}"
+_EVALUATION = rf"{_EVALUATES}(?!{_METRIC})"
 _TRAINS = r"\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
     r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
@@ -116,10 +114,16 @@ class _Mention:
         return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.label).lower())
 
     @property
+    def name(self) -> str:
+        """The last words before it that belong to the name of a number."""
+        words = list(itertools.takewhile(_says_something, reversed(self.label.split())))
+        return " ".join(reversed(words))
+
+    @property
     def rank(self) -> int | None:
         """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
         words, said = self.words, set(self.words)
-        is_part = any(_OTHERS.fullmatch(word) or _ACTIVITIES.fullmatch(word) for word in words)
+        is_part = any(map(_OTHERS.fullmatch, words))
         if self.unit and "/" in self.unit.replace("per", "/"):
             return None if is_part else MEAN if said & _MEANS else 0
         is_other = re.search(_OTHER_RATE, self.label.lower()) or said & _MANY
@@ -168,13 +172,14 @@ class _Mention:
         kind = "s" if re.fullmatch(_UNIT, self.unit) else re.sub(r"\s", "", self.unit)
         return self.label, tuple(self.between.split()), kind
 
-    def pattern(self, number: str, longer: Collection[str] = ()) -> str:
-        """Returns the pattern that reads it; names that end with its name are kept out."""
+    def pattern(self, number: str, names: Collection[str] = ()) -> str:
+        """Returns the pattern that reads it; those of the names that end with its name are kept out."""
         marks = [*map(re.escape, self.between.split()), number]
         if not self.label:
             return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
         words = " +".join(map(re.escape, self.label.split()))
-        guard = "".join(rf"(?<!{re.escape(name.removesuffix(self.label))})" for name in sorted(longer))
+        heads = [name.removesuffix(self.label) for name in sorted(names) if name.endswith(self.label)]
+        guard = "".join(rf"(?<!{re.escape(head)})" for head in heads if head)
         return rf"{guard}(?<![A-Za-z_]){words}\s*" + r"\s*".join(marks)
 
 
@@ -227,12 +232,24 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
         at: Time of each line, seconds on any clock; a saved log has none.
     """
     cut = ["" if _is_binary(line) else normal(line) for line in lines]
-    found = [fit for rank, rules in _candidates(cut) if rules and (fit := _fit_of(rules, cut, at, rank)) is not None]
+    trained = ["" if re.search(_EVALUATION, line) else line for line in cut]
+    found = _fits(trained, at, skip="" if trained == cut else _EVALUATION) or _fits(cut, at, skip="")
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
         known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
         found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
     most = max((fit.steps for fit in found), default=0)
     return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
+
+
+def _fits(lines: Sequence[str], at: Sequence[float] | None, *, skip: str) -> list[Recognised]:
+    """Returns all rules that fit lines; `skip` is the expression of lines that are left out already."""
+    fits = []
+    for rank, rules in _candidates(lines):
+        narrowed = _narrowed(rules, lines, skip)
+        fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
+        if fit is not None:
+            fits.append(fit)
+    return fits
 
 
 def _is_binary(line: str) -> bool:
@@ -250,28 +267,28 @@ def normal(line: str) -> str:
 
 def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields rules with the rank of the name that they read, -1 for programs that are known."""
-    trained = [line for line in lines if not re.search(_EVALUATION, line)]
-    shapes = _shapes_of(trained) or _shapes_of(lines)
+    shapes = _shapes_of(lines)
     names = {mention.label for mention in shapes}
     lost = _loss_of(shapes)
-    loss = {"loss": lost.pattern(_LOSS_NUMBER, _longer(lost.label, names))} if lost is not None else {}
+    loss = {"loss": lost.pattern(_LOSS_NUMBER, names)} if lost is not None else {}
     for name, preset in PRESETS.items():
         own = {} if _read_by(preset["loss"], lines) else loss
-        yield -(name != "absl"), _narrowed({"preset": name, **own}, lines)
+        yield -(name != "absl"), {"preset": name, **own}
     yield from _json_rules(lines)
-    for mention in () if _are_parts(trained) else shapes:
+    for mention in () if _are_parts(lines) else shapes:
         if (rank := mention.rank) is not None:
-            pattern = mention.pattern(_group_of(mention), _longer(mention.label, names))
-            if 0 < rank < MEAN and len(_read_by(_RANGE, trained)) >= FEWEST_STEPS:
+            pattern = mention.pattern(_group_of(mention), names)
+            if 0 < rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
-            yield rank, _narrowed({"pattern": pattern, **loss}, lines)
-    for window in _WINDOWS:
-        yield 0, _narrowed({"pattern": window, **loss}, lines)
-    yield 0, _narrowed({"pattern": _BY_COUNTER, **loss}, lines)
-    if lost is not None and lost.words[-1] == _LOSSES[0]:
+            yield rank, {"pattern": pattern, **loss}
+    for pattern in (*_WINDOWS, _BY_COUNTER):
+        yield 0, {"pattern": pattern, **loss}
+    lost_lines = _read_by(loss["loss"], lines) if lost is not None and lost.words[-1] == _LOSSES[0] else []
+    if 2 * len(_read_by(_BY_COUNTER, lines)) < len(lost_lines):  # they do not name their step
         any_loss = loss["loss"].replace("?P<loss>", "?:")
         counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
-        yield from ((0, _narrowed({"pattern": pattern, **loss}, lines)) for pattern in (counted, any_loss))
+        for pattern in (counted, any_loss):
+            yield 0, {"pattern": pattern, **loss}
 
 
 def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
@@ -281,25 +298,21 @@ def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
 
 def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
     """Returns one of each number that at least `FEWEST_STEPS` lines have."""
-    rows = [list(mentions_of(line)) for line in lines]
-    names = _unchanging(rows) if _are_counted(lines) else {}
-    mentions = [replace(mention, label=names.get(mention.label, mention.label)) for row in rows for mention in row]
+    mentions = _unchanging([list(mentions_of(line)) for line in lines])
     counts = collections.Counter(mention.shape for mention in mentions)
     found = {mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS}
     return [found[shape] for shape, _ in counts.most_common() if shape in found]
 
 
-def _unchanging(rows: Sequence[Sequence[_Mention]]) -> dict[str, str]:
-    """Returns the names without the words in front of them that differ from line to line, as that of a phase does."""
-    uses = collections.defaultdict[str, list[tuple[str, int]]](list)
-    for line, row in enumerate(rows):
-        for mention in row:
-            words = itertools.takewhile(_says_something, reversed(mention.label.split()))
-            uses[" ".join(reversed(list(words)))].append((mention.label, line))
-    return {
-        label: name for name, labels in uses.items() for label, _ in labels
-        if name and len(set(labels)) == len({line for _, line in labels})
-    }  # fmt: skip
+def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
+    """Returns mentions by their names alone, without words in front that change from line to line, as those of a phase.
+
+    A name that several numbers of a line have keeps the words in front of it.
+    """
+    counts = [collections.Counter(mention.name for mention in row) for row in rows]
+    ambiguous = {name for count in counts for name in count if not name or count[name] > 1}
+    mentions = [mention for row in rows for mention in row]
+    return [m if m.name in ambiguous else replace(m, label=m.name) for m in mentions]
 
 
 def _says_something(word: str) -> bool:
@@ -309,23 +322,12 @@ def _says_something(word: str) -> bool:
     return bool(is_known) or any(re.fullmatch(f"{_OTHERS.pattern}|{_PARTS.pattern}", one) for one in said)
 
 
-def _are_counted(lines: Sequence[str]) -> bool:
-    """Whether each line that names a step names another one."""
-    counters = [counter for line in lines if (counter := _counter_of(line)) is not None]
-    return len(counters) >= FEWEST_STEPS and len(set(counters)) == len(counters)
-
-
 def _are_parts(lines: Sequence[str]) -> bool:
     """Whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
-    counted = [(counter, line) for line in lines if (counter := _counter_of(line)) is not None]
+    counted = [(counter, line) for line in lines if (counter := step_of(line)) is not None]
     pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
     parts = sum(_PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs)
     return _repeats(lines) and 2 * parts >= len(counted) - 1
-
-
-def _longer(label: str, names: Collection[str]) -> set[str]:
-    """Returns the names that end with a name."""
-    return {name for name in names if label and name != label and name.endswith(label)}
 
 
 def _group_of(mention: _Mention) -> str:
@@ -353,20 +355,17 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
 
 
-def _narrowed(rules: dict[str, Any], lines: Sequence[str]) -> dict[str, Any]:
-    """Returns rules that leave out lines of an evaluation and of all ranks but the first; none if they read too few."""
-    preset = PRESETS.get(rules.get("preset", ""), {})
-    pattern, loss = rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss", "")
-    read = _read_by(pattern, lines)
-    if len(read) < FEWEST_STEPS:
-        return {}
-    if only := _condition(read, loss):
-        rules = {"pattern": f"^{only}.*?(?:{pattern})"}
-    elif not preset and "(?P<step>" not in pattern and _repeats(read):
-        rules = {"pattern": f"^(?=.*?{_BY_COUNTER}).*?(?:{pattern})"}
-    if loss and (only := _condition(_read_by(loss, lines))):
-        loss = f"^{only}.*?(?:{loss})"
-    return rules if ("preset" in rules and loss == preset["loss"]) or not loss else {**rules, "loss": loss}
+def _narrowed(rules: dict[str, Any], lines: Sequence[str], skip: str) -> dict[str, Any]:
+    """Returns rules that skip lines that are not of training; none if they read too few."""
+    if "json_key" not in rules:
+        read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
+        if len(read) < FEWEST_STEPS:
+            return {}
+        trained = _read_by(f"^{_TRAINS}", read)
+        if FEWEST_STEPS <= len(trained) < len(read):
+            others = f"^(?!{_TRAINS})"
+            skip = f"{skip}|{others}" if skip else others
+    return {**rules, "skip": skip} if skip else rules
 
 
 def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
@@ -374,65 +373,22 @@ def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
     return [line for line in lines if compiled.search(line)]
 
 
-def _condition(lines: Sequence[str], loss: str = "") -> str:
-    """Returns the condition for lines of training, by one rank, and of no other loss than that of an expression."""
-    condition = ""
-    for other in (_EVALUATION, _OF_EVALUATION)[: 1 + bool(loss)]:
-        left_out = _read_by(other, lines)
-        is_training = other == _OF_EVALUATION and _read_by(loss, left_out)
-        if left_out and not is_training and len(lines) - len(left_out) >= FEWEST_STEPS:
-            condition += f"(?!.*{other})"
-            lines = [line for line in lines if line not in left_out]
-    trained = _read_by(f"^{_TRAINS}", lines)
-    if FEWEST_STEPS <= len(trained) < len(lines):
-        return f"{condition}(?={_TRAINS})" + _of_first_rank(trained)
-    return condition + _of_first_rank(lines)
-
-
-def _of_first_rank(lines: Sequence[str]) -> str:
-    """Returns the condition for lines of the first of several ranks that print the same steps; empty without ranks."""
-    ranks = [found for line in lines if (found := _RANK.search(line)) is not None]
-    counts = collections.Counter(found[0] for found in ranks)
-    changes = sum(a[0] != b[0] for a, b in itertools.pairwise(ranks))  # epochs do not alternate
-    if not ranks or len(ranks) < len(lines) or 2 * changes < len(lines) or min(counts.values()) < FEWEST_STEPS:
-        return ""
-    first = re.escape(min(counts))
-    return f"(?={first})" if ranks[0].start() == 0 else rf"(?=.*{first}(?!\d))"
-
-
 def _repeats(lines: Sequence[str]) -> bool:
     """Whether most lines have the counter of the line before, as those of ranks without a label."""
-    counters = [counter for line in lines if (counter := _counter_of(line)) is not None]
+    counters = [counter for line in lines if (counter := step_of(line)) is not None]
     same = sum(a == b for a, b in itertools.pairwise(counters))
     return len(set(counters)) >= FEWEST_STEPS and 2 * same >= len(lines) - 1
 
 
-def _counter_of(line: str) -> int | None:
-    """Returns the number of the step that a line names, or that stands in brackets."""
-    named, found = step_of(line), re.search(r"\[(\d+)", line)
-    return int(found[1]) if named is None and found is not None else named
-
-
 def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields rules for keys of JSON lines; patterns where an evaluation or other ranks print the same keys."""
-    rows = [(line, numbers_of(line)) for line in lines]
-    keys = collections.Counter(key for _, row in rows for key in row)
+    """Yields rules for keys of JSON lines."""
+    keys = collections.Counter(key for line in lines for key in numbers_of(line))
     mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
-    loss = lost.label if (lost := _loss_of(mentions)) is not None else None
+    loss = _loss_of(mentions)
     kinds = [(mention.rank, mention.label, mention.group) for mention in mentions if mention.rank is not None]
     kinds += [(0, key, "step") for key in keys if re.fullmatch(_COUNTER_KEY, key)]
     for rank, key, unit in kinds:
-        only = _condition([line for line, row in rows if key in row])
-        if not only:
-            yield rank, {"json_key": key, "unit": unit, **({"loss": loss} if loss else {})}
-            continue
-        more = {"loss": f"^{only}{_in_json(loss, 'loss')}"} if loss else {}
-        yield rank, {"pattern": f"^{only}{_in_json(key, unit)}", **more}
-
-
-def _in_json(key: str, group: str) -> str:
-    """Returns the expression of a number in the text of a JSON line."""
-    return rf'.*?"{re.escape(key.rpartition(".")[2])}":\s*(?P<{group}>{_NUMBER})'
+        yield rank, {"json_key": key, "unit": unit, **({"loss": loss.label} if loss is not None else {})}
 
 
 def _fit_of(
@@ -444,7 +400,7 @@ def _fit_of(
     read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
     found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
     times = [step_s for _, _, step_s in found]
-    came = [(now_s, _counter_of(line)) for line, now_s, _ in found]
+    came = [(now_s, step_of(line)) for line, now_s, _ in found]
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
@@ -463,10 +419,10 @@ def _fit_of(
 
 def _left_out(lines: Sequence[str], read: Collection[str]) -> list[str]:
     """Returns the lines that begin as those that were read, but name steps of which none was."""
-    steps = {_counter_of(line) for line in read}
+    steps = {step_of(line) for line in read}
     starts = {tuple(_FIRST_WORD.findall(line)) for line in read}
     others = [line for line in lines if tuple(_FIRST_WORD.findall(line)) in starts]
-    return [line for line in others if None not in steps and _counter_of(line) not in {None, *steps}]
+    return [line for line in others if None not in steps and step_of(line) not in {None, *steps}]
 
 
 def only_grow(values: Sequence[float]) -> bool:
@@ -479,14 +435,13 @@ def only_grow(values: Sequence[float]) -> bool:
 
 def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
     """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
-    known, few = fit.name_rank < 0, 4 * fit.steps < most
-    if fit.by_clock and not known:
+    is_few = 4 * fit.steps < most
+    vague = 0
+    if fit.by_clock and fit.name_rank >= 0:
         vague = 1 if fit.step_s is not None else 3
-    else:
-        vague = 2 if fit.name_rank >= MEAN or (fit.name_rank > 1 and not fit.is_within(ALIKE)) else 0
-    return (
-        fit.doubtful and is_live, not known or few, vague, few, fit.name_rank, -((fit.steps + fit.by_clock) // 4),
-    )  # fmt: skip
+    elif fit.name_rank >= MEAN:
+        vague = 2
+    return fit.doubtful and is_live, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:

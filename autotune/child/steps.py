@@ -10,7 +10,7 @@ import signal
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ AT_ONCE = 0.25
 
 _COUNTERS = tuple(
     re.compile(
-        rf"\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
+        rf"(?<!s/)(?<!sec/)\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
         r"[^\w\n]{0,4}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
         re.I,
     )
@@ -138,6 +138,8 @@ class Step:
 
     step_s: float | None
     loss: float | None
+    number: int | None = field(default=None, compare=False, repr=False)
+    """The number of the step that the line names; None if it names none."""
 
 
 class StepReader:
@@ -156,6 +158,7 @@ class StepReader:
         self._loss_key = rules.get("loss") if self._key else None
         self._pattern: re.Pattern[str] | None = None
         self._loss: re.Pattern[str] | None = None
+        self._skip = _compiled("skip", rules["skip"]) if rules.get("skip") else None
         if self._key is None:
             self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
         self.needs_tokens: bool = self._unit == "tokens_per_s"
@@ -185,15 +188,22 @@ class StepReader:
 
     def read(self, line: str, now_s: float) -> Step | None:
         """Reads a line of some time on any clock; None if it holds neither duration nor loss."""
-        said = self._said(plain(line))
-        lost, step = number(said.get("loss")), number(said.get("step"))
-        step = step if step is not None and math.isfinite(step) else None
-        if self._unit not in said or (self._key and self.uses_clock and step is None):
-            return Step(None, lost) if lost is not None else None
+        line = plain(line)
+        if self._skip is not None and self._skip.search(line):
+            return None
+        said = self._said(line)
+        loss = number(said.get("loss"))
+        if self._unit not in said:
+            return Step(None, loss) if loss is not None else None
+        number_of_step = _whole(said.get("step"))
+        if number_of_step is None:
+            number_of_step = step_of(line)
         if self.uses_clock:
-            return self._between(None if step is None else int(step), now_s, lost)
+            return self._between(number_of_step, now_s, loss)
         took_s = self._duration(said)
-        return None if self._is_another_rank(step, now_s, took_s) else Step(took_s, lost)
+        if self._is_another_rank(number_of_step, now_s, took_s):
+            return None
+        return Step(took_s, loss, number_of_step)
 
     def _said(self, line: str) -> dict[str, str | None]:
         """What a line says, by the names of groups; without a duration or counter if it is no step's."""
@@ -203,17 +213,12 @@ class StepReader:
             return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
         line = line[:LONGEST_LINE]
         self._decimal = self._decimal or has_decimal_commas(line) or None
-        found = search(self._pattern, line, decimal=self._decimal)
-        of_loss = search(self._loss, line, decimal=self._decimal) if self._loss is not None else None
-        said = {"step": None, **found.groupdict()} if found is not None else {}
-        return said if self._loss is None else {**said, "loss": of_loss and of_loss["loss"]}
-
-    def counter(self, line: str) -> int | None:
-        """Reads the number of the step that a line names, by a group ``step`` of the pattern or the word before it."""
-        line = plain(line)
-        found = search(self._pattern, line) if self._pattern is not None else None
-        value = number(found.groupdict().get("step")) if found is not None else None
-        return int(value) if value is not None and math.isfinite(value) else step_of(line)
+        match = search(self._pattern, line, decimal=self._decimal)
+        texts = {"step": None, **match.groupdict()} if match is not None else {}
+        if self._loss is not None:
+            match = search(self._loss, line, decimal=self._decimal)
+            texts["loss"] = match["loss"] if match is not None else None
+        return texts
 
     def _duration(self, said: Mapping[str, str | None]) -> float | None:
         """Seconds of a step from a printed duration, in its own unit or that of its group."""
@@ -235,21 +240,25 @@ class StepReader:
         earlier, self._window_end = self._window_end, last[0]
         return max(1, last[0] - first + (first != earlier))
 
-    def _is_another_rank(self, step: float | None, now_s: float, took_s: float | None) -> bool:
+    def _is_another_rank(self, step: int | None, now_s: float, took_s: float | None) -> bool:
         """Whether a line has the counter of the line that came at the same time."""
         if step is None or took_s is None:
             return False
-        earlier, self._last = self._last, (now_s, int(step))
+        earlier, self._last = self._last, (now_s, step)
         return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
 
-    def _between(self, step: int | None, now_s: float, lost: float | None) -> Step | None:
+    def _between(self, step: int | None, now_s: float, loss: float | None) -> Step | None:
         """A step by the clock: the time since the previous line over the number of steps."""
-        earlier, self._last = self._last, (now_s, step if step is not None else (self._last or (0, 0))[1] + 1)
-        if earlier is None or self._last[1] == earlier[1]:
-            self._last = earlier or self._last  # a repeated counter
-            return Step(None, lost) if lost is not None else None
-        count = self._last[1] - earlier[1]
-        return Step((now_s - earlier[0]) / count if count > 0 else None, lost)
+        earlier_s, earlier_step = self._last or (now_s, 0)
+        is_first = self._last is None
+        counted = step if step is not None else earlier_step + 1
+        if counted == earlier_step and not is_first:
+            return Step(None, loss) if loss is not None else None
+        self._last = (now_s, counted)
+        if is_first:
+            return Step(None, loss) if loss is not None else None
+        count = counted - earlier_step
+        return Step((now_s - earlier_s) / count if count > 0 else None, loss, step)
 
     def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
         """Converts a reading to seconds a step; None if it cannot be a duration."""
@@ -295,8 +304,13 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
 def step_of(line: str) -> int | None:
     """Reads the number of the step that a line names; None if it names none."""
     found = next(filter(None, (counter.search(line) for counter in _COUNTERS)), None)
-    value = number(found[1]) if found is not None else None
-    return int(value) if value is not None else None
+    return _whole(found[1]) if found is not None else None
+
+
+def _whole(text: str | None) -> int | None:
+    """Parses the number of a step; None if it is none."""
+    value = number(text)
+    return int(value) if value is not None and math.isfinite(value) else None
 
 
 def numbers_of(line: str) -> dict[str, float]:

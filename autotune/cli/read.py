@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 200
 LIMIT_S = 60.0
 """Longest time for a command."""
 
-_SILENT = "it printed nothing, neither into a pipe nor on a terminal; let it print each step, as docs/tune.md says"
+_SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.md says"
 
 
 def read(
@@ -48,7 +48,7 @@ def read(
     from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
-    rules = rules_of(preset, pattern, json_key, unit, None, loss) or {}
+    rules = rules_of(preset, pattern, json_key, unit, None, loss)
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
@@ -85,7 +85,7 @@ def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     from autotune.programs.look import ProbeRequest, default_platform, run_request
 
     request = ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules or None, limit_s=LIMIT_S
+        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules, limit_s=LIMIT_S
     )  # fmt: skip
     probe, _ = run_request(request, tell=lambda text: None)
     if not probe.lines:
@@ -130,7 +130,7 @@ def _summary(found: Mapping[str, Any], by: Recognised | None) -> list[str]:
         said.append("the time between lines counts, which this log does not have; a command shows it")
     if doubt := doubt_of(by):
         said.append(doubt)
-    rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
+    rules = dict(found["rules"])
     tokens = rules.pop("tokens_per_step", None)
     said += ["", "[workload.read]", *(f"{key} = {to_toml(value)}" for key, value in rules.items())]
     return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]

@@ -136,15 +136,11 @@ def exec_(
 ) -> None:
     """Runs a command under a winner and your XLA_FLAGS. For instance: autotune exec FILE -- python train.py.
 
-    Once the program has loaded XLA, a line on standard error says whether the settings arrived in it.
-
     If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
     train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
-    from autotune.model.flags import FlagSet, kind_of
-    from autotune.programs.arrival import watch_arrival
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
@@ -167,14 +163,10 @@ def exec_(
     merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
     for line in (*(f"not proven here, forced: {d}" for d in differences), *(f"gives {x}" for x in lines)):
         note(line)
-    variables = FlagSet({n: v for n, v in winner.settings.items() if kind_of(n) != "option"})
-    call_off = watch_arrival(variables, command, Path.cwd()) if variables else lambda: None
     try:
         os.execvpe(command[0], command, merged)
     except OSError as why:
         raise AutotuneError(f"the command must be one that can be started but {command[0]}: {why.strerror}") from why
-    finally:  # where no other program has taken this one's place
-        call_off()
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:

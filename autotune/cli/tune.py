@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -13,14 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, print_lines
+from autotune.cli.printing import print_lines
 from autotune.cli.run import larger_budget, run_and_print
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
     from autotune.programs.draft import Plan
     from autotune.programs.look import ProbeRequest, ProbeResult
-    from autotune.programs.probe import Probe
     from autotune.rundir.store import Store
 
 SEVERAL = 1.5
@@ -103,14 +103,13 @@ def tune(
 # ---------------------------------------------------------------------- options
 
 
-def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any] | None, limit: str) -> ProbeRequest:
+def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any], limit: str) -> ProbeRequest:
     """Makes the request to probe a program from options."""
     from autotune.model.errors import StudyFileError
-    from autotune.programs.look import ProbeRequest, default_platform, refuse_one_word
+    from autotune.programs.look import ProbeRequest, default_platform
 
     if not command:
         raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
-    refuse_one_word(command)
     return ProbeRequest(
         command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
         limit_s=options.seconds_of(limit, "--look-limit"),
@@ -119,26 +118,24 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
 
 def rules_of(
     preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
-) -> dict[str, Any] | None:
-    """Returns the keys of `[workload.read]` given by options; None without any."""
+) -> dict[str, Any]:
+    """Returns the keys of `[workload.read]` given by options; of a file alone the lines are recognised."""
     from autotune.model.sections import ReadSpec
 
     given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
     rules = {name: value for name, value in given.items() if value is not None}
-    if rules:
+    if rules.keys() - {"file"}:
         ReadSpec.refuse_bad(rules)
-    return rules or None
+    return rules
 
 
 def name_of(command: Sequence[str]) -> str:
     """Derives a name from the script or module of a command."""
     words = [Path(word).name for word in command]
-    chosen = words[0]
-    if re.fullmatch(r"python[\d.]*|bash|sh|uv|torchrun|srun|env", chosen):
-        scripts = [word for word in words[1:] if re.fullmatch(r"[\w.-]+\.(py|sh)", word)]
-        modules = [command[i + 1] for i, word in enumerate(command[:-1]) if word == "-m"]
-        chosen = next(iter([*modules[:1], *scripts]), chosen)
-    return _legal(re.sub(r"\.(py|sh)$", "", chosen)) or "program"
+    scripts = [word for word in words if re.fullmatch(r"[\w.-]+\.(py|sh)", word)]
+    modules = [after for before, after in itertools.pairwise(words) if before == "-m"]
+    names = [*modules, *scripts, words[0]]
+    return _legal(re.sub(r"\.(py|sh)$", "", names[0])) or "program"
 
 
 def study_name_of(command: Sequence[str], folder: Path) -> str:
@@ -187,7 +184,7 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 
     read = known.workload.read.rules() if known.workload.read is not None else {}
     other = platform is not None and platform != known.device.platform
-    if other or (asked.rules is not None and any(read.get(k) != v for k, v in asked.rules.items())):
+    if other or any(read.get(key) != value for key, value in asked.rules.items()):
         raise StudyFileError(
             f"a study continues as its file says but {file} says something else of "
             f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
@@ -203,15 +200,10 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
     from autotune.programs.draft import plan_of
     from autotune.programs.look import probe_program
 
-    console = make_console(stderr=True)
-    what = f"running it once, to see how it prints its steps: {shlex.join(redact_command(asked.command))}"
+    command = shlex.join(redact_command(asked.command))
+    print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
     try:
-        if console.is_terminal:
-            with console.status(what) as status:
-                found = probe_program(asked, tell=lambda text: status.update(f"{what} ({text})"))
-        else:
-            print_lines([what], stderr=True)
-            found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+        found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
@@ -221,71 +213,24 @@ def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | No
 
 def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
+    from autotune.model.spec import FEWEST_TRIALS
+    from autotune.model.texts import text_lines
     from autotune.model.units import format_about, format_seconds
     from autotune.settings.space import format_names
     from autotune.study.preflight import preview_space
 
-    preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=options.RUNS / plan.spec.name)
-    names = [p.name.removeprefix("xla_") for p in preview.space.parameters]
-    probe, steps = found.probe, found.steps
-    jaxlib = f", jaxlib {probe.jaxlib}" if probe.jaxlib else ""
-    seen = f"{len(steps.at_s)} lines of steps seen{', then it ended by itself' if probe.status is not None else ''}"
-    if steps.line_s > SEVERAL * steps.step_s:
-        seen = f"a line comes every {format_seconds(steps.line_s)}; {seen}"
-    taking_turns = "reference, candidate, reference, twice"
-    if plan.is_paused:
-        taking_turns = "the candidate starts once, and is paused while the reference runs"
-    rows = [
-        ("command", shlex.join(plan.spec.workload.shown.command or ())),
-        ("interpreter", f"{probe.python}{jaxlib}" if probe.python else "none loaded jaxlib; autotune's own is asked"),
-        ("device", f"{found.device_count or 1} x {found.device} ({found.request.platform})"),
-        ("steps", found.how),
-        ("", f"such as: {steps.example.strip()[:100]}"),
-        *([("careful", found.doubt)] if found.doubt else []),
-        *([("baseline", f"{own.settings}, which the program sets itself")] if (own := found.own).settings else []),
-        *(("careful", warning) for warning in own.warnings),
-        ("loss", f"{steps.loss:.4g}, read beside the steps: no winner may change it" if steps.loss is not None else
-                 "none is read, so no winner can be held to it: name it by --loss"),
-        *_rows_of_files(probe),
-        ("times", f"ready after {format_seconds(steps.start_s)}, a step takes {format_seconds(steps.step_s)}; {seen}"),
-        ("search", f"{len(names)} settings of {preview.build}: {format_names(names, 6)}"),
-        ("because", plan.why),
-        ("time", f"{format_about(plan.budget_s)} in all; a run takes {format_seconds(plan.run_s)}, a trial "
-                 f"{format_about(plan.trial_s)}: {taking_turns}"),
-        *([("careful", _too_short(plan))] if plan.budget_s < plan.needed_s else []),
-        ("file", f"{file}, run directory {options.RUNS / plan.spec.name}"),
-    ]  # fmt: skip
-    print_lines([f"{name:<12} {text}".rstrip() for name, text in rows])
-
-
-def _rows_of_files(probe: Probe) -> list[tuple[str, str]]:
-    """Formats what the program writes, and what becomes of it when a study starts it many times."""
-    rows = []
-    if probe.writes:
-        rows.append(("writes", f"{_some(probe.writes)}: each run has this folder for itself, and that is thrown away"))
-    if probe.folder_warning:
-        rows.append(("careful", f"{probe.folder_warning}. The study starts the program many times"))
-    if probe.outside:
-        files = _some(sorted(probe.outside))
-        advice = "give it {folder} in the command as the place for it, or switch it off, if that must not happen"
-        rows.append(("careful", f"each run of this program writes {files} outside this folder: {advice}"))
-    return rows
-
-
-def _some(files: Sequence[str]) -> str:
-    """Names the first file, and counts the others."""
-    return files[0] + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-
-
-def _too_short(plan: Plan) -> str:
-    """Formats a warning that the time budget is too short for a study."""
-    from autotune.model.spec import FEWEST_TRIALS
-    from autotune.model.units import format_about
-
-    return (
-        f"the A/A run, {FEWEST_TRIALS} trials and the proof of one set take about {format_about(plan.needed_s)} here; "
-        "in less the study tries fewer sets, or stops after the A/A run"
-    )
+    run_dir = options.RUNS / plan.spec.name
+    preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=run_dir)
+    names = [parameter.name.removeprefix("xla_") for parameter in preview.space.parameters]
+    filters = {
+        "words": shlex.join, "seconds": format_seconds, "about": format_about,
+        "some_names": lambda names: format_names(names, 6),
+    }  # fmt: skip
+    lines = text_lines(
+        "tune.txt.j2", filters, found=found, plan=plan, names=names, build=preview.build, several=SEVERAL,
+        fewest_trials=FEWEST_TRIALS, file=file, run_dir=run_dir,
+    )  # fmt: skip
+    print_lines(lines)
 
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:

@@ -160,4 +160,4 @@ def would_run_on(environment: Mapping[str, str], count: int | None = None) -> Ra
         answer = json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return RanOn(versions={}, gpus=())
-    return RanOn(versions=answer["versions"], gpus=tuple(GpuState.model_validate(g) for g in answer["gpus"]))
+    return RanOn(versions=answer["versions"], gpus=tuple(map(GpuState.model_validate, answer["gpus"])))

@@ -422,8 +422,8 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
     """How far processes of the reference, the living one first, were apart over their first steps and their blocks.
 
     Raises:
-        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike: their first losses differ by more
-            than `EQUAL_RUNS`, or later ones by more than `MOST_TOLERANCE`.
+        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike: their first losses differ by
+            more than `EQUAL_RUNS`, or later ones by more than `MOST_TOLERANCE`.
     """
     for report in reports:
         refuse_not_finite(report)

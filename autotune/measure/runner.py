@@ -125,8 +125,8 @@ class TaskRunner:
         spread = spread_of_aa_run(reports, found.pairs)
         if spread.has_other_data:
             self.context.progress.incident(
-                f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its order differs: sets are "
-                "compared by the mean loss of a long run; a fixed seed lets every step be compared"
+                f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its order differs: sets "
+                "are compared by the mean loss of a long run; a fixed seed lets every step be compared"
             )
         last = len(found.reference.losses) - 1
         return AaRecord(

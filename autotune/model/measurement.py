@@ -379,7 +379,8 @@ class LossCheck(Record):
 
     basis: LossBasis
     """``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step. ``work``: another
-    batch, at equal work. ``dtype``: another arithmetic, over a long run. ``order``: equal runs see other data, likewise."""
+    batch, at equal work. ``dtype``: another arithmetic, over a long run. ``order``: equal runs see other data,
+    likewise."""
     is_ok: bool | None = None
     """None where it cannot be decided: inconclusive, and no proof."""
     difference: Change | None = None

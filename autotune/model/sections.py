@@ -100,12 +100,12 @@ class ReadSpec(Section):
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     """Unit of that key."""
     file: str | None = None
-    """Read this file instead of the output: lines, JSON lines or ``.csv``; ``{folder}/...`` as in `workload.command`;
-    with ``*``, or of a folder, the newest that the program writes."""
+    """Read this file instead of the output: lines or JSON lines; ``{folder}/...`` as in `workload.command`;
+    with ``*`` or ``**`` the newest that the program writes."""
+    skip: str | None = None
+    """Regular expression of lines that are no steps, such as those of an evaluation."""
     loss: str | None = None
     """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss."""
-    terminal: bool = False
-    """Give the program a pseudo-terminal, for one that prints nothing, or all at once, into a pipe."""
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:

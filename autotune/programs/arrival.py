@@ -1,23 +1,18 @@
-"""Which settings a program sets itself, in the first look, and whether given ones arrive in it (`autotune exec`)."""
+"""Which settings a program sets itself, and whether given ones arrive in it, by a first look."""
 
 from __future__ import annotations
 
-import os
 import re
-import select
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from autotune.child.processes import xla_processes
-from autotune.machine.environment import steering_settings, variables_of
+from autotune.machine.environment import steering_settings
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet, kind_of, parse_tokens, reaches_out
 from autotune.programs.probe import Probe
 from autotune.workers.programs import dump_flag
-from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_processes, files_that_set, scripts_of
+from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, files_that_set, scripts_of
 
 MARK = "--xla_dump_max_hlo_modules=-1"
 """XLA's default, given to a probed program as a flag: it shows whether XLA_FLAGS arrive in the program."""
@@ -45,9 +40,9 @@ class OwnSettings:
     """Reasons why a trial may be unable to change some of them, with the line to write instead."""
 
 
-def marks_of(dump: Path | None) -> str:
+def marks_of(dump: Path) -> str:
     """Returns the XLA_FLAGS of a probed program, with an empty folder to which XLA dumps what it compiles."""
-    return f"{MARK} {dump_flag(dump) if dump is not None else ''}".strip()
+    return f"{MARK} {dump_flag(dump)}"
 
 
 def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSettings:
@@ -59,15 +54,13 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     """
     seen = [p["values"] for p in probe.processes.values() if "values" in p]
     who = next(iter(files_that_set("XLA_FLAGS", command, folder)), _UNKNOWN)
-    is_unseen = not seen and bool(probe.processes) and probe.has_dumped is False
-    for given in seen or ([{}] if is_unseen else []):
+    for given in seen:
         _refuse_lost(who, given.get("XLA_FLAGS", ""))
     values = seen[0] if seen else {}
-    marks, flags = probe.environment["XLA_FLAGS"].split(), values.get("XLA_FLAGS", "")
-    is_last = bool(flags.partition(marks[-1])[2].strip())
-    for mark in marks:
-        flags = flags.replace(mark, "")
-    flags = " ".join(flags.split())
+    marks = probe.environment["XLA_FLAGS"].split()
+    words = values.get("XLA_FLAGS", "").split()
+    flags = " ".join(word for word in words if word not in marks)
+    is_last = bool(words) and words[-1] not in marks
     if seen and not flags and who.endswith(".py") and probe.has_dumped is False:  # it sets its own while it runs
         line = _line(who, "XLA_FLAGS", "--xla_...")
         raise _lost(f"{who} sets XLA_FLAGS itself", f"write `{line}` there instead, before JAX is imported")
@@ -75,7 +68,7 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     found = steering_settings({**changed, "XLA_FLAGS": flags})
     settings = FlagSet({n: v for n, v in found.items() if n != DEVICE_COUNT and not reaches_out(n)})
     warnings = []
-    if seen and probe.has_dumped is False:
+    if probe.processes and probe.has_dumped is False:
         warnings.append(
             "XLA has compiled nothing under the flags that the program was given: let it take no XLA_FLAGS from a file "
             "such as .env, and no programs from a compilation cache, or no trial can change its settings"
@@ -139,73 +132,3 @@ def _line(who: str, name: str, value: str) -> str:
     if name == "XLA_FLAGS":
         return f'export XLA_FLAGS="{quoted} $XLA_FLAGS"'
     return f'export {name}="${{{name}:-{quoted}}}"'
-
-
-# ---------------------------------------------------------------------- exec
-
-ASK_EVERY_S = 1.0
-LIMIT_S = 3600.0
-"""Longest wait for a program to load XLA."""
-
-
-def watch_arrival(settings: FlagSet, command: Sequence[str], folder: Path) -> Callable[[], None]:
-    """Starts a process that tells on standard error whether settings arrived, once this one has become a program.
-
-    It is no child of the program, which may wait for its children, and ends with it. The returned function calls it
-    off, for a program that cannot be started.
-
-    Raises:
-        OSError: If no process can be started, or the kernel is older than Linux 5.3.
-    """
-    pid = os.getpid()
-    program = os.pidfd_open(pid)
-    begun, is_replaced = os.pipe()  # closed when another program takes the place of this one
-    if (between := os.fork()) == 0:
-        try:
-            if os.fork() == 0:
-                os.close(is_replaced)
-                _watch(pid, program, begun, settings, command, folder)
-        finally:
-            os._exit(0)
-    os.waitpid(between, 0)
-    os.close(program)
-    os.close(begun)
-
-    def call_off() -> None:
-        os.write(is_replaced, b"-")
-        os.close(is_replaced)
-
-    return call_off
-
-
-def _watch(pid: int, program: int, begun: int, settings: FlagSet, command: Sequence[str], folder: Path) -> None:
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1):  # a reader of the program's output must not wait for this process
-        os.dup2(nothing, stream)
-    if os.read(begun, 1):
-        return
-    lines = _seen(pid, program, settings, command, folder)
-    os.write(2, "".join(f"autotune: {line}\n" for line in lines).encode())
-
-
-def _seen(pid: int, program: int, settings: FlagSet, command: Sequence[str], folder: Path) -> list[str]:
-    """Waits until the program has loaded XLA, and says whether the settings arrived in its processes."""
-    names, deadline = variables_of(settings), time.monotonic() + LIMIT_S
-    processes: list[dict[str, Any]] = []
-    while time.monotonic() < deadline and not select.select([program], [], [], ASK_EVERY_S)[0]:
-        earlier, processes = processes, xla_processes(pid, names)
-        if processes and processes == earlier:
-            break
-    if not processes:
-        return ["not applied, as far as can be seen: no process of the program has loaded XLA"]
-    check = check_processes(settings, processes)
-    if check.lost:
-        return [f"not applied: {line}" for line in check.lost]
-    if not any("values" in p for p in processes):
-        return [f"not applied, as far as can be seen: {note}" for note in check.notes]
-    scripts = [s for s in files_that_set("XLA_FLAGS", command, folder) if s.endswith(".py")]
-    if scripts and settings.of_kind("xla"):
-        return [f"it cannot be seen whether they are applied: {scripts[0]} sets XLA_FLAGS itself"]
-    where = ", ".join(str(p["pid"]) for p in processes)
-    return [f"applied: the program's process {where} was started with them and has loaded XLA"]

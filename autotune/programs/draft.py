@@ -108,7 +108,8 @@ def _can_be_paused(found: ProbeResult) -> bool:
     if found.probe.status is not None or "file" in found.rules:
         return False
     reader = StepReader(found.rules)
-    return reader.uses_clock or reader.counter(found.steps.example) is not None
+    step = reader.read(found.steps.example, 0.0)
+    return reader.uses_clock or (step is not None and step.number is not None)
 
 
 def _sizes(found: ProbeResult) -> tuple[int, float]:

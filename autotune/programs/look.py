@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -10,12 +11,12 @@ import shlex
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.child.output import find, lines_of
+from autotune.child.output import Lines
 from autotune.child.read_output import CARRIERS
 from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
 from autotune.child.steps import MATCH_LIMIT_S, Step, StepReader, TooSlow, match_limit, plain
@@ -25,15 +26,14 @@ from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.block_sizes import WARMUP_STEPS
 from autotune.model.errors import AutotuneError, LaunchError, StudyFileError
-from autotune.model.files import plain_content
+from autotune.model.files import packaged_table, plain_content
 from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
-from autotune.model.sections import ReadSpec
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import FIRST_LOOK, Probe, run_probe, written_lines
+from autotune.programs.probe import Probe, run_probe
 from autotune.workers.failures import advice_on, classify_failure
 from autotune.workers.programs import dumped_options, partitions_in
 from autotune.workers.settings_check import scripts_of
@@ -45,11 +45,13 @@ ENOUGH_STEPS = 12
 ENOUGH_S = 4.0
 PATIENCE_S = 60.0
 SHOWN_LINES = 6
+MOST_FILES, READ_BYTES = 1_000, 1 << 18
+"""Limits of the files that are looked at, and of what is read of one."""
+
 RECOGNISED_LINES = 600
 """Last lines of the output from which the format of steps is recognised."""
 
 TELL_EVERY_S = 10.0
-LOOK_AGAIN_S = 2.0
 STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
 
@@ -61,9 +63,14 @@ class ProbeRequest:
     command: tuple[str, ...]
     cwd: Path
     platform: str
-    rules: Mapping[str, Any] | None
-    """The keys of `[workload.read]`; None to recognise them."""
+    rules: Mapping[str, Any]
+    """The keys of `[workload.read]` that are given; where none says how a step is read, that is recognised."""
     limit_s: float
+
+    @property
+    def says_how(self) -> bool:
+        """Whether the given keys say how a step is read."""
+        return any(key in self.rules for key in ("preset", "pattern", "json_key"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ class Steps:
     @property
     def start_s(self) -> float:
         """Seconds until the warm-up was over."""
-        return self.at_s[min(WARMUP_STEPS, len(self.at_s) - 1)]
+        return self.at_s[WARMUP_STEPS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,43 +123,44 @@ class ProbeResult:
     """The settings that it sets itself."""
 
     @property
-    def names_python(self) -> bool:
-        """Whether a study must name the interpreter because its command does not begin with it."""
-        first, python = direct_python(self.request.command, self.request.cwd), self.probe.python
-        if python is None or first is None:
-            return python is not None
-        one, two = Path(python), Path(first)
-        return one.parent.resolve() != two.parent.resolve() or not one.samefile(two)
+    def named_python(self) -> str | None:
+        """The interpreter that a study must name, because its command does not begin with one."""
+        return None if direct_python(self.request.command, self.request.cwd) else self.probe.python
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
     """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
-    read = [(now_s, line, step) for line, now_s, step in _read_each(rules, lines, at_s) if step is not None]
-    timed = [(now_s, step.step_s, line) for now_s, line, step in read if step.step_s is not None]
-    losses = [step.loss for _, _, step in read if step.loss is not None]
-    came, took, shown = zip(*timed, strict=True) if timed else ((), (), ("",))
-    return Steps(came, took, BAR.sub("…", plain(shown[-1])), losses[-1] if losses else None)
+    came_s: list[float] = []
+    took_s: list[float] = []
+    example, loss = "", None
+    for line, now_s, step in zip(lines, at_s, _read_each(rules, lines, at_s), strict=True):
+        if step is not None and step.step_s is not None:
+            came_s.append(now_s)
+            took_s.append(step.step_s)
+            example = line
+        if step is not None and step.loss is not None:
+            loss = step.loss
+    return Steps(tuple(came_s), tuple(took_s), BAR.sub("…", plain(example)), loss)
 
 
-def _read_each(
-    rules: Mapping[str, Any], lines: Sequence[str], at_s: Sequence[float]
-) -> Iterator[tuple[str, float, Step | None]]:
-    """Yields each line with its time and the step that it tells.
+def _read_each(rules: Mapping[str, Any], lines: Sequence[str], at_s: Sequence[float]) -> list[Step | None]:
+    """Returns the step that each line tells.
 
     Raises:
         AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack without an end.
     """
     reader = StepReader(rules)
+    steps = []
     for line, now_s in zip(lines, at_s, strict=True):
         try:
             with match_limit():
-                step = reader.read(line, now_s)
+                steps.append(reader.read(line, now_s))
         except TooSlow:
             raise AutotuneError(
                 f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the line {line[:80]!r}; write "
                 "it simpler, without a repetition inside a repetition"
             ) from None
-        yield line, now_s, step
+    return steps
 
 
 # ---------------------------------------------------------------------- one run
@@ -164,29 +172,34 @@ class StepWatch:
     Attributes:
         rules: The keys of `[workload.read]`; None while they are not known.
         best: The recognised format, where no rules were given.
-        is_stuck: Whether the program has shown lines of one shape for long, without a step.
+        file: The file with steps that a program writes which prints none; empty if it is not known.
+        is_stuck: Whether the program has shown lines of one shape for long, or such a file, without a step.
     """
 
     def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
         self._tell = tell
-        self._told_s, self._seen = 0.0, -1
+        self._told_s = 0.0
+        self._began = time.time()
+        self._seen = -1
         self._steps: Steps | None = None
-        self._finds_out = request.rules is None
-        self._began, self._looked_s = time.time(), 0.0
+        self._request = request
+        self.file = ""
         self.is_stuck = False
-        self.rules = request.rules
+        self.rules = request.rules if request.says_how else None
         self.best: Recognised | None = None
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
         lines, at_s = probe.lines, probe.at_s
-        if self._seen != len(lines):
-            self._seen = len(lines)
-            if self._finds_out:
-                self.best = _recognised(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:])
-                self.rules = self.best.rules if self.best is not None else None
-            self._steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
-        return self._steps if self._steps is not None and self._steps.took_s else None
+        if self._seen == len(lines):
+            return self._steps
+        self._seen = len(lines)
+        if not self._request.says_how:
+            self.best = _recognised(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:])
+            self.rules = {**self._request.rules, **self.best.rules} if self.best is not None else None
+        steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
+        self._steps = steps if steps is not None and steps.took_s else None
+        return self._steps
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
@@ -197,30 +210,35 @@ class StepWatch:
             seen = f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
             self._tell(f"{format_seconds(probe.took_s)}: {seen}")
         if steps is None:
-            self.is_stuck = self._are_of_one_shape(probe)
+            if probe.took_s >= STUCK_S:
+                self.file = self._file_with_steps(probe)
+            self.is_stuck = bool(self.file) or self._are_of_one_shape(probe)
             return self.is_stuck
         since_s = probe.took_s - steps.at_s[0]
         is_long = (since_s >= ENOUGH_S and count >= ENOUGH_STEPS) or since_s >= PATIENCE_S
         return count > WARMUP_STEPS + 1 and is_long
 
     def _are_of_one_shape(self, probe: Probe) -> bool:
-        """Whether lines without a step have been of one shape for long, or a file with steps has grown for long."""
-        if probe.took_s - self._looked_s < LOOK_AGAIN_S:
-            return False
-        self._looked_s = probe.took_s
+        """Whether lines without a step have been of one shape for long."""
         came: dict[str, list[float]] = {}
         for line, now_s in zip(probe.lines, probe.at_s, strict=True):
             came.setdefault(shape_of(line), []).append(now_s)
-        if any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()):
-            return True
-        is_late = self._finds_out and probe.took_s >= STUCK_S
-        return is_late and self.in_a_file(probe) is not None
+        return any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values())
 
-    def in_a_file(self, probe: Probe) -> Recognised | None:
-        """Returns rules for the steps in the newest file of steps that the program writes; None if there is none."""
-        files = probe.written or written_lines(probe.place, self._began)
-        fits = ((path, _recognised(written)) for path, written in files.items())
-        return next((replace(fit, rules={**fit.rules, "file": path}) for path, fit in fits if fit), None)
+    def _file_with_steps(self, probe: Probe) -> str:
+        """Returns the newest file of JSON lines that the program writes, if it has steps and none other was named."""
+        if self._request.rules:
+            return ""
+        try:
+            files = list(itertools.islice(probe.place.rglob("*.jsonl"), MOST_FILES))
+            newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+            if newest is None or newest.stat().st_mtime < self._began:
+                return ""
+            content = plain_content(newest, most=READ_BYTES)
+        except OSError:  # removed meanwhile
+            return ""
+        has_steps = _recognised(list(Lines().feed(content))) is not None
+        return newest.relative_to(probe.place).as_posix() if has_steps else ""
 
 
 def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
@@ -229,41 +247,24 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Re
 
 
 def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
-    """Runs a program until enough steps came, else once more on a pseudo-terminal; LaunchError if it cannot start."""
-    refuse_one_word(request.command)
-    rules = request.rules or {}
+    """Runs a program until enough steps came; LaunchError if it cannot start."""
     caller = caller_environment()
     environment = child_environment(
         caller, FlagSet(), platform_name=request.platform,
         virtual_devices=asked_cpu_devices(caller) if request.platform == "cpu" else None,
     )  # fmt: skip
 
-    def run(*, terminal: bool) -> tuple[Probe, StepWatch]:
-        watch = StepWatch(request, tell)
-        with contextlib.closing(Scratch(COMPILES)) as dump:
-            probe = run_probe(
-                request.command, {**environment, "XLA_FLAGS": marks_of(dump.path)},
-                cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, terminal=terminal,
-                file=rules.get("file"),
-            )  # fmt: skip
-            probe.has_dumped = any(dump.path.iterdir())
-            probe.options, probe.partitions = dumped_options(dump.path), partitions_in(dump.path)
-            probe.outside = {f for f in probe.outside if not Path(f).is_relative_to(dump.path.resolve())}
-        return probe, watch
-
-    is_on_terminal = bool(rules.get("terminal"))
-    probe, watch = run(terminal=is_on_terminal)
-    steps = watch.steps(probe)
-    is_mute = not probe.lines or (probe.status == 0 and (steps is None or len(steps.took_s) <= WARMUP_STEPS))
-    if is_on_terminal or "file" in rules or not is_mute or probe.status or watch.in_a_file(probe) is not None:
-        return probe, watch
-    printed = "no steps" if probe.lines else "nothing"
-    tell(f"it printed {printed} into a pipe; once more, with a terminal of its own")
-    again, watch_again = run(terminal=True)
-    if watch_again.steps(again) is None and (probe.lines or not again.lines):
-        return probe, watch
-    again.notes.append(f"it printed {printed} into a pipe: started once more on a pseudo-terminal (`terminal = true`)")
-    return again, watch_again
+    watch = StepWatch(request, tell)
+    with contextlib.closing(Scratch(COMPILES)) as dump:
+        probe = run_probe(
+            request.command, {**environment, "XLA_FLAGS": marks_of(dump.path)},
+            cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, file=request.rules.get("file"),
+        )  # fmt: skip
+        probe.has_dumped = any(dump.path.iterdir())
+        probe.options = dumped_options(dump.path)
+        probe.partitions = partitions_in(dump.path)
+        probe.outside = {file for file in probe.outside if not Path(file).is_relative_to(dump.path.resolve())}
+    return probe, watch
 
 
 def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> ProbeResult:
@@ -271,10 +272,7 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
 
     Raises:
         LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read.
-        StudyFileError: If a given rule cannot work.
     """
-    if request.rules is not None:
-        ReadSpec.refuse_bad(request.rules)
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
@@ -300,10 +298,9 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         )
     own = own_settings(probe, request.command, request.cwd)
     count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
-    rules = {**watch.rules, **({"terminal": True} if probe.terminal else {})}
     return ProbeResult(
-        request=request, probe=probe, steps=steps, rules=rules, doubt=doubt_of(watch.best),
-        how=_in_words(rules, is_given=request.rules is not None), device=device, device_count=count_of_devices,
+        request=request, probe=probe, steps=steps, rules=watch.rules, doubt=doubt_of(watch.best),
+        how=_in_words(watch.rules, is_given=request.says_how), device=device, device_count=count_of_devices,
         own=own,
     )  # fmt: skip
 
@@ -317,15 +314,6 @@ def refuse_without_xla(found: ProbeResult) -> None:
         raise LaunchError(
             "the program must use XLA but none of its processes has loaded jaxlib: no setting here can change it; "
             "name the program that trains with JAX"
-        )
-
-
-def refuse_one_word(command: Sequence[str]) -> None:
-    """Refuses a whole command line in quotes, which no shell splits; LaunchError with the command to give."""
-    if len(command) == 1 and len(words := command[0].split()) > 1 and not Path(command[0]).exists():
-        raise LaunchError(
-            f"the command must be given word by word but got one text, {command[0]!r}: write it without the quotes "
-            f"(-- {shlex.join(words)}), or as bash -c {shlex.quote(command[0])}"
         )
 
 
@@ -361,7 +349,7 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], No
     """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it is missing."""
     command = spec.workload.command
     if (named := spec.workload.python) is not None:
-        if (found := _there(named, study_dir) or shutil.which(named)) is None:
+        if (found := _there(named, study_dir)) is None:
             raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
         return found
     if command is not None and (direct := direct_python(command, study_dir)) is not None:
@@ -400,18 +388,14 @@ def _there(name: str, folder: Path) -> str | None:
 
 
 def read_log(path: Path) -> Probe:
-    """Reads a log or CSV file, or a folder's newest one; AutotuneError if it cannot be read, or holds no text."""
-    log = find(path)
-    if log is None:
-        raise AutotuneError(f"a log must be a file, or a folder with a .jsonl or .csv file, but {path} is none")
+    """Reads a log; AutotuneError if it cannot be read, or holds no text."""
     try:
-        content = plain_content(log)
+        content = plain_content(path)
         if b"\0" in content[:4096]:
-            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as CSV or JSON")
-        lines = list(lines_of(log.name).feed(content + b"\n"))
+            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as JSON lines")
     except (OSError, ValueError) as error:
-        raise AutotuneError(f"a log must be readable text but {log}: {error}") from error
-    return Probe(lines=lines, notes=[f"read {log}"] if log != path else [])
+        raise AutotuneError(f"a log must be readable text but {path}: {error}") from error
+    return Probe(lines=list(Lines().feed(content + b"\n")))
 
 
 def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
@@ -420,35 +404,40 @@ def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         rules: The legal keys of `[workload.read]`; empty if none are known.
     """
-    rows: list[dict[str, Any]] = []
-    at_s = probe.at_s or [math.nan] * len(probe.lines)
-    read: Iterable[tuple[str, float, Step | None]] = ((line, math.nan, None) for line in probe.lines)
-    for line, _, step in _read_each(rules, probe.lines, at_s) if rules else read:
-        took, loss = (step.step_s, step.loss) if step is not None else (None, None)
-        # By the clock a saved log has steps, but no durations.
-        rows.append({"line": line, "step_s": took if took == took else None, "loss": loss, "is_step": took is not None})
+    steps: list[Step | None] = [None] * len(probe.lines)
+    if rules:
+        steps = _read_each(rules, probe.lines, probe.at_s or [math.nan] * len(probe.lines))
+    rows = [_row(line, step or Step(None, None)) for line, step in zip(probe.lines, steps, strict=True)]
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [row["loss"] for row in rows if row["loss"] is not None]
     return {
         "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
-        "terminal": probe.terminal, "status": probe.status, "notes": probe.notes, "lines": rows,
+        "status": probe.status, "notes": probe.notes, "lines": rows,
     }  # fmt: skip
+
+
+def _row(line: str, step: Step) -> dict[str, Any]:
+    """Returns a line with what it tells; by the clock a saved log has steps, but no durations."""
+    is_step = step.step_s is not None
+    step_s = None if step.step_s is None or math.isnan(step.step_s) else step.step_s
+    return {"line": line, "step_s": step_s, "loss": step.loss, "is_step": is_step}
 
 
 # ---------------------------------------------------------------------- words
 
 
 def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
-    said = "as you say" if is_given else "recognised"
+    duration = re.search(r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules.get("pattern", ""))
     if rules.get("preset"):
-        return f"lines of {rules['preset']} ({said})"
-    if rules.get("json_key"):
-        return f"key {rules['json_key']} of JSON lines, in {rules.get('unit', 'step_s')} ({said})"
-    duration = re.search(r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules["pattern"])
-    if duration is None:
-        return f"a line for each step; the time between them counts ({said})"
-    return f"durations that are printed, as {duration[1]} ({said})"
+        how = f"lines of {rules['preset']}"
+    elif rules.get("json_key"):
+        how = f"key {rules['json_key']} of JSON lines, in {rules.get('unit', 'step_s')}"
+    elif duration is not None:
+        how = f"durations that are printed, as {duration[1]}"
+    else:
+        how = "a line for each step; the time between them counts"
+    return f"{how} ({'as you say' if is_given else 'recognised'})"
 
 
 def doubt_of(fit: Recognised | None) -> str:
@@ -473,7 +462,7 @@ def _last_lines(lines: Sequence[str]) -> str:
 
 
 def _why_failed(request: ProbeRequest, probe: Probe) -> str:
-    lines = list(probe.last_lines) if "file" in (request.rules or {}) else probe.lines or list(probe.last_lines)
+    lines = [*probe.lines, *probe.last_lines]
     ending = classify_failure(
         exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
         platform=request.platform,
@@ -486,34 +475,21 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
 
 
 def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
-    how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
-    how = f"{how if probe.status is None else 'ended without standard input'} after {format_seconds(probe.took_s)}"
+    how = "ended without standard input"
+    if probe.status is None:
+        how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
+    how = f"{how} after {format_seconds(probe.took_s)}"
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
-    wanted = "no line fits the pattern that was given" if request.rules else "no line is known to be a step's"
+    wanted = "no line fits the pattern that was given" if request.says_how else "no line is known to be a step's"
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
+    advice = packaged_table("first_look.toml")["advice"]
+    if watch.file:
+        advice = f"It writes steps to {watch.file}; call the same with: --step-file {shlex.quote(watch.file)}"
     return (
-        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  "
-        f"{_how_to_read(watch.in_a_file(probe))}"
-    )
-
-
-def options_of(rules: Mapping[str, Any]) -> str:
-    """Returns the options of `autotune tune` that say how steps are read."""
-    return " ".join(
-        f"{option} {shlex.quote(str(rules[key]))}" for key, option in FIRST_LOOK["options"].items() if key in rules
-    )
-
-
-def _how_to_read(fit: Recognised | None) -> str:
-    """Formats what to do about steps that were not read, but perhaps are in a file."""
-    if fit is None:
-        return str(FIRST_LOOK["advice"])
-    return (
-        f"It writes steps to {fit.rules['file']}, such as:\n    {fit.example[:160]}\n  call the same with: "
-        f"{options_of(fit.rules)}"
+        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  {advice}"
     )

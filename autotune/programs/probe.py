@@ -5,26 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.child.guard import CANNOT_START
-from autotune.child.output import LONGEST_RECORD, lines_of
 from autotune.machine.environment import STORED
 from autotune.machine.files import PROBES, Scratch
 from autotune.model.errors import LaunchError
-from autotune.model.files import packaged_table
 from autotune.model.options import filled, filled_command
 from autotune.workers.base import GuardedProcess, reader_command
 from autotune.workers.own_folder import OwnFolder
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
-
-FIRST_LOOK = packaged_table("first_look.toml")
-_MOST_FILES, _DEEPEST, _READ_BYTES = 5_000, 3, 1 << 18
 
 
 @dataclass(kw_only=True)
@@ -49,12 +44,9 @@ class Probe:
     """Exit status as `subprocess` gives it; None if it was stopped."""
     took_s: float = 0.0
     """Seconds until it ended or was stopped."""
-    terminal: bool = False
     last_lines: tuple[str, ...] = ()
     place: Path = Path()
     """Folder in which the files lie that it writes to its own, while it runs."""
-    written: Mapping[str, list[str]] = field(default_factory=dict)
-    """The last lines of the files of lines among them, the newest first."""
     writes: tuple[str, ...] = ()
     """Files that it wrote below its folder, relative to it, if it had one of its own."""
     outside: set[str] = field(default_factory=set)
@@ -86,7 +78,6 @@ def run_probe(
     cwd: Path,
     limit_s: float,
     is_enough: Callable[[Probe], bool],
-    terminal: bool = False,
     file: str | None = None,
 ) -> Probe:
     """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit; then ends all of it.
@@ -104,10 +95,10 @@ def run_probe(
         with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
             reader = own.command(reader_command("read_output"), [Path(folder)])
             process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
-            found = Probe(environment=environment, terminal=terminal, place=own.place, folder_warning=own.warning)
-            rules = {"terminal": terminal, "file": filled(file, {"folder": folder}) if file is not None else None}
+            found = Probe(environment=environment, place=own.place, folder_warning=own.warning)
+            rules = {"file": filled(file, {"folder": folder}) if file is not None else None}
             job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
-            began, since = time.monotonic(), time.time()
+            began = time.monotonic()
             try:
                 process.send(job)
                 _follow(process, found, limit_s=limit_s, is_enough=is_enough)
@@ -120,9 +111,9 @@ def run_probe(
                 why = found.last_lines[-1] if found.last_lines else arguments[0]
                 raise LaunchError(
                     f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
-                    "its path, or activate its environment"
+                    "its path, word by word without the quotes of a shell, or activate its environment"
                 )
-            found.writes, found.written = tuple(own.written()), written_lines(own.place, since)
+            found.writes = tuple(own.written())
             places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
             found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
             return found
@@ -153,45 +144,3 @@ def _take(found: Probe, message: Mapping[str, Any]) -> None:
         found.processes |= {p["pid"]: p for p in message["processes"]}
     elif kind == "ended":
         found.status = int(message["status"])
-
-
-# ---------------------------------------------------------------------- files that it writes
-
-
-def written_lines(folder: Path, since: float) -> dict[str, list[str]]:
-    """Returns the last lines of files that changed after a time (seconds since 1970), the newest first.
-
-    Rows of a table are JSON. The names are relative to the folder.
-    """
-    found = {}
-    for path in files_in(folder):
-        with contextlib.suppress(OSError):
-            if path.suffix in FIRST_LOOK["step_files"] and (status := path.stat()).st_mtime >= since and status.st_size:
-                found[path.relative_to(folder).as_posix()] = status.st_mtime
-    return {path: _lines_in(folder / path) for path in sorted(found, key=lambda path: -found[path])}
-
-
-def files_in(folder: Path) -> Iterator[Path]:
-    """Yields the files of a folder and those below it, within bounds; links and hidden folders are left out."""
-    count = 0
-    for here, folders, names in os.walk(folder):
-        depth = len(Path(here).relative_to(folder).parts)
-        folders[:] = [name for name in folders if not name.startswith((".", "__")) and depth < _DEEPEST]
-        for name in names:
-            if (count := count + 1) > _MOST_FILES:
-                return
-            yield Path(here) / name
-
-
-def _lines_in(path: Path) -> list[str]:
-    """Returns the last lines of a file."""
-    cutter = lines_of(path.name)
-    try:
-        with path.open("rb") as stream:
-            head = stream.readline(LONGEST_RECORD)
-            if (size := path.stat().st_size) > _READ_BYTES:
-                stream.seek(size - _READ_BYTES)
-                stream.readline()
-            return list(cutter.feed(head + stream.read(_READ_BYTES)))
-    except (OSError, ValueError):
-        return []

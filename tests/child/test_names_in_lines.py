@@ -154,12 +154,6 @@ def test_a_file_without_text_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 WIDE = {f"grad/norm/layer_{n}/attention/q_proj": 0.123456789 for n in range(200)}
-NAMES = [*WIDE, "step", "step_time_s"]
-
-
-def table(mark: str) -> str:
-    rows = [[*map(str, WIDE.values()), str(i), str(took_s)] for i, took_s in enumerate(TOOK_S)]
-    return "\n".join(mark.join(row) for row in [NAMES, *rows])
 
 
 def records(more: dict[str, Any], key: str = "step_time_s") -> str:
@@ -175,8 +169,6 @@ def records(more: dict[str, Any], key: str = "step_time_s") -> str:
         ("nested.jsonl", records({"grads": WIDE})),
         ("list.jsonl", records({"histogram": [0.5] * 3000})),
         ("throughput.jsonl", records(WIDE, "throughput/duration")),
-        ("wide.csv", table(",")),
-        ("wide.tsv", table("\t")),
     ],
 )
 def test_a_long_record_is_read_whole(tmp_path: Path, name: str, content: str) -> None:

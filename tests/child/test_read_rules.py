@@ -13,7 +13,6 @@ from autotune.child.output import LONGEST_LINE, Follow, Lines
 from autotune.child.read_output import last_exception
 from autotune.child.steps import Step, StepReader
 from autotune.model.flags import FlagSet
-from autotune.model.spec import parse_study
 from autotune.workers.settings_check import check_environment, check_options, check_processes
 from tests.tables import toml_beside
 
@@ -101,11 +100,3 @@ def test_one_of_several_processes_without_the_setting_is_enough() -> None:
     assert unseen.lost == ()
     assert "could not be seen" in unseen.notes[0]
     assert "Permission denied" in unseen.notes[0]
-
-
-def test_a_study_that_asks_for_a_terminal_is_another() -> None:
-    read: dict[str, Any] = {"preset": "tqdm"}
-    spec = parse_study({"name": "s", "workload": {"command": ["true"], "read": read}})
-    later = parse_study({"name": "s", "workload": {"command": ["true"], "read": {**read, "terminal": True}}})
-    assert later.identity != spec.identity
-    assert parse_study(later.model_dump(mode="json")).workload.read == later.workload.read

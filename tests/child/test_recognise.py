@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.child.output import lines_of
+from autotune.child.output import Lines
 from autotune.child.recognise import recognise
 from autotune.model.sections import ReadSpec
 from tests.tables import toml_beside
@@ -67,6 +67,6 @@ def test_no_output_stops_it(lines: list[str]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_are_no_steps(seed: int) -> None:
     data = random.Random(seed).randbytes(100_000)
-    lines = list(lines_of("x.log").feed(data + b"\n"))
+    lines = list(Lines().feed(data + b"\n"))
     assert recognise(lines, at=[0.01 * i for i in range(len(lines))]) == []
     assert recognise([*lines[:100], *(f"step {i} took {10 + i % 2} ms" for i in range(30))])

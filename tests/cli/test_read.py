@@ -15,7 +15,6 @@ from tests.tables import toml_beside
 CASES = toml_beside(__file__)
 
 PRINTS = CASES["programs"]["prints"]
-SILENT = CASES["programs"]["silent"]
 
 
 def read(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -36,15 +35,6 @@ def test_a_loop_that_does_not_wait_is_told_and_read_by_the_clock(tmp_path: Path)
     told = json.loads(done.stdout)
     assert told["step_s"] > 0.015, "what is printed is a fifteenth of what passes between the lines"
     assert (told["losses"], told["steps"]) == (12, 11)
-
-
-def test_a_program_that_is_silent_in_a_pipe_gets_a_terminal(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SILENT)
-    done = read("--", sys.executable, "train.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "started once more on a pseudo-terminal" in done.stderr
-    assert 'preset = "rich"' in done.stdout
-    assert "terminal = true" in done.stdout
 
 
 @pytest.mark.parametrize(("arguments", "status", "words"), CASES["saved_logs"])

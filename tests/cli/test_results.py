@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,30 +163,6 @@ def test_exec_runs_where_it_was_proven_and_says_what_it_set(tmp_path: Path) -> N
     assert done.stdout == f"--xla_cpu_a=1 --xla_cpu_z=3|{hostile}"
     assert "gives xla_cpu_a=1 (winner)" in done.stderr
     assert "gives xla_cpu_z=3 (your XLA_FLAGS, kept)" in done.stderr
-    assert "not applied, as far as can be seen" in done.stderr
-
-
-ARRIVAL = CASES["arrivals"]
-
-
-@pytest.mark.parametrize(
-    "kind", [kind if kind == "takes them away" else pytest.param(kind, marks=pytest.mark.gate) for kind in ARRIVAL]
-)
-def test_exec_says_whether_the_settings_arrive_in_the_program_and_is_not_its_child(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script, wanted = ARRIVAL[kind]
-    code = "import os, time, jaxlib.xla_client\nprint(os.getpid(), flush=True)\ntime.sleep(2.5)\n"
-    code += "try: print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError: print('no children')"
-    (tmp_path / "train.py").write_text(code)
-    file = cpu_winner(tmp_path, {"xla_cpu_a": "1"})
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    command = ("sh", "-c", f"{script} {sys.executable} train.py")
-    done = autotune_process("exec", "--force", file, "--", *command, cwd=tmp_path)
-    pid, children = done.stdout.splitlines()
-    assert children == "no children"
-    assert wanted in done.stderr
-    assert kind != "arrives" or f"process {pid} " in done.stderr
 
 
 def test_exec_refuses_a_file_whose_run_is_not_here(tmp_path: Path, started: list[Any]) -> None:

@@ -106,7 +106,6 @@ UNKNOWN = CASES["unknown_lines"]
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_no_fit_is_quick_and_a_file_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looking, "STUCK_S", 1.0)
-    monkeypatch.setattr(looking, "LOOK_AGAIN_S", 0.5)
     text, wanted = UNKNOWN[kind]
     began = time.monotonic()
     done = look(tmp_path, f"import json, time\n{text}\n")
@@ -143,7 +142,7 @@ def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(
 
 @given(name=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
-    request = ProbeRequest(command=("python", name), cwd=Path(), platform="cpu", rules=None, limit_s=1.0)
+    request = ProbeRequest(command=("python", name), cwd=Path(), platform="cpu", rules={}, limit_s=1.0)
     found = ProbeResult(
         request=request, probe=Probe(), steps=Steps(tuple(range(40)), (1.0,) * 40, name, None), device=name,
         device_count=1, rules={"preset": "clu"}, how=name, doubt="", own=OwnSettings(),

@@ -18,25 +18,30 @@ PRINTERS = toml_beside(__file__, "printers.toml")
 
 
 def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
-    request = ProbeRequest(command=command, cwd=folder, platform="cpu", rules=rules or None, limit_s=60.0)
+    request = ProbeRequest(command=command, cwd=folder, platform="cpu", rules=rules, limit_s=60.0)
     return probe_program(request, tell=lambda text: None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "terminal"),
-    [("tqdm", "xterm"), *(pytest.param(*k, marks=pytest.mark.gate) for k in (("plain", "xterm"), ("rich", "dumb")))],
-)
-def test_steps_are_found_however_they_are_printed_and_whatever_the_terminal_of_the_caller_can(
-    kind: str, terminal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", terminal)
+@pytest.mark.parametrize("kind", ["tqdm", pytest.param("plain", marks=pytest.mark.gate)])
+def test_steps_are_found_however_they_are_printed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTERS[kind])
     found = look(tmp_path, sys.executable, "train.py")
     assert 0.01 < found.steps.step_s < 0.2, found
     assert len(found.steps.at_s) >= 25
     assert len(found.steps.example) < 120, "no bar as long as a terminal"
     assert found.steps.example.isprintable(), "colours and movements of the cursor are not shown to people"
-    assert ("terminal" in found.rules) == (kind == "rich"), "rich draws its bar on a terminal only"
+
+
+@pytest.mark.gate
+@pytest.mark.skipif(shutil.which("script") is None, reason="this machine has no script(1)")
+def test_a_bar_that_is_drawn_on_a_terminal_only_is_read_under_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "train.py").write_text(PRINTERS["rich"])
+    found = look(tmp_path, "script", "-qec", f"{sys.executable} train.py", "/dev/null")
+    assert 0.01 < found.steps.step_s < 0.2, found
+    assert found.rules["preset"] == "rich"
 
 
 @pytest.mark.gate
