@@ -182,8 +182,6 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
     return [(origin, settings) for origin, settings in found if settings]
 
 
-
-
 # ---------------------------------------------------------------------- preview
 
 
