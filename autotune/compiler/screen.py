@@ -462,7 +462,7 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
             continue
         condition = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
         choices = parameter.choices
-        if choices is not None and report.limit_bytes is None and parameter.name in reports:
+        if report.limit_bytes is None and parameter.name in reports:
             refused = {v.value for v in reports[parameter.name].values if v.message}
             choices = tuple(c for c in choices if c not in refused)
         if choices == ():
