@@ -140,9 +140,11 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
     )
     if best is not None and best.comparison is not None:
         more_s = max(0.0, needed_s(run) - run.time.elapsed_s)
+        estimate = best.comparison.estimate
+        lead = "best so far, unproven" if estimate.ratio < 1.0 else "nothing looks faster so far, most open"
         sentence += (
-            f"; best so far, unproven: {best.settings}, ratio {format_estimate(best.comparison.estimate)}; the budget "
-            f"left no time for its proof, which needs {format_seconds(more_s)} more"
+            f"; {lead}: {best.settings}, ratio {format_estimate(estimate)}; the budget left no time for its proof, "
+            f"which needs {format_seconds(more_s)} more"
         )
     return Outcome.INCONCLUSIVE, sentence
 
