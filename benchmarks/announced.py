@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from autotune.measure.durations import power_analysis
 from autotune.model.records import AaRecord, PowerAnalysis
 from autotune.stats.proof import FIRST_LOOK
-from autotune.study.driver import aa_run, probe
+from autotune.study.driver import begin
 from benchmarks.coverage import DEFAULTS
 from benchmarks.machines import Case
 from benchmarks.studies import CANDIDATES, StudyOutcome, open_study, run_one, simulated_study
@@ -97,8 +97,7 @@ def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis 
     """What the A/A run of the study with this seed announces; run whole, the study has the same."""
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
-        probe(run)
-        aa_run(run)
+        begin(run)
         return power_analysis(run.spec, run.store.of(AaRecord)[0])  # a study in memory does not work it out
 
 

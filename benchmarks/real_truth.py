@@ -36,7 +36,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
-from autotune.study.driver import Driver, aa_run, new_run, probe, run_study
+from autotune.study import driver
+from autotune.study.driver import Driver, new_run, run_study
 from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 from harness.simulated import runner_of
@@ -98,8 +99,7 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
         found = describe(study_run.store, conclusion)
         if slow is not None:
             with contextlib.closing(begin(spec, folder)) as again:
-                probe(again)
-                aa_run(again)
+                driver.begin(again)
                 proven = Driver(again).prove(slow, trial=1, stage="slowdown")
             found["proof"] = {"verdict": str(proven.verdict), "estimate": _interval(proven.estimate)}
         return found
@@ -140,7 +140,7 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
     ):
-        probe(session)
+        driver.begin(session)
         request = ComparisonRequest(
             candidate=FlagSet({VARIABLE: str(large)}),
             folder=session.store.folder("trials", "large"),
@@ -161,7 +161,7 @@ def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[st
     sizes = {"pairs": pairs, "processes": processes}
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(begin(spec, folder)) as session:
-        probe(session)
+        driver.begin(session)
         found = Driver(session).prove(FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown")
         runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -20,17 +20,17 @@ from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import NORMAL, Estimate
 from autotune.study import lanes
-from autotune.study.run import Setup, StudyRun
+from autotune.study.preflight import Setup
+from autotune.study.run import StudyRun
 from autotune.workers.base import Launcher
 from harness.simulated_machine import SimulatedLauncher
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenSetup:
-    """A study's setup that no build was asked for; see `autotune.study.run.Setup`."""
+class GivenSetup(Setup):
+    """A study's setup that no build was asked for."""
 
     given_space: SearchSpace
-    first: Sequence[tuple[str, FlagSet]] = ()
     given_launcher: Launcher | None = None
     jaxlib: str = ""
     read_at_run_time: Callable[[FlagSet], FlagSet] = lambda settings: settings.of_kind("env")

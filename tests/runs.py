@@ -16,7 +16,7 @@ from autotune.measure.compare import InterleavedBlocks
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
-from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialConfig, TrialResult
+from autotune.model.records import AnyRecord, ConclusionRecord, TrialConfig
 from autotune.model.spec import StudySpec, parse_study
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
@@ -159,18 +159,10 @@ class Diary:
     def pair(self, ratios: list[float], lane: str = "") -> None:
         self.pair_count += 1
 
-    def proof(self, run: ConfirmRun, asked: int) -> None: ...
-
-    def aa_run(self, result: AaRecord) -> None: ...
-
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         self.started.append(config)
 
-    def trial_ends(self, result: TrialResult) -> None: ...
-
-    def finalist(self, result: Any) -> None: ...
-
-    def ablation(self, result: Any) -> None: ...
+    def result(self, record: AnyRecord) -> None: ...
 
     def note(self, text: str) -> None:
         self.notes.append(text)

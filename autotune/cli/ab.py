@@ -67,7 +67,7 @@ def ab(
     from autotune.programs.look import default_platform
     from autotune.results.tables import profile_table
     from autotune.study.ab import exit_status, measure_variants, prepare_variants
-    from autotune.study.recheck import NothingToSearch
+    from autotune.study.preflight import Setup
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     most = _share_of(max_slowdown)
@@ -92,7 +92,7 @@ def ab(
             _look(asked, a, b, path), a, b, path, tokens=(a_tokens, b_tokens), pairs=pairs, time_budget=time_budget
         )
         done = run_to_conclusion(
-            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=NothingToSearch(),
+            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(),
             do=lambda run: measure_variants(run, variants, profiled=profile),
         )  # fmt: skip
     conclusion, traced = done.conclusion, done.store.last(ProfileRecord) if profile else None

@@ -172,16 +172,13 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
 
-    spec = load_study(study)
-    folder = study.resolve().parent
-    preview = preview_space(spec, study_dir=folder, run_dir=options.RUNS / spec.name, python=python, note=note)
-    found = preview.space
+    found, build = preview_space(load_study(study), study_dir=study.resolve().parent, python=python, note=note)
     if as_json:
-        print_json(plain(found, size=found.size(), build=preview.build, source=preview.source))
+        print_json(plain(found, size=found.size(), build=build))
         return
     rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
-    for line in text_lines("space.txt.j2", {"exp": math.exp}, space=found, build=preview.build, source=preview.source):
+    for line in text_lines("space.txt.j2", {"exp": math.exp}, space=found, build=build):
         print(line)
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import options
+from autotune.cli import options, tune
 from autotune.cli.printing import note, print_json, print_lines
-from autotune.cli.tune import rules_of
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 SHOWN_LINES = 40
 """Limit of lines that are shown; the rest is counted."""
-
-SHOWN_CHARACTERS = 200
 
 LIMIT_S = 60.0
 """Longest time for a command."""
@@ -32,11 +29,11 @@ _SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.
 
 def read(
     what: Annotated[list[str], typer.Argument(metavar="FILE | COMMAND ...", help="A saved log, or a command.")],
-    preset: Annotated[str | None, typer.Option(help="Lines of a known trainer.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="An expression, as in [workload.read].")] = None,
-    json_key: Annotated[str | None, typer.Option(help="Key of the duration in JSON lines.")] = None,
-    unit: Annotated[str | None, typer.Option(help="What that key holds, such as step_ms.")] = None,
-    loss: Annotated[str | None, typer.Option(help="How the loss is read.")] = None,
+    preset: tune.Preset = None,
+    pattern: tune.Pattern = None,
+    json_key: tune.JsonKey = None,
+    unit: tune.StepUnit = None,
+    loss: tune.Loss = None,
     tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -48,7 +45,7 @@ def read(
     from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
-    rules = rules_of(preset, pattern, json_key, unit, None, loss)
+    rules = tune.rules_of(preset, pattern, json_key, unit, None, loss)
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
@@ -71,7 +68,7 @@ def read(
     if as_json:
         print_json(found)
     else:
-        print_lines([*_rows(found), "", *_summary(found, best)])
+        print_lines(_lines_of(found, best))
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
@@ -95,42 +92,21 @@ def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     return probe
 
 
-def _rows(found: Mapping[str, Any]) -> list[str]:
-    """Formats the first and last lines."""
-    rows = [_row(row) for row in found["lines"]]
-    if len(rows) <= SHOWN_LINES:
-        return rows
-    half = SHOWN_LINES // 2
-    left_out = f"{'':21} ... {len(rows) - SHOWN_LINES} lines more (--json has them) ..."
-    return [*rows[:half], left_out, *rows[-half:]]
-
-
-def _row(row: Mapping[str, Any]) -> str:
-    from autotune.model.units import format_seconds
-
-    took = format_seconds(row["step_s"]) if row["step_s"] is not None else "step" if row["is_step"] else ""
-    loss = f"{row['loss']:.4g}" if row["loss"] is not None else ""
-    return f"{took:>10} {loss:>10} | {row['line'][:SHOWN_CHARACTERS]}"
-
-
-def _summary(found: Mapping[str, Any], by: Recognised | None) -> list[str]:
-    """Formats the figures, remarks, and the table for a study file."""
+def _lines_of(found: Mapping[str, Any], fit: Recognised | None) -> list[str]:
+    """Formats the first and last lines, the figures, and the table for a study file."""
+    from autotune.model.texts import text_lines
     from autotune.model.units import format_seconds
     from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
-    count = len(found["lines"])
-    if not found["rules"]:
-        such = r"'step_time=(?P<step_s>[\d.]+)'"
-        return [f"no steps were read in {count} lines: name a --preset, or write a --pattern such as {such}"]
-    each = f", {format_seconds(found['step_s'])} each (median)" if found["step_s"] else ""
-    losses = f"{found['losses']} losses, the last {found['loss']:.4g}" if found["losses"] else "no loss"
-    said = [f"{found['steps']} steps in {count} lines{each}, {losses}"]
-    if by is not None and by.by_clock and by.step_s is None:
-        said.append("the time between lines counts, which this log does not have; a command shows it")
-    if doubt := doubt_of(by):
-        said.append(doubt)
-    rules = dict(found["rules"])
-    tokens = rules.pop("tokens_per_step", None)
-    said += ["", "[workload.read]", *(f"{key} = {to_toml(value)}" for key, value in rules.items())]
-    return said if tokens is None else [*said, "", "[workload]", f"tokens_per_step = {tokens}"]
+    rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
+    return text_lines(
+        "read.txt.j2",
+        {"seconds": format_seconds, "toml": to_toml},
+        found=found,
+        half=SHOWN_LINES // 2,
+        is_timed=fit is None or not fit.by_clock or fit.step_s is not None,
+        doubt=doubt_of(fit),
+        tokens=rules.pop("tokens_per_step", None),
+        rules=rules,
+    )

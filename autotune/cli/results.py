@@ -270,7 +270,8 @@ def recheck(
     from autotune.model.errors import AutotuneError
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
-    from autotune.study.recheck import NothingToSearch, recheck_directory, recheck_study, recheck_winner
+    from autotune.study.preflight import Setup
+    from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
     studies = [recheck_study(file, path) for path in study] if study else [recheck_study(file, None)]
@@ -282,7 +283,7 @@ def recheck(
     for spec, folder in studies:
         path = run_dir or recheck_directory(options.RUNS, spec.name)
         run = run_to_conclusion(
-            spec, path, study_dir=folder, as_json=as_json, setup=NothingToSearch(), asked_trials=0,
+            spec, path, study_dir=folder, as_json=as_json, setup=Setup(),
             do=lambda run: recheck_winner(run, winner),
         )  # fmt: skip
         if as_json:

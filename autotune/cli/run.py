@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -80,44 +79,29 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """Prints tables, conclusion, run directory and next commands."""
+    from autotune.model.texts import text_lines
     from autotune.model.units import format_seconds
 
     print()
     print_study(store)
-    lines = [
-        f"{conclusion.trial_count} trials in {format_seconds(store.watch.total_s)}",
-        f"everything lies in {path} (records.jsonl, trials/*/pairs.jsonl, logs)",
-        "",
-        "next:",
-    ]
-    print_lines([*lines, *(f"  {step}" for step in _next_steps(store.spec, conclusion, path, study))])
+    spec = store.spec
+    more = f"--trials {2 * max(1, conclusion.trial_count)}"
+    if spec.search.time_budget is not None and conclusion.trial_count < spec.search.trials:
+        more = f"--time-budget {larger_budget(spec, conclusion)}"
+    lines = text_lines(
+        "next_steps.txt.j2",
+        {"seconds": format_seconds},
+        me="autotune" if shutil.which("autotune") else sys.argv[0],  # without an activated environment
+        conclusion=conclusion,
+        took_s=store.watch.total_s,
+        run=path,
+        study=study,
+        more=more,
+        program=spec.workload.command_line(spec.search.options),
+    )
+    print_lines(lines)
 
 
 def larger_budget(spec: StudySpec, conclusion: ConclusionRecord, used_s: float = 0.0) -> str:
     """Returns a time budget with which a study without a winner goes on, in minutes, as `--time-budget` takes it."""
     return f"{math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or used_s)) / 60)}m"
-
-
-def _next_steps(spec: StudySpec, conclusion: ConclusionRecord, path: Path, study: Path) -> list[str]:
-    """Returns the commands to type next."""
-    from autotune.model.records import Outcome
-
-    # Without an activated environment the command needs the path by which it was called.
-    is_found = shutil.which("autotune") or not sys.argv[0].endswith("autotune")
-    me = "autotune" if is_found else os.path.relpath(sys.argv[0])
-    more = f"--trials {2 * max(1, conclusion.trial_count)}"
-    if spec.search.time_budget is not None and conclusion.trial_count < spec.search.trials:
-        more = f"--time-budget {larger_budget(spec, conclusion)}"
-    steps = []
-    if conclusion.outcome is Outcome.WINNER and conclusion.trial is not None:
-        steps += [
-            f"{me} export {path} --format env -o winner.env",
-            f"{me} exec {path} -- {spec.workload.command_line(spec.search.options)}",
-            f"{me} show {path} {conclusion.trial}",
-        ]
-    return [
-        *steps,
-        f"{me} show {path}",
-        f"{me} report {path} --html report.html",
-        f"{me} run {study} --run-dir {path} {more}   # continues",
-    ]

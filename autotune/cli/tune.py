@@ -220,14 +220,14 @@ def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
     from autotune.study.preflight import preview_space
 
     run_dir = options.RUNS / plan.spec.name
-    preview = preview_space(plan.spec, study_dir=file.resolve().parent, run_dir=run_dir)
-    names = [parameter.name.removeprefix("xla_") for parameter in preview.space.parameters]
+    space, build = preview_space(plan.spec, study_dir=file.resolve().parent)
+    names = [parameter.name.removeprefix("xla_") for parameter in space.parameters]
     filters = {
         "words": shlex.join, "seconds": format_seconds, "about": format_about,
         "some_names": lambda names: format_names(names, 6),
     }  # fmt: skip
     lines = text_lines(
-        "tune.txt.j2", filters, found=found, plan=plan, names=names, build=preview.build, several=SEVERAL,
+        "tune.txt.j2", filters, found=found, plan=plan, names=names, build=build, several=SEVERAL,
         fewest_trials=FEWEST_TRIALS, file=file, run_dir=run_dir,
     )  # fmt: skip
     print_lines(lines)

@@ -17,6 +17,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, Settings
 from autotune.model.numbers import Record
 from autotune.model.records import (
+    ISOLATED,
     AaRecord,
     AblationResult,
     AnyRecord,
@@ -73,10 +74,13 @@ class PairTask(Task):
     trial: int
     settings: Settings
     repeat: int
-    is_isolated: bool = False
-    """Isolated runs, each with nothing beside it."""
     pairs: int | None = None
-    """Pairs of blocks that it runs; the driver says how many when it gives the task to a lane."""
+    """Pairs of blocks that it runs."""
+
+    @property
+    def is_isolated(self) -> bool:
+        """Whether each arm runs with nothing beside it."""
+        return self.stage == ISOLATED
 
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""

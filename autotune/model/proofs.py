@@ -257,7 +257,7 @@ class Standing(NamedTuple):
     is_over: bool
 
 
-def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most: int, min_effect: float) -> Standing:
+def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_effect: float) -> Standing:
     """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
     Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
@@ -265,14 +265,18 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, trial: int, most
 
     Args:
         runs: Pairs of processes, those of other proofs included.
-        trial: Number of the trial that had the set first.
         most: Pairs after which it ends in any case.
     """
     mine = runs_of(proof, runs)
     base = FinalistResult(
-        stage=proof.stage, trial=trial, settings=proof.settings, verdict=Verdict.UNRESOLVED, process_count=len(mine),
-        most=most, work=next((r.work for r in mine if r.work is not None), None),
-    )  # fmt: skip
+        stage=proof.stage,
+        trial=proof.trial,
+        settings=proof.settings,
+        verdict=Verdict.UNRESOLVED,
+        process_count=len(mine),
+        most=most,
+        work=next((r.work for r in mine if r.work is not None), None),
+    )
     ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
     if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
         update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
@@ -309,8 +313,8 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
     """The pairs of processes of one proof, in order, up to the first missing one."""
     by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
     found: list[ConfirmRun] = []
-    while (following := by_repeat.get(proof.first + len(found))) is not None:
-        found.append(following)
+    while len(found) in by_repeat:
+        found.append(by_repeat[len(found)])
     return found
 
 

@@ -251,7 +251,6 @@ class TrialStatus(StrEnum):
     """How a trial came to its result."""
 
     MEASURED = "measured"
-    SAME_SET = "same_set"
     SAME_PROGRAM = "same_program"
     FAILED = "failed"
 
@@ -411,8 +410,6 @@ class ProofRecord(Stamped):
     error: Annotated[float, Field(gt=0, lt=0.1)]
     least: Count
     """Pairs of processes before the set is called faster."""
-    first: Count = 0
-    """Number of the first pair that counts: earlier ones were seen before the plan was made."""
     trial: Count = 0
     """Number of the trial that had the set first; 0 where there is none."""
 
@@ -573,26 +570,14 @@ class Callbacks(Protocol):
     def pair(self, ratios: list[float], lane: str = "") -> None:
         """One more pair is done; log ratios so far."""
 
-    def proof(self, run: ConfirmRun, asked: int) -> None:
-        """One more fresh pair of processes is done, of so many."""
-
     def stage(self, name: str, detail: str) -> None:
         """A stage begins."""
-
-    def aa_run(self, result: AaRecord) -> None:
-        """The A/A run is known."""
 
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """A set is about to be tried."""
 
-    def trial_ends(self, result: TrialResult) -> None:
-        """A set has its result."""
-
-    def finalist(self, result: FinalistResult) -> None:
-        """A finalist has its verdict."""
-
-    def ablation(self, result: AblationResult) -> None:
-        """One setting was left out."""
+    def result(self, record: AnyRecord) -> None:
+        """A record was written: of the A/A run, a trial, a pair of processes, a verdict."""
 
     def note(self, text: str) -> None:
         """Something the user should know."""

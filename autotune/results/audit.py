@@ -105,7 +105,7 @@ def _of_plans(records: Sequence[AnyRecord]) -> Iterator[str]:
         least = ISOLATED_PAIRS if plan.stage == ISOLATED else LEAST_PAIRS
         if plan.least < least or (plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)):
             yield f"the proof of {plan.settings} ({plan.stage}) was planned with too few pairs or too large an error"
-        before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun) and r.repeat >= plan.first]
+        before = [r for r in records[: records.index(plan)] if isinstance(r, ConfirmRun)]
         if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in before):
             yield f"the proof of {plan.settings} ({plan.stage}) was planned after its pairs of processes had been seen"
 
@@ -132,7 +132,7 @@ def _of_proof(
         if plan is None:
             yield f"the proof of {name} has no plan"
             return
-        here = standing(plan, runs, trial=proof.trial, most=most, min_effect=min_effect).result
+        here = standing(plan, runs, most=most, min_effect=min_effect).result
     except ValueError:
         yield f"{name}: its pairs of processes give no figures"
         return

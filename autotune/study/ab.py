@@ -32,7 +32,7 @@ from autotune.model.units import format_bytes, format_change, format_seconds, fo
 from autotune.results.format import format_estimate, format_failure, time_of
 from autotune.stats.estimates import Estimate
 from autotune.study.conclude import RULED_OUT
-from autotune.study.driver import Driver, aa_run, probe
+from autotune.study.driver import Driver, begin
 from autotune.study.plan import most_pairs
 from autotune.study.profile import profile
 from autotune.study.run import StudyRun
@@ -128,14 +128,14 @@ def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = Fals
         StudyFileError: If a variant runs on other packages than it should.
     """
     with contextlib.closing(run):
-        probe(run)
-        variants.b.refuse_other(aa_run(run).versions.get("jaxlib"))
+        reference = begin(run)
+        variants.b.refuse_other(reference.versions.get("jaxlib"))
         trial, result = _trial(run, variants), None
         if trial.failure is None:
             a, b = variants.names
             run.begin_stage(AB, f"{a} against {b}, {most_pairs(run.spec, AB)} pairs at most")
             result = Driver(run).prove(trial.settings, trial=TRIAL, stage=AB)
-        run.conclusion = _conclusion(run, trial, result, variants)
+        run.conclusion = _conclusion(run, reference, trial, result, variants.names)
         run.store.append_news(run.conclusion)
         if profiled and run.conclusion.estimate is not None and run.store.last(ProfileRecord) is None:
             run.store.append(profile(run, variants.names, trial.settings))
@@ -148,26 +148,25 @@ def _trial(run: StudyRun, variants: Variants) -> TrialResult:
         config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
         run.begin_stage("search", f"one trial of {a}: whether it runs, and trains as {b} does")
         run.view.trial_starts(config, TRIAL)
-        run.lanes.do(PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.store.append))
-        run.view.trial_ends(run.store.of(TrialResult)[0])
+        run.lanes.do(PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.record))
     trial = run.store.of(TrialResult)[0]
     variants.a.refuse_other(trial.worker.versions.get("jaxlib") if trial.worker is not None else None)
     return trial
 
 
 def _conclusion(
-    run: StudyRun, trial: TrialResult, result: FinalistResult | None, variants: Variants
+    run: StudyRun, reference: WorkerReport, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
 ) -> ConclusionRecord:
     failure = trial.failure or (result.failure if result is not None else None)
     outcome, sentence, estimate = Outcome.NOTHING_RAN, "", None
-    a, b = variants.names
+    a, b = names
     if failure is not None:
         who = b if "/reference/" in (failure.log or "") else a
         sentence = f"{b} and {a} are not compared: {format_failure(failure, f'under {who}')}"
     elif result is not None and (estimate := Driver(run).report(result).estimate) is not None:
-        outcome, sentence = _answer(result, estimate, variants.names)
+        outcome, sentence = _answer(result, estimate, names)
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
-        sentence += format_beside(trial.worker, run.reference)
+        sentence += format_beside(trial.worker, reference)
     won = {"settings": trial.settings, "trial": TRIAL} if outcome is Outcome.WINNER else {}
     return ConclusionRecord(
         outcome=outcome, sentence=sentence, trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(),

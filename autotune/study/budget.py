@@ -7,7 +7,6 @@ for lack of time errs no more often than planned, for that depends on the clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
@@ -149,10 +148,10 @@ class TimeLeft:
         pairs_s = self._side_by_side(self._least_pairs * takes.pair_s)
         return not self.is_used_up(pairs_s, self.kept_after(CONFIRM), is_last=True)
 
-    def allows(self, unit: Callable[[Durations], float]) -> bool:
-        """Whether a piece of work fits before the proof of its result."""
+    def allows_ablation(self) -> bool:
+        """Whether leaving out a setting fits before the proof of the rest."""
         takes = self.takes
-        return takes is None or not self.is_used_up(unit(takes), self.kept_after("minimise"))
+        return takes is None or not self.is_used_up(takes.ablation_s, self.kept_after("minimise"))
 
     def still_kept(self, table: Timetable) -> float:
         """Returns the seconds that a timetable reserves for proofs, less what they took if a winner is proven."""

@@ -40,40 +40,12 @@ def record_conclusion(run: StudyRun, end: Conclude) -> ConclusionRecord:
 
 
 def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict[str, object]:
-    spec, winner = run.spec, end.winner
-    soaks = run.store.of(SoakRecord)
-    if winner is not None and winner.report is not None and winner.proof.estimate is not None:
-        proven, ratio = winner.proof, winner.report.estimate or winner.proof.estimate
-        mine = [s for s in soaks if s.settings == proven.settings]
-        soaked = [s.steps_s for s in mine]
-        after = f" and {winner.report.isolated} of isolated runs" if winner.report.isolated else ""
-        proofs = [r for r in run.store.of(ConfirmRun) if (r.stage, r.settings) == (proven.stage, proven.settings)]
-        loss = loss_addition([*proofs, *mine])
-        count = sum(r.settings == proven.settings and r.log_ratio is not None for r in run.store.of(ConfirmRun))
-        aa_run = run.store.last(AaRecord)
-        step_s = aa_run.comparison.reference_step_s if aa_run is not None and proven.work is None else None
-        what = time_of(proven.work)
-        if not spec.confirm.isolated and aa_run is not None and aa_run.comparison.mode != ABA:
-            after += ", isolated runs left out"
-        if earlier := earlier_runs(run.store):
-            loss += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
-        return {
-            "outcome": Outcome.WINNER,
-            "sentence": f"{proven.settings} beats {spec.reference_name} on this machine, "
-            f"{format_gain(ratio.ratio, step_s, of=what)}: {what} ratio {format_estimate(ratio)} over "
-            f"{ratio.pair_count} fresh pairs of processes{after}{loss}; its {count} "
-            f"processes do not rule out that up to {format_share(unseen_share(count))} of processes are slow"
-            + "".join(f"; {text}" for text in _objections(run, end.objections)),
-            "settings": proven.settings,
-            "trial": proven.trial,
-            "estimate": ratio,
-            "soaked_s": soaked[-1] if soaked and spec.confirm.soak else None,
-        }
+    if end.winner is not None:
+        return _of_winner(run, end, end.winner)
     budget_s = needed_s(run) if end.unproven is not None else None
     if not results:
-        table = run.time.timetable()
         outcome, sentence = Outcome.INCONCLUSIVE, "inconclusive: nothing was tried on this machine"
-        if table is not None:
+        if (table := run.time.timetable()) is not None:
             budget_s = table.needed_s
             sentence += (
                 ": the A/A run left no time for a trial; with a time budget of at least "
@@ -84,22 +56,48 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
     else:
         outcome, sentence = _no_winner(run, end, results)
         sentence += "".join(f"; {text}" for text in _objections(run, _refused(run, end)) if text not in sentence)
-    latest = {s.settings: s for s in soaks}.values()
+    latest = {s.settings: s for s in run.store.of(SoakRecord)}.values()
     if against := [s for s in latest if s.failure is not None or s.unsettled is not None]:
         least = min(against, key=lambda s: len(s.settings))
         sentence += f"; {least.settings} was faster but {format_soak(least)}"
     return {"outcome": outcome, "sentence": sentence, "needed_s": budget_s}
 
 
+def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str, object]:
+    confirm, aa_run, ratio = run.spec.confirm, run.store.of(AaRecord)[-1], end.report.estimate
+    assert ratio is not None
+    soaks = [s for s in run.store.of(SoakRecord) if s.settings == proven.settings]
+    runs = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings]
+    count, what = sum(r.log_ratio is not None for r in runs), time_of(proven.work)
+    gain = format_gain(ratio.ratio, aa_run.comparison.reference_step_s if proven.work is None else None, of=what)
+    sentence = (
+        f"{proven.settings} beats {run.spec.reference_name} on this machine, {gain}: {what} ratio "
+        f"{format_estimate(ratio)} over {ratio.pair_count} fresh pairs of processes"
+    )
+    if end.report.isolated:
+        sentence += f" and {end.report.isolated} of isolated runs"
+    if not confirm.isolated and aa_run.comparison.mode != ABA:
+        sentence += ", isolated runs left out"
+    sentence += loss_addition([*(r for r in runs if r.stage == proven.stage), *soaks])
+    if earlier := earlier_runs(run.store):
+        sentence += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
+    share = format_share(unseen_share(count))
+    sentence += f"; its {count} processes do not rule out that up to {share} of processes are slow"
+    sentence += "".join(f"; {text}" for text in _objections(run, end.objections))
+    return {
+        "outcome": Outcome.WINNER,
+        "sentence": sentence,
+        "settings": proven.settings,
+        "trial": proven.trial,
+        "estimate": ratio,
+        "soaked_s": soaks[-1].steps_s if soaks and confirm.soak else None,
+    }
+
+
 def _refused(run: StudyRun, end: Conclude) -> dict[FlagSet, str]:
     """Returns what speaks against each set whose proof, or an isolated one behind it, looked faster."""
     vetoes = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
     return {**vetoes, **end.objections}
-
-
-def _is_open(run: StudyRun, end: Conclude) -> bool:
-    """Whether a set that looked faster was refused for how it was measured, which is no evidence that it is not."""
-    return any(IN_TOTAL not in why for why in _refused(run, end).values())
 
 
 def _objections(run: StudyRun, refused: Mapping[FlagSet, str]) -> list[str]:
@@ -117,17 +115,18 @@ def needed_s(run: StudyRun) -> float:
 def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect, best = run.spec.measure.min_effect, end.unproven
+    bound = max(min_effect, RULED_OUT)
     open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
     coarse = _clock_resolution(run)
-    if best is None and coarse > max(min_effect, RULED_OUT, open_gain):
+    if best is None and coarse > max(bound, open_gain):
         return Outcome.INCONCLUSIVE, (
             "inconclusive: steps are timed by a clock that is too coarse, so no smaller gains than "
             f"{format_share(coarse)} can be seen; time them by a finer one (`time.perf_counter`), or print more digits"
         )
-    is_bounded = best is None and open_gain <= max(min_effect, RULED_OUT)
-    if is_bounded and _is_open(run, end):
-        return Outcome.INCONCLUSIVE, f"inconclusive: {_objections(run, _refused(run, end))[0]}"
-    if is_bounded:
+    if best is None and open_gain <= bound:
+        refused = _refused(run, end)
+        if any(IN_TOTAL not in why for why in refused.values()):  # how it was measured is no evidence of no gain
+            return Outcome.INCONCLUSIVE, f"inconclusive: {_objections(run, refused)[0]}"
         return Outcome.NOTHING_BEATS_THE_DEFAULT, (
             f"no setting tried beats {run.spec.reference_name} on this machine by more than "
             f"{format_share(max(open_gain, min_effect))}"

@@ -19,23 +19,19 @@ from autotune.model.records import (
     ISOLATED,
     AaRecord,
     AblationResult,
-    AnyRecord,
     Callbacks,
     ConclusionRecord,
     ConfirmRun,
-    FailingSetRecord,
     FinalistResult,
-    SoakRecord,
     TrialResult,
 )
 from autotune.model.spec import StudySpec
-from autotune.results.format import format_soak
 from autotune.rundir.store import Store
 from autotune.study.budget import format_timetable
 from autotune.study.conclude import record_conclusion
-from autotune.study.plan import Conclude, EndSearch, Give, Proofs, Step, TryNext, Wait, Write, most_pairs, next_step
-from autotune.study.preflight import prepare
-from autotune.study.run import Setup, StudyRun
+from autotune.study.plan import Conclude, EndSearch, Give, Plan, Step, TryNext, Wait, Write, next_step
+from autotune.study.preflight import Setup, prepare
+from autotune.study.run import StudyRun
 from autotune.study.screen import open_study_screener
 from autotune.study.trials import Trials, open_trials
 
@@ -43,22 +39,19 @@ from autotune.study.trials import Trials, open_trials
 def run_study(run: StudyRun) -> ConclusionRecord:
     """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay."""
     with contextlib.closing(run):
-        probe(run)
-        aa_run(run)
+        begin(run)
         with open_study_screener(run.store, run.view) as screener:
             end = Driver(run, open_trials(run, screener)).work()
         run.conclusion = record_conclusion(run, end)
     return run.conclusion
 
 
-def probe(run: StudyRun) -> None:
-    """Probes the installed build, checks the study against it, then takes the devices and the run directory."""
+def begin(run: StudyRun) -> WorkerReport:
+    """Checks the study, takes devices and run directory, makes the A/A run, and returns the reference's report."""
     run.setup = run.prepare(run.view.note)
     run.open()
-
-
-def aa_run(run: StudyRun) -> WorkerReport:
-    """Makes the A/A run, unless an earlier session did, and returns the reference's report."""
+    if not run.store.of(AaRecord):
+        run.begin_stage("A/A run", "the reference against itself: smallest gain that can be detected")
     reference = run.lanes.first_aa_run().reference
     refuse_untold_work(run.spec, reference)
     return reference
@@ -98,12 +91,11 @@ class Driver:
         """
 
         def plan() -> Step | None:
-            proofs = Proofs(self._run.spec, self._store, self._run.time, self._in_hand)
-            return proofs.prove(stage, settings, trial)[0]
+            now = Plan(self._run.spec, self._store, self._run.time, self._in_hand)
+            return now.prove(stage, settings, trial)[0]
 
         self._do(plan)
-        proofs = Proofs(self._run.spec, self._store, self._run.time, ())
-        step, result = proofs.prove(stage, settings, trial)
+        step, result = Plan(self._run.spec, self._store, self._run.time).prove(stage, settings, trial)
         assert step is None
         assert result is not None
         return result
@@ -147,9 +139,7 @@ class Driver:
                     self._trials.end_search()
             case Write(records):
                 for record in records:
-                    self._store.append(record)
-                    if isinstance(record, FinalistResult):
-                        self._run.view.finalist(record)
+                    self._run.record(record)
             case Give(task=task):
                 return self._give(step, task)
         return None
@@ -178,9 +168,9 @@ class Driver:
             self._begin_stage(step.stage, step.detail)
         if isinstance(task, AblationTask) and self._is_same_program(task):
             kept, reason = pays(None, self._run.spec.measure.min_effect)
-            self._record(AblationResult(settings=task.settings, left_out=task.left_out, kept=kept, reason=reason))
+            self._run.record(AblationResult(settings=task.settings, left_out=task.left_out, kept=kept, reason=reason))
             return None
-        return self._counted(PendingTask(task, step.folder, step.name, self._record))
+        return self._counted(PendingTask(task, step.folder, step.name, self._run.record))
 
     def _is_same_program(self, task: AblationTask) -> bool:
         return self._trials is not None and self._trials.is_same_program(task.settings, task.rest)
@@ -200,22 +190,6 @@ class Driver:
         if name != self._stage[0] or (name != "search" and detail != self._stage[1]):
             self._stage = (name, detail)
             self._run.begin_stage(name, detail)
-
-    def _record(self, record: AnyRecord) -> None:
-        """Appends a lane's result and shows it."""
-        self._store.append(record)
-        view = self._run.view
-        match record:
-            case ConfirmRun():
-                view.proof(record, most_pairs(self._run.spec, record.stage))
-            case AblationResult():
-                view.ablation(record)
-            case SoakRecord():
-                view.note(format_soak(record))
-            case FailingSetRecord():
-                what = "minimal" if record.is_minimal else "smallest known"
-                kind = record.failure_kind.replace("_", " ")
-                view.note(f"trial {record.trial}: {what} failing set ({kind}): {record.smallest}")
 
 
 def new_run(

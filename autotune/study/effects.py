@@ -15,7 +15,7 @@ from autotune.results.effects import LIKELY
 from autotune.search.effects import SURELY_ACTS, Change, Effects, as_ratio
 from autotune.search.sampler import NUMBER_KEY, SD_KEY, USUAL_SD, AdditiveFlagSampler
 from autotune.search.space import Codes
-from autotune.settings.space import SearchSpace
+from autotune.study.samplers import Points
 
 LIKELY_PAIR = 0.05
 """Least probability of an interaction for which a pair of settings is recorded."""
@@ -28,19 +28,19 @@ class StudyEffects:
 
     def __init__(
         self,
-        space: SearchSpace,
+        points: Points,
         sampler: AdditiveFlagSampler,
         trials: Sequence[FrozenTrial],
         *,
         least: float,
     ) -> None:
-        self._space, self._trial_count = space, len(trials)
+        self._points = points
+        self._trial_count = len(trials)
         self._least = -math.log1p(-least)
         fitted = sampler.fit(trials)
         self._coded = fitted.coded
         self._effects = Effects(fitted.model, fitted.failures, fitted.memory, seed=_SEED)
         self._ran, _ = self._coded.split(trials)
-        self._parameters = {p.name: p for p in space.parameters}
 
     @property
     def measured(self) -> int:
@@ -87,7 +87,7 @@ class StudyEffects:
         return as_ratio(mean + weight * ((trial.value or 0.0) - mean))
 
     def _setting(self, i: int, name: str) -> SettingEffect:
-        parameter, neutral = self._parameters[name], self._effects.design.neutral[i]
+        parameter, neutral = self._points.parameters[name], self._effects.design.neutral[i]
         counts = Counter(t.params[name] for codes, t in self._ran if name in t.params and codes[i] != neutral)
         texts = {str(value): (value, count) for value, count in counts.items()}
         changes, values = self._effects.of(i), []
@@ -109,8 +109,7 @@ class StudyEffects:
         return any(abs(t.value or 0.0) > 1.96 * t.user_attrs[SD_KEY] for t in ran if SD_KEY in t.user_attrs)
 
     def _set(self, codes: Codes) -> FlagSet:
-        values = self._coded.values(codes)
-        return self._space.suggest(lambda p: str(values[p.name]))
+        return self._points.point(self._coded.values(codes))
 
 
 def _figures(change: Change) -> dict[str, float]:

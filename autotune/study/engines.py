@@ -34,8 +34,6 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
     """Parses a group of devices for each lane: ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
     if text is None:
         return ()
-    if not all(part.strip("+ ") for part in text.split(",")):
-        raise StudyFileError(f"lanes must be given like 0-3,4-7 or 0+2,1+3 but got {text!r}; leave no group empty")
     groups = tuple(parse_devices(part.replace("+", ",")) for part in text.split(","))
     devices = [device for group in groups for device in group]
     if len(set(devices)) != len(devices):

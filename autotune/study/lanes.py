@@ -6,6 +6,7 @@ ignored. So no task is recorded twice and none is left out, whichever process di
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,9 @@ from pydantic import ValidationError
 
 from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Told
 from autotune.machine.host import measured_versions
-from autotune.measure.context import aa_folder, time_limits_after
+from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
-from autotune.measure.tasks import AaTask, AnyTask, Assignment, PairTask, PendingTask, TrialTask
+from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
@@ -32,9 +33,7 @@ from autotune.model.records import (
     TrialStatus,
 )
 from autotune.model.stop import check_stop
-from autotune.model.time_limits import TimeLimits
 from autotune.rundir.store import Store
-from autotune.stats.aa_noise import proof_size
 
 MOST_LOST = 3
 """Lanes that may be lost over one task; after that it is recorded as failed, for it may be what kills them."""
@@ -93,10 +92,9 @@ class Lanes:
         self._view = view
         self._runtime = runtime
         self._lanes: dict[str, _Lane] = {}
-        self._dismissed: dict[str, str] = {}
+        self._dismissed: set[str] = set()
         self._pending: list[PendingTask] = []
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
-        self._has_said_aa_run = False
         self._shown: set[str] = set()
         self.ledger = Ledger(store)
 
@@ -104,10 +102,12 @@ class Lanes:
 
     def first_aa_run(self) -> AaRecord:
         """Returns the first A/A run of a lane while others go on; LaunchError if the reference runs on none of them."""
-        while (found := self._aa_run) is None:
+        while True:
+            for lane in self._lanes.values():
+                if lane.aa_run is not None:
+                    return lane.aa_run
             self._begin_aa_runs()
             self._listen()
-        return found
 
     def work(self, source: Callable[[], PendingTask | None]) -> None:
         """Gives tasks to free lanes until there is none left and all results are recorded.
@@ -136,19 +136,10 @@ class Lanes:
     def close(self) -> None:
         """Ends every lane and writes the ledger."""
         try:
-            self.ledger.count(self.names, self.device_count, is_last=True)
+            self._count(is_last=True)
         finally:  # the disk may be full, or gone
             self.engine.close()
             self._lanes.clear()
-
-    @property
-    def _aa_run(self) -> AaRecord | None:
-        return next((x.aa_run for x in self._lanes.values() if x.aa_run is not None), None)
-
-    @property
-    def limits(self) -> TimeLimits | None:
-        """Time limits of processes on the first lane that has an A/A run; None before there is one."""
-        return time_limits_after(self._store.spec, self._aa_run) if self._aa_run is not None else None
 
     @property
     def names(self) -> Sequence[str]:
@@ -160,10 +151,8 @@ class Lanes:
         """Whether a lane is busy."""
         return any(x.pending is not None for x in self._lanes.values())
 
-    @property
-    def device_count(self) -> int:
-        """Devices of all present lanes."""
-        return sum(x.devices for x in self._lanes.values())
+    def _count(self, *, is_last: bool = False) -> None:
+        self.ledger.count(self.names, sum(x.devices for x in self._lanes.values()), is_last=is_last)
 
     # ------------------------------------------------------------------ giving
 
@@ -175,16 +164,13 @@ class Lanes:
 
     def _begin_aa_runs(self) -> None:
         for lane in [x for x in self._lanes.values() if x.aa_run is None and x.pending is None]:
-            if not self._has_said_aa_run:
-                self._has_said_aa_run = True
-                self._store.tell_stage("A/A run")
-                self._view.stage("A/A run", "the reference against itself: smallest gain that can be detected")
-            self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", lambda record: None))
+            done = functools.partial(self._first_result, lane)
+            self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", done))
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending, lane.heard_s = pending, self._store.watch.total_s
         assignment = Assignment(
-            task=self._sized(pending.task),
+            task=pending.task,
             lane=lane.name,
             folder=pending.own_folder,
             name=pending.name,
@@ -194,14 +180,6 @@ class Lanes:
             at_s=lane.heard_s,
         )
         self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
-
-    def _sized(self, task: AnyTask) -> AnyTask:
-        """Sets the number of block pairs of a pair of processes: the same on every lane, and in every session."""
-        if not isinstance(task, PairTask) or task.pairs is not None:
-            return task
-        aa_runs = self._store.of(AaRecord)
-        pairs = proof_size(aa_runs[0].noise if aa_runs else None, starts=self._store.spec.block_sizes.starts)
-        return task.model_copy(update={"pairs": pairs})
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
         """Returns the settings under which a task runs, baseline included."""
@@ -221,10 +199,9 @@ class Lanes:
             self._take(told)
         watch = self._store.watch
         watch.hold(not self._lanes)  # time without a lane is time in a queue
-        self.ledger.count(self.names, self.device_count)
+        self._count()
         for lane in list(self._lanes.values()):
             if lane.pending is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
-                self._view.note(f"lane {lane.name} has been silent for {SILENT_S:.0f} s and is given up")
                 self.engine.give_up(lane.name, "silent")
                 self._lose(lane.name, f"silent for {SILENT_S:.0f} s")
 
@@ -284,7 +261,7 @@ class Lanes:
         spec = self._store.spec
         if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_wait:
             self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
-        self._view.aa_run(aa_run)
+        self._view.result(aa_run)
 
     def _lose(self, name: str, why: str) -> None:
         """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST` losses."""
@@ -315,10 +292,7 @@ class Lanes:
             self._dismiss(lane, f"what it says cannot be read: {error}")
             return
         lane.pending = None
-        if isinstance(pending.task, AaTask):
-            self._first_result(lane, record)
-        else:
-            pending.done(record)
+        pending.done(record)
 
     def _first_result(self, lane: _Lane, aa_run: AnyRecord) -> None:
         """Records a lane's A/A run and admits the lane, unless it is another kind of machine."""
@@ -339,7 +313,7 @@ class Lanes:
 
     def _dismiss(self, lane: _Lane, why: str, *, is_stopped: bool = False) -> None:
         """Excludes a lane from the study; raises LaunchError if there is no other."""
-        self._dismissed[lane.name] = why
+        self._dismissed.add(lane.name)
         self.engine.give_up(lane.name, "of no use", for_good=True)
         self._lose(lane.name, why)
         if not self._lanes:

@@ -9,10 +9,20 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.model.clock import Stopwatch
-from autotune.model.records import AaRecord, AblationResult, ConfirmRun, FinalistResult, TrialConfig, TrialResult
+from autotune.model.records import (
+    AaRecord,
+    AblationResult,
+    AnyRecord,
+    ConfirmRun,
+    FailingSetRecord,
+    FinalistResult,
+    SoakRecord,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_ratio, format_seconds
-from autotune.results.format import format_aa_run, format_ablation, format_finalist, format_trial, shorten
+from autotune.results.format import format_aa_run, format_ablation, format_finalist, format_soak, format_trial, shorten
 
 
 class LineView:
@@ -52,38 +62,44 @@ class LineView:
         about = format_ratio(math.exp(statistics.median(ratios)))
         self.phase(f"{len(ratios)} pairs of blocks measured, ratio about {about}", lane)
 
-    def proof(self, run: ConfirmRun, asked: int) -> None:
-        """See `Callbacks`."""
-        found = "failed" if run.log_ratio is None else f"ratio {format_ratio(math.exp(run.log_ratio))}"
-        trial = f"trial {run.trial}, " if run.trial else ""
-        self.line(f"  {trial}fresh pair {run.repeat + 1} of {asked}: {found}")
-
-    def aa_run(self, result: AaRecord) -> None:
-        """See `Callbacks`."""
-        self._provable = self._provable if self._provable is not None else result.provable  # of the study's workload
-        for text in format_aa_run(result, result.power):
-            self.line(f"lane {result.by}: {text}" if result.by else text)
-
     def trial_starts(self, config: TrialConfig, asked: int) -> None:
         """See `Callbacks`."""
         self.line(f"trial {config.number} of {asked} ({config.origin}): {shorten(config.settings)}")
 
-    def trial_ends(self, result: TrialResult) -> None:
+    def result(self, record: AnyRecord) -> None:
         """See `Callbacks`."""
+        match record:
+            case AaRecord():
+                self._aa_run(record)
+            case TrialResult():
+                self._trial(record)
+            case ConfirmRun():
+                trial = f"trial {record.trial}, " if record.trial else ""
+                ratio = "failed" if record.log_ratio is None else f"ratio {format_ratio(math.exp(record.log_ratio))}"
+                self.line(f"  {trial}fresh pair {record.repeat + 1}: {ratio}")
+            case FinalistResult():
+                trial = f" trial {record.trial}" if record.trial else ""  # a recheck is of no trial
+                self.line(f"  {record.stage}{trial}: {format_finalist(record)}")
+            case AblationResult():
+                self.line(f"  {format_ablation(record)}")
+            case SoakRecord():
+                self.note(format_soak(record))
+            case FailingSetRecord():
+                what = "minimal" if record.is_minimal else "smallest known"
+                kind = record.failure_kind.replace("_", " ")
+                self.note(f"trial {record.trial}: {what} failing set ({kind}): {record.smallest}")
+
+    def _aa_run(self, result: AaRecord) -> None:
+        self._provable = self._provable if self._provable is not None else result.provable  # of the study's workload
+        for text in format_aa_run(result, result.power):
+            self.line(f"lane {result.by}: {text}" if result.by else text)
+
+    def _trial(self, result: TrialResult) -> None:
         whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        found = format_trial(result, result.finding_at(min_effect=self._min_effect, provable=self._provable))
-        self.line(f"  -> {whose}{found} ({format_seconds(result.duration_s)})")
+        words = format_trial(result, result.finding_at(min_effect=self._min_effect, provable=self._provable))
+        self.line(f"  -> {whose}{words} ({format_seconds(result.duration_s)})")
         for warning in result.comparison.warnings if result.comparison else ():
             self.note(warning)
-
-    def finalist(self, result: FinalistResult) -> None:
-        """See `Callbacks`."""
-        trial = f" trial {result.trial}" if result.trial else ""  # a recheck is of no trial
-        self.line(f"  {result.stage}{trial}: {format_finalist(result)}")
-
-    def ablation(self, result: AblationResult) -> None:
-        """See `Callbacks`."""
-        self.line(f"  {format_ablation(result)}")
 
     def note(self, text: str) -> None:
         """See `Callbacks`."""

@@ -12,8 +12,8 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
@@ -44,6 +44,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
+from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import Estimate, least_ratio
 from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
 from autotune.study.budget import TRIAL_SHARE, TimeLeft
@@ -105,25 +106,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A set whose proof is planned, with its proof so far; `report` is of one that passed it."""
-
-    trial: int
-    proof: FinalistResult
-    report: Report | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
     """The study ends.
 
     Attributes:
-        winner: The proven set; None if there is none.
+        winner: The proof of the winner; None if there is none.
+        report: What is reported of the winner.
         objections: What speaks against sets that looked faster.
         unproven: The best trial whose set is not proven because the budget left no time for it.
     """
 
-    winner: Candidate | None = None
+    winner: FinalistResult | None = None
+    report: Report = field(default_factory=Report)
     objections: Mapping[FlagSet, str] = field(default_factory=dict)
     unproven: TrialResult | None = None
 
@@ -144,18 +138,22 @@ def next_step(
         clock: The time left now.
         in_hand: Tasks that lanes are doing.
     """
-    return _Plan(study, records, clock, in_hand).next_step()
+    return Plan(study, records, clock, in_hand).next_step()
 
 
-class _Plan:
-    """One look at a study."""
+class Plan:
+    """One look at a study.
+
+    Sets are proven one after the other, best first, each in fresh pairs of processes until its sequential test is
+    settled. Once one is proven, only sets that look better than it go on.
+    """
 
     def __init__(
         self,
         study: StudySpec,
         records: Store,
         clock: TimeLeft,
-        in_hand: Sequence[AnyTask],
+        in_hand: Sequence[AnyTask] = (),
     ) -> None:
         self._study = study
         self._records = records
@@ -163,7 +161,7 @@ class _Plan:
         self._in_hand = in_hand
         self._min_effect = study.measure.min_effect
         self._results = records.of(TrialResult)
-        self._proofs = Proofs(study, records, clock, in_hand)
+        self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
         self._objections: dict[FlagSet, str] = {}
 
     def next_step(self) -> Step:
@@ -171,17 +169,16 @@ class _Plan:
         if not self._is_search_closed:
             return self._search(self._kept_for_proofs)
         step = self._next_finalist(self._chosen(), has_winner=True) if self._is_round_due else None
-        step = step or self._proofs.next_step(CONFIRM, self._planned)
+        step = step or self._next_of(CONFIRM, self._planned)
         if step is not None:
             return step
-        for candidate in self._confirmed():
-            step = self._alone(candidate) or self._soak(candidate)
+        for proven in self._confirmed():
+            step = self._soak(proven)
             if step is not None:
                 return step
         step = self._next_finalist(self._chosen())
         if step is None and self._clock.has_budget:
-            others = [self._proofs.trial_of(p) for p in self._planned]
-            step = self._more_search() or self._next_finalist(self._chosen(others))
+            step = self._more_search() or self._next_finalist(self._chosen([p.trial for p in self._planned]))
         unproven = self._unproven if self._clock.has_budget else None
         return step or Conclude(objections=self._objections, unproven=unproven)
 
@@ -227,7 +224,7 @@ class _Plan:
     def _search(self, kept_s: float) -> Step:
         table, trying = self._clock.timetable(), [t for t in self._in_hand if isinstance(t, TrialTask)]
         count, reason = len(self._results), ""
-        trial_s = self._trial_s(table.trial_s) if table is not None else 0.0
+        trial_s = longer_trial_s(table.trial_s, self._results) if table is not None else 0.0
         if table is not None and not table.is_enough:
             kept_s = 0.0  # no proof fits: the search gets the time, and names the best set so far
         if count + len(trying) >= self._asked:
@@ -249,10 +246,6 @@ class _Plan:
 
     def _end_search(self, reason: str) -> Step:
         return Wait() if self._in_hand else EndSearch(reason)
-
-    def _trial_s(self, planned_s: float) -> float:
-        """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
-        return longer_trial_s(planned_s, self._results)
 
     def _failing_set(self, kept_s: float) -> Give | None:
         """Returns the task of finding a minimal failing set, if a trial crashed or hung and there is time for it."""
@@ -291,8 +284,8 @@ class _Plan:
 
     def _chosen(self, without: Container[int] = ()) -> list[TrialResult]:
         results = [r for r in self._results if r.number not in without]
-        count, effects = self._study.confirm.finalists, self._records.last(EffectsRecord)
-        return worth_proving(results, count=count, min_effect=self._min_effect, effects=effects)
+        effects = self._records.last(EffectsRecord)
+        return worth_proving(results, effects, count=self._study.confirm.finalists, min_effect=self._min_effect)
 
     def _next_finalist(self, chosen: Sequence[TrialResult], *, has_winner: bool = False) -> Step | None:
         """Returns a step that makes the best trial without a proof minimal, or plans its proof; None if none is due.
@@ -301,13 +294,14 @@ class _Plan:
             chosen: Trials worth a proof, best first.
             has_winner: Whether a set that passed its proof may win, so that no worse one is proven.
         """
-        plans = {self._proofs.trial_of(p): p for p in self._planned}
+        plans = {p.trial: p for p in self._planned}
         planned = {p.settings for p in self._planned}
         left = sum(t.number not in plans for t in chosen)
         for trial in chosen:
             plan = plans.get(trial.number)
             if plan is not None:
-                if not self._is_over(plan) or (has_winner and self._proofs.standing(plan).result.is_passed):
+                proof = self._standing(plan)
+                if not proof.is_over or (has_winner and proof.result.is_passed):
                     return None
                 continue
             if not self._clock.allows_proof():
@@ -316,25 +310,20 @@ class _Plan:
             if not isinstance(settings, FlagSet):
                 return settings
             if settings not in planned:
-                return Write((self._proofs.plan(CONFIRM, settings, trial.number, left=left),))
+                return Write((self._plan(CONFIRM, settings, trial.number, left=left),))
         return None
-
-    def _is_over(self, plan: ProofRecord) -> bool:
-        return self._proofs.standing(plan).is_over
 
     @property
     def _unproven(self) -> TrialResult | None:
         """The best trial that is waiting for its proof, or for the end of it."""
-        proofs = {self._proofs.trial_of(p): p for p in self._planned}
+        numbers = {p.trial for p in self._planned}
         planned = {p.settings for p in self._planned}
+        unfinished = {p.trial for p in self._planned if self._next_pair(p) is not None}
         for trial in self._chosen():
-            proof = proofs.get(trial.number)
-            if proof is not None and self._proofs.next_pair(proof) is not None:
+            is_planned = trial.number in numbers or self._minimal(trial.settings) in planned
+            if trial.number in unfinished or not is_planned:
                 return trial
-            if proof is None and self._minimal(trial.settings) not in planned:
-                return trial
-        numbers = [self._proofs.trial_of(p) for p in self._planned if self._proofs.next_pair(p) is not None]
-        return next((r for r in self._results if r.number in numbers), None)
+        return next((r for r in self._results if r.number in unfinished), None)
 
     # ------------------------------------------------------------------ minimal sets
 
@@ -386,7 +375,7 @@ class _Plan:
                 return result
         if self._in_hand:
             return Wait()
-        if not self._clock.allows(lambda takes: takes.ablation_s):
+        if not self._clock.allows_ablation():
             return None
         names = names_left_out(left_out)
         what = names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
@@ -397,41 +386,27 @@ class _Plan:
 
     # ------------------------------------------------------------------ confirmed, proven and soaked
 
-    def _confirmed(self) -> Iterator[Candidate]:
-        """Yields the sets that passed their proofs, fastest first."""
-        passed = []
-        for plan in self._planned:
-            result = self._proofs.standing(plan).result
-            if result.is_passed:
-                passed.append(Candidate(trial=self._proofs.trial_of(plan), proof=result))
-        yield from sorted(passed, key=lambda c: c.proof.corrected.ratio if c.proof.corrected else 1.0)
+    def _confirmed(self) -> list[FinalistResult]:
+        """Returns the proofs that sets have passed, fastest first."""
+        results = [self._standing(plan).result for plan in self._planned]
+        passed = [r for r in results if r.is_passed]
+        return sorted(passed, key=lambda r: r.corrected.ratio if r.corrected else 1.0)
 
-    def _alone(self, candidate: Candidate) -> Step | None:
-        """Returns a step of a set's isolated runs; None if they are done or not asked for."""
-        step, _ = self._isolated(candidate.proof)
-        return step
-
-    def _isolated(self, proven: FinalistResult) -> tuple[Step | None, FinalistResult | None]:
-        store = self._records
-        asked = self._study.confirm.isolated
-        if not is_alone_due(proven, store.last(AaRecord), store.of(ConfirmRun), asked=asked):
-            return None, None
-        return self._proofs.prove(ISOLATED, proven.settings, proven.trial)
-
-    def _soak(self, candidate: Candidate) -> Step | None:
-        """Returns the step after a set's isolated runs: its soak, or its win; None if something speaks against it."""
-        proven, settings = candidate.proof, candidate.proof.settings
-        _, isolated = self._isolated(proven)
-        runs = self._records.of(ConfirmRun)
+    def _soak(self, proven: FinalistResult) -> Step | None:
+        """Returns the step after a set's proof: isolated runs, soak or win; None if something speaks against it."""
+        confirm, settings, runs = self._study.confirm, proven.settings, self._records.of(ConfirmRun)
+        isolated: FinalistResult | None = None
+        if is_alone_due(proven, self._records.last(AaRecord), runs, asked=confirm.isolated):
+            step, isolated = self.prove(ISOLATED, settings, proven.trial)
+            if step is not None:
+                return step
         report = report_of(proven, isolated, runs)
         if report.objection is not None:
             self._objections[settings] = report.objection
             return None
-        won = Candidate(trial=candidate.trial, proof=proven, report=report)
-        confirm = self._study.confirm
-        least_s, least_steps = self._study.confirm.soak, self._study.soak_steps(settings)
+        least_s, least_steps = confirm.soak, self._study.soak_steps(settings)
         if not least_s:
-            return Conclude(winner=won, objections=self._objections)
+            return Conclude(winner=proven, report=report, objections=self._objections)
         for record in reversed(self._records.of(SoakRecord)):
             is_enough = record.steps_s >= least_s and record.step_count >= least_steps
             if record.settings != settings or not (is_enough or record.failure is not None):
@@ -441,7 +416,7 @@ class _Plan:
             if record.failure is not None or record.unsettled is not None:
                 return None
             report = report_of(proven, isolated, runs, record.arms)
-            return Conclude(winner=replace(won, report=report), objections=self._objections)
+            return Conclude(winner=proven, report=report, objections=self._objections)
         if self._in_hand:
             return Wait()
         name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}-{confirm.soaks}"
@@ -463,124 +438,57 @@ class _Plan:
         )
         return Give(task=task, folder=("soak", name), name=name, stage="soak", detail=detail)
 
+    # ------------------------------------------------------------------ proofs
 
-def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
-    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of fewer than two."""
-    ratios = [r.log_ratio for r in runs if r.stage == stage and r.log_ratio is not None]
-    return statistics.stdev(ratios) if len(ratios) > 1 else 0.0
-
-
-def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
-    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
-    took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
-    return max(planned_s, min(took_s, default=0.0))
-
-
-def worth_proving(
-    results: Sequence[TrialResult], *, count: int, min_effect: float, effects: EffectsRecord | None = None
-) -> list[TrialResult]:
-    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a share), best first.
-
-    A trial is one pair of processes, and where processes differ by as much as a gain, one set in eight that gains 2 %
-    does not look promising after it. So an interval that only allows a gain is enough.
-
-    Args:
-        effects: Estimates from all trials. With them, the best expected set comes first, unless its own trial was
-            surely slower than the fastest one, and the others by what is expected of them, so that no lucky trial takes
-            the place of a better set; of trials that differ only in settings of no expected use one is taken, and of
-            trials of such settings alone those that were faster.
-    """
-    hopeful = [
-        (r.comparison.estimate, r)
-        for r in results
-        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
-    ]
-    hopeful.sort(key=lambda pair: pair[0].ratio)
-    if effects is None or not hopeful:
-        return [r for _, r in hopeful[:count]]
-    expected, fastest = dict(effects.expected), hopeful[0][0]
-
-    def rank(pair: tuple[Estimate, TrialResult]) -> tuple[bool, float]:
-        estimate, result = pair
-        is_best = result.settings == effects.best.settings and least_ratio(estimate, fastest) <= 1.0
-        return not is_best, expected.get(result.number, estimate.ratio)
-
-    hopeful.sort(key=rank)
-    different: dict[FlagSet, TrialResult] = {}
-    for estimate, result in hopeful:
-        useful = effects.useful(result.settings, least=min_effect)
-        if useful or estimate.ratio < 1.0 - min_effect:
-            different.setdefault(useful, result)
-    return list(different.values())[:count]
-
-
-# ---------------------------------------------------------------------- proofs
-
-
-class Proofs:
-    """The proofs of a study, each in fresh pairs of processes until its sequential test is settled.
-
-    Sets are proven one after the other, best first. Once one is proven, only sets that look better than it go on.
-    """
-
-    def __init__(self, study: StudySpec, records: Store, clock: TimeLeft, in_hand: Sequence[AnyTask]) -> None:
-        self._study = study
-        self._records = records
-        self._clock = clock
-        self._in_hand = in_hand
-        self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
-
-    def runs(self, plan: ProofRecord) -> list[ConfirmRun]:
+    def _runs(self, plan: ProofRecord) -> list[ConfirmRun]:
         """Returns the pairs of processes of a plan's stage and set."""
-        return runs_of(self._records, plan.stage, plan.settings)
+        runs = self._records.of(ConfirmRun)
+        return [r for r in runs if r.stage == plan.stage and r.settings == plan.settings]
 
-    def trial_of(self, plan: ProofRecord) -> int:
-        """Returns the number of the trial that had the set first."""
-        runs = self.runs(plan)
-        return runs[0].trial if runs else plan.trial
-
-    def standing(self, plan: ProofRecord) -> Standing:
+    def _standing(self, plan: ProofRecord) -> Standing:
         """Returns the proof's verdict so far, and whether it is over."""
-        runs, most = self.runs(plan), most_pairs(self._study, plan.stage)
+        runs, most = self._runs(plan), most_pairs(self._study, plan.stage)
         known = _STANDINGS.setdefault(self._records, {})
         key = (plan.stage, plan.settings, len(runs), most)
         if key not in known:
             min_effect = self._study.measure.min_effect
-            known[key] = standing(plan, runs, trial=self.trial_of(plan), most=most, min_effect=min_effect)
+            known[key] = standing(plan, runs, most=most, min_effect=min_effect)
         return known[key]
 
     def _ratio(self, plan: ProofRecord) -> float:
         """Returns the ratio so far, 1 of too few pairs."""
-        estimate = self.standing(plan).result.estimate
+        estimate = self._standing(plan).result.estimate
         return estimate.ratio if estimate is not None else 1.0
 
-    def next_pair(self, plan: ProofRecord) -> int | None:
+    def _next_pair(self, plan: ProofRecord) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""
-        if self.standing(plan).is_over:
+        if self._standing(plan).is_over:
             return None
-        done = {r.repeat for r in self.runs(plan)}
+        done = {r.repeat for r in self._runs(plan)}
         done |= {t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)}
-        at = next(n for n in itertools.count() if plan.first + n not in done)
-        return at if at < most_pairs(self._study, plan.stage) else None
+        repeat = next(n for n in itertools.count() if n not in done)
+        return repeat if repeat < most_pairs(self._study, plan.stage) else None
 
-    def next_step(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
+    def _next_of(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
         """Returns the next pair, or the verdicts to record; None if these are all recorded, or there are no plans."""
-        passed = [self._ratio(p) for p in plans if self.standing(p).result.is_passed]
+        passed = [self._ratio(p) for p in plans if self._standing(p).result.is_passed]
         best = min(passed, default=math.inf)
-        waiting = [(at, p) for p in plans if (at := self.next_pair(p)) is not None and self._ratio(p) < best]
+        waiting = [p for p in plans if self._next_pair(p) is not None and self._ratio(p) < best]
         if waiting and self._clock.allows_pair(stage, is_needed=not passed):
-            at, plan = waiting[0]
-            return self._pair(plan, plan.first + at)
+            repeat = self._next_pair(waiting[0])
+            assert repeat is not None
+            return self._pair(waiting[0], repeat)
         if any(task.stage == stage for task in self._pairs):
             return Wait()
-        results = [self.standing(p).result for p in plans]
+        results = [self._standing(p).result for p in plans]
         news = tuple(r for r in results if self._records.is_news(r))
         return Write(news) if news else None
 
     def _pair(self, plan: ProofRecord, repeat: int) -> Give:
         stage, settings = plan.stage, plan.settings
-        trial, is_isolated = self.trial_of(plan), stage == ISOLATED
-        task = PairTask(stage=stage, settings=settings, trial=trial, repeat=repeat, is_isolated=is_isolated)
+        noise = self._records.of(AaRecord)[0].noise  # of the first lane: the same on every lane, and in every session
+        pairs = proof_size(noise, starts=self._study.block_sizes.starts)
+        task = PairTask(stage=stage, settings=settings, trial=plan.trial, repeat=repeat, pairs=pairs)
         details = {
             CONFIRM: f"{settings} in up to {most_pairs(self._study, stage)} fresh pairs of processes",
             ISOLATED: "isolated runs of each arm, compared with the interleaved pairs",
@@ -592,19 +500,19 @@ class Proofs:
         """Returns the next step of the proof of one set, or its result."""
         plans = [p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)]
         if not plans:
-            return Write((self.plan(stage, settings, trial),)), None
-        step = self.next_step(stage, plans[:1])
-        return step, self.standing(plans[0]).result
+            return Write((self._plan(stage, settings, trial),)), None
+        step = self._next_of(stage, plans[:1])
+        return step, self._standing(plans[0]).result
 
-    def plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
+    def _plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
         """Returns the plan of a proof with its share of the study's error; `left` proofs are to have as much each."""
         most = most_pairs(self._study, stage)
         plan = alone_plan(most)
         if stage != ISOLATED:
             plan = ProofPlan(base=most, error=self._share(stage, left), least=LEAST_PAIRS)
-        first = max((r.repeat + 1 for r in runs_of(self._records, stage, settings)), default=0)
-        numbers = {"base": plan.base, "error": plan.error, "least": plan.least, "first": first, "trial": trial}
-        return ProofRecord.model_validate({"stage": stage, "settings": settings, **numbers})
+        return ProofRecord(
+            stage=stage, settings=settings, base=plan.base, error=plan.error, least=plan.least, trial=trial
+        )
 
     def _share(self, stage: str, left: int) -> float:
         """Returns the error of each of the `left` proofs: that of those before it since the last search."""
@@ -619,13 +527,55 @@ class Proofs:
         return share if used + left * share <= ERROR else allot(ERROR, used, left)
 
 
+def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
+    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of fewer than two."""
+    ratios = [r.log_ratio for r in runs if r.stage == stage and r.log_ratio is not None]
+    return statistics.stdev(ratios) if len(ratios) > 1 else 0.0
+
+
+def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
+    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
+    took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
+    return max(planned_s, min(took_s, default=0.0))
+
+
+def worth_proving(
+    results: Sequence[TrialResult], effects: EffectsRecord | None, *, count: int, min_effect: float
+) -> list[TrialResult]:
+    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a share), best first.
+
+    A trial is one pair of processes, and where processes differ by as much as a gain, one set in eight that gains 2 %
+    does not look promising after it. So an interval that only allows a gain is enough.
+
+    The best expected set comes first, unless its own trial was surely slower than the fastest one, and the others by
+    what is expected of them, so that no lucky trial takes the place of a better set. Of trials that differ only in
+    settings of no expected use one is taken, and of trials of such settings alone those that were faster.
+
+    Args:
+        effects: Estimates from all trials; None where none of them is a point of the space.
+    """
+    measured = [(r.comparison.estimate, r) for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+    hopeful = [(estimate, r) for estimate, r in measured if estimate.low < 1.0 - min_effect]
+    if effects is None or not hopeful:
+        return [r for _, r in sorted(hopeful, key=lambda pair: pair[0].ratio)[:count]]
+    expected, best = dict(effects.expected), effects.best.settings
+    fastest = min((estimate for estimate, _ in hopeful), key=lambda estimate: estimate.ratio)
+
+    def rank(pair: tuple[Estimate, TrialResult]) -> tuple[bool, float, float]:
+        estimate, result = pair
+        is_best = result.settings == best and least_ratio(estimate, fastest) <= 1.0
+        return not is_best, expected.get(result.number, estimate.ratio), estimate.ratio
+
+    different: dict[FlagSet, TrialResult] = {}
+    for estimate, result in sorted(hopeful, key=rank):
+        useful = effects.useful(result.settings, least=min_effect)
+        if useful or estimate.ratio < 1.0 - min_effect:
+            different.setdefault(useful, result)
+    return list(different.values())[:count]
+
+
 _STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = WeakKeyDictionary()
 """Standings that were computed, by stage, set, number of pairs and the most of them."""
-
-
-def runs_of(records: Store, stage: str, settings: FlagSet) -> list[ConfirmRun]:
-    """Returns the pairs of processes of one stage and set, those before its plan included."""
-    return [r for r in records.of(ConfirmRun) if r.stage == stage and r.settings == settings]
 
 
 def most_pairs(study: StudySpec, stage: str) -> int:

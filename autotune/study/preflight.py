@@ -9,11 +9,10 @@ from pathlib import Path
 from autotune.compiler.screen import cluster_that_ran
 from autotune.machine.devices import restrict_devices
 from autotune.machine.environment import caller_environment, steering_settings
-from autotune.model.errors import AutotuneError, SettingError
+from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.plugins import load_class
-from autotune.model.records import AaRecord
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
 from autotune.programs.look import program_python, refuse_other_build
@@ -40,29 +39,47 @@ REFUSED = frozenset({SettingVerdict.DANGEROUS})
 """Verdicts of refused settings with which a process would start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
-    """The setup of a checked study; see `autotune.study.run.Setup`."""
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a session is set up with; as it is, to measure given sets, without a search or a probe of the build.
+
+    Attributes:
+        first: Sets to try before the sampler proposes, each with its origin.
+    """
+
+    first: Sequence[tuple[str, FlagSet]] = ()
+
+    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
+        """Returns the search space, given the facts of the reference."""
+        return SearchSpace(())
+
+    def runtime_settings(self, settings: FlagSet) -> FlagSet:
+        """Returns the settings that are read when a program runs, and so are in no fingerprint of it."""
+        return settings
+
+    def launcher(self, store: Store) -> Launcher:
+        """Creates the launcher of workers."""
+        return make_launcher(store.spec, store.study_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight(Setup):
+    """The setup of a study that was checked against the installed build."""
 
     spec: StudySpec
     known: KnownSettings
     """Settings of the installed build."""
     python: str
     """Interpreter of that build, under which the study's program runs."""
-    first: tuple[tuple[str, FlagSet], ...]
-
-    def launcher(self, store: Store) -> Launcher:
-        """See `autotune.study.run.Setup`."""
-        return make_launcher(store.spec, store.study_dir)
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """See `autotune.study.run.Setup`; unknown settings count as read at run time."""
+        """See `Setup`; unknown settings count as read at run time."""
         return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
 
-    def space(self, reference: WorkloadFacts | None) -> SearchSpace:
+    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Builds the search space of this study on this build; StudyFileError if the reference ran on another build."""
-        refuse_other_build(self.known.build.jaxlib, self.python, self.spec, reference)
-        return space_here(self.spec, self.known, reference)
+        refuse_other_build(self.known.build.jaxlib, self.python, self.spec, facts)
+        return space_here(self.spec, self.known, facts)
 
 
 def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | None) -> SearchSpace:
@@ -185,49 +202,18 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
 # ---------------------------------------------------------------------- preview
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpacePreview:
-    """The search space of a study before it runs."""
-
-    space: SearchSpace
-    """Before the screen."""
-    build: str
-    """Name of the probed library."""
-    source: str
-    """Source of the workload's facts, as text."""
-
-
 def preview_space(
-    spec: StudySpec, *, study_dir: Path, run_dir: Path, python: str | None = None,
-    note: Callable[[str], None] | None = None,
-) -> SpacePreview:  # fmt: skip
-    """Builds the space of a study from the facts of an earlier run's reference, or from the study alone.
+    spec: StudySpec, *, study_dir: Path, python: str | None = None, note: Callable[[str], None] | None = None
+) -> tuple[SearchSpace, str]:
+    """Builds the space of a study that has not run, before the screen; also returns the name of the probed build.
 
     Args:
-        run_dir: Directory of that run; passed over if it is none of this study.
         python: Interpreter of the build to probe; None for the workload's.
         note: Called with a warning if the workload's interpreter, or a file of a library, cannot be read.
 
     Raises:
         SettingError: If the study names a group or setting that does not exist, or an illegal value.
-        StudyFileError: If that run was on another build.
         LaunchError: If the installed build cannot be probed.
     """
-    asked = python or program_python(spec, study_dir, note=note)
-    known = known_settings(spec, asked)
-    store = _run_of(spec, run_dir)
-    aa_run = store.last(AaRecord) if store is not None else None
-    facts, source = None, "the study; its reference reports more when it runs"
-    if aa_run is not None:
-        facts, source = aa_run.reference, f"the reference of {run_dir}"
-    if python is None:
-        refuse_other_build(known.build.jaxlib, asked, spec, facts)
-    return SpacePreview(space=space_here(spec, known, facts), build=known.build.build, source=source)
-
-
-def _run_of(spec: StudySpec, path: Path) -> Store | None:
-    try:
-        store = Store.open(path)
-    except AutotuneError:
-        return None
-    return store if store.spec.identity == spec.identity else None
+    known = known_settings(spec, python or program_python(spec, study_dir, note=note))
+    return space_here(spec, known, None), known.build.build

@@ -35,11 +35,10 @@ from autotune.study.plan import ENOUGH_TO_TELL
 from autotune.study.samplers import (
     ADDITIVE,
     RANDOM,
+    Points,
     Replay,
     certainty_of,
-    distribution_of,
     flag_of,
-    from_text,
     make_sampler,
     read_value,
     suggest,
@@ -118,7 +117,7 @@ class Proposer:
         provable: float = 0.0,
     ) -> None:
         self._spec = spec
-        self._space = space
+        self._points = Points(space)
         self._recheck = recheck
         self._min_effect = spec.measure.min_effect
         self._least = max(self._min_effect, provable)
@@ -129,6 +128,7 @@ class Proposer:
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         self._seen = {FlagSet()}
+        """Sets that are not proposed: the default, and all that were tried."""
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
         self._replay = Replay(lambda number: make_sampler(spec.search, _seed(f"{spec.seed}/{number}")))
@@ -162,34 +162,35 @@ class Proposer:
             self._widen(self._recheck.whole)
         if result.failure is not None and result.failure.is_from_outside:
             return
-        feasible = result.failure is None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)
+        attributes = {**_attributes(result), "status": str(result.status), **certainty_of(result)}
+        constraint = -1.0
+        if result.failure is not None:
+            value, constraint = self._worst + FAILURE_PENALTY, 1.0
+            attributes["failure"] = str(result.failure.kind)
+        if (peak := self._peak_of(result)) is not None:
+            attributes[MEMORY_KEY] = peak
         trial = optuna.trial.create_trial(
             state=TrialState.COMPLETE,
-            value=value if feasible else self._worst + FAILURE_PENALTY,
+            value=value,
             **self._as_optuna(result.settings),
-            user_attrs={
-                **_attributes(result),
-                "status": str(result.status),
-                **({"failure": str(result.failure.kind)} if result.failure else {}),
-                **certainty_of(result),
-                **self._memory_of(result),
-            },
-            constraints={"failure": -1.0 if feasible else 1.0},
+            user_attrs=attributes,
+            constraints={"failure": constraint},
         )
         trial.number = len(self._history)
         self._history.append(trial)
         if self._stored is not None:
             self._stored.put(trial)
 
-    def _memory_of(self, result: TrialResult) -> dict[str, float]:
+    def _peak_of(self, result: TrialResult) -> float | None:
+        """Returns the peak of memory over the reference's, as it would be at the reference's limit."""
         if self._memory is None:
-            return {}
+            return None
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
-            return {MEMORY_KEY: self._memory.limit}
+            return self._memory.limit
         peak = result.worker.peak_bytes if result.worker is not None else None
-        return {MEMORY_KEY: peak / self._memory.default_bytes / self._memory.room(result.settings)} if peak else {}
+        return peak / self._memory.default_bytes / self._memory.room(result.settings) if peak else None
 
     def finish(self) -> None:
         """Brings the study's storage up to date, if it has one."""
@@ -202,7 +203,7 @@ class Proposer:
         return notes + (self._stored.news() if self._stored is not None else [])
 
     def _widen(self, whole: SearchSpace) -> None:
-        more = len(whole.parameters) - len(self._space.parameters)
+        more = len(whole.parameters) - len(self._points.parameters)
         self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
         self.move_to(whole, recheck=None, priors=self._priors)
 
@@ -210,7 +211,7 @@ class Proposer:
         """Searches another space from now on; what was tried counts in it."""
         self._recheck = recheck
         self._priors = priors
-        self._space = space
+        self._points = Points(space)
         self._first += self._rechecks
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
@@ -222,13 +223,14 @@ class Proposer:
 
         Equal numbers after equal histories give equal proposals. `taken` are the sets that other lanes are trying.
         """
-        now_tried = {s for s in taken if s not in self._seen}
+        now_tried = set(taken) - self._seen
         mended = [(origin, rest) for origin, settings in self._first for rest in self._without_failing(settings)]
         for origin, settings in (*self._first, *mended):
             if settings not in self._seen and settings not in now_tried:
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
-        if all(point in self._seen or point in now_tried for point in self._space.points()):
+        points = self._points.space.points()
+        if all(point in self._seen or point in now_tried for point in points):
             return None
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         if not self._is_gain_likely(number, shown):
@@ -241,7 +243,7 @@ class Proposer:
             settings, origin = self._propose(number, repeat, answer)
             is_known = settings in self._seen or settings in now_tried
             is_bound = origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2
-            if is_known or (is_bound and not fitted().may_fit(self._values_of(settings) or {})):
+            if is_known or (is_bound and not fitted().may_fit(self._points.values(settings) or {})):
                 continue
             if not contains_failing(settings, self.failing):
                 return self._config(number, settings, origin)
@@ -262,7 +264,7 @@ class Proposer:
         With fewer trials than settings it cannot, either: it would go by what it expects of most settings.
         """
         measured = sum("failure" not in t.user_attrs for t in shown)
-        if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._space.parameters)):
+        if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._points.parameters)):
             return True
         sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
         return sampler.chance_of_gain(shown, least=-math.log1p(-self._least)) >= LEAST_CHANCE
@@ -285,22 +287,18 @@ class Proposer:
 
     def _named_by(self, values: Mapping[str, Any]) -> FlagSet:
         """Returns the set with these values and defaults; SettingError if it is not to be tried."""
-        parameters = {p.name: p for p in self._space.parameters}
+        parameters = self._points.parameters
         if unknown := [n for n in values if n not in parameters]:
             raise SettingError(f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}")
-
-        def choose(parameter: Parameter) -> str:
-            if parameter.name not in values:
-                return parameter.default_choice
-            value = read_value(parameter, values[parameter.name])
-            if value is None:
-                got = values[parameter.name]
-                raise SettingError(f"{parameter.name} must be one of {format_domain(parameter)} but is {got!r}")
-            return value
-
-        settings = self._space.suggest(choose)
-        if idle := values.keys() - (self._space.locate(settings) or {}):
-            raise SettingError(" and ".join(f"{n} is searched {format_condition(parameters[n])}" for n in sorted(idle)))
+        texts = {n: p.default_choice for n, p in parameters.items()}
+        for name, value in values.items():
+            text = read_value(parameters[name], value)
+            if text is None:
+                raise SettingError(f"{name} must be one of {format_domain(parameters[name])} but is {value!r}")
+            texts[name] = text
+        settings = self._points.space.suggest(lambda p: texts[p.name])
+        if idle := sorted(values.keys() - (self._points.space.locate(settings) or {})):
+            raise SettingError(f"{idle[0]} is searched {format_condition(parameters[idle[0]])}")
         if settings in self._seen:
             raise SettingError("it is tried already")
         if contains_failing(settings, self.failing):
@@ -315,7 +313,7 @@ class Proposer:
         return self._config(number, settings, PREDICTED_BEST)
 
     def _config(self, number: int, settings: FlagSet, origin: str) -> TrialConfig:
-        params = self._space.locate(settings) or {}
+        params = self._points.space.locate(settings) or {}
         return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
@@ -325,14 +323,14 @@ class Proposer:
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
-        return StudyEffects(self._space, sampler, self._history, least=self._min_effect)
+        return StudyEffects(self._points, sampler, self._history, least=self._min_effect)
 
     def _propose(self, number: int, repeat: int, answer: Callable[[], FlagSet]) -> tuple[FlagSet, str]:
         """Returns one point of the space, known or not, and its origin."""
         seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
         # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
         if repeat >= FEW_REPEATS:
-            return self._random(seed, changes=len(self._space.parameters)), RANDOM
+            return self._random(seed, changes=len(self._points.parameters)), RANDOM
         if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
             return self._random(seed, changes=CHANGES), RANDOM
         return answer(), name
@@ -343,7 +341,7 @@ class Proposer:
         """Returns what asks the sampler for trial `number`, after the trials `shown` and while the `others` run."""
         if self._spec.search.sampler == ADDITIVE:  # the same trials, the same answer
             sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
-            return functools.cache(lambda: self._point(sampler.propose([*shown, *others])))
+            return functools.cache(lambda: self._points.point(sampler.propose([*shown, *others])))
 
         @functools.cache
         def study() -> optuna.Study:
@@ -351,43 +349,31 @@ class Proposer:
             made.add_trials(others)
             return made
 
-        return lambda: self._space.suggest(functools.partial(suggest, study().ask()))
-
-    def _point(self, values: Mapping[str, Any]) -> FlagSet:
-        """Returns the set with Optuna's values."""
-        return self._space.suggest(lambda p: str(values[p.name]))
+        return lambda: self._points.space.suggest(functools.partial(suggest, study().ask()))
 
     def _expecting(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler that knows what others published; estimates are of the trials alone."""
         sampler = self._additive(seed)
-        for expected in self._space.expected:
-            values = self._values_of(expected.settings)
+        for expected in self._points.space.expected:
+            values = self._points.values(expected.settings)
             if values is not None:
                 sampler.expected.append((values, expected.log_ratio, expected.sd))
         return sampler
 
     def _additive(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler, whose model also estimates effects for any other sampler."""
-        parameters = {p.name: p for p in self._space.parameters}
+        points = self._points
         flags = {
-            n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n), among=parameters)
-            for n, p in parameters.items()
+            n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n), among=points.parameters)
+            for n, p in points.parameters.items()
         }
-        space = {n: distribution_of(p) for n, p in parameters.items()}
-        sampler = AdditiveFlagSampler(space, flags, seed=seed, is_log_ratio=True)
-        sampler.known_failing += [v for part in self.failing if (v := self._values_of(part)) is not None]
+        sampler = AdditiveFlagSampler(points.distributions, flags, seed=seed, is_log_ratio=True)
+        sampler.known_failing += [v for v in map(points.values, self.failing) if v is not None]
         if self._memory is not None:
             sampler.memory_limit = self._memory.limit
-            peaks = [(self._values_of(part), peak) for part, peak in self._memory.peaks]
+            peaks = [(points.values(part), peak) for part, peak in self._memory.peaks]
             sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
         return sampler
-
-    def _values_of(self, part: FlagSet) -> dict[str, Any] | None:
-        """Returns Optuna's values of settings; None if the space has not all of them."""
-        parameters = {p.name: p for p in self._space.parameters if p.name in part}
-        texts = {n: p.match(part[n]) for n, p in parameters.items()}
-        values = {n: from_text(parameters[n], text) for n, text in texts.items() if text is not None}
-        return values if len(values) == len(part) else None
 
     def _random(self, seed: int, *, changes: int) -> FlagSet:
         """Returns a random point with about `changes` settings changed from the default.
@@ -396,7 +382,7 @@ class Proposer:
         others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
         rng, trial = random.Random(seed), optuna.create_study(sampler=RandomSampler(seed)).ask()
-        changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._space.parameters))
+        changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._points.parameters))
 
         def choose(parameter: Parameter) -> str:
             # A study may list values without the default among them.
@@ -404,15 +390,14 @@ class Proposer:
                 return parameter.default_choice
             return suggest(trial, parameter)
 
-        return self._space.suggest(choose)
+        return self._points.space.suggest(choose)
 
     def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
         """Returns what makes a trial of Optuna of a set: values that are in the space, and how it was enqueued."""
-        located = self._space.locate(settings) or {}
-        kept = [p for p in self._space.parameters if p.name in located and located[p.name] in p.choices]
+        params = self._points.located(settings)
         return {
-            "params": {p.name: from_text(p, located[p.name]) for p in kept},
-            "distributions": {p.name: distribution_of(p) for p in kept},
+            "params": params,
+            "distributions": {n: self._points.distributions[n] for n in params},
             "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]} if settings in self._enqueued else {},
         }
 

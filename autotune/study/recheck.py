@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.errors import AutotuneError
 from autotune.model.files import plain_text
-from autotune.model.flags import FlagSet
-from autotune.model.measurement import WorkloadFacts
 from autotune.model.proofs import Report
 from autotune.model.records import ConclusionRecord, FinalistResult, Outcome
 from autotune.model.spec import StudySpec, load_study
@@ -22,89 +19,61 @@ from autotune.results.format import format_estimate, format_finalist, time_of
 from autotune.results.verify import Verification
 from autotune.results.winner import Winner
 from autotune.rundir.store import Store
-from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.study import preflight
-from autotune.study.driver import Driver, aa_run, probe
+from autotune.study.driver import Driver, begin
 from autotune.study.plan import most_pairs
 from autotune.study.preflight import refuse_missing_secrets
 from autotune.study.run import StudyRun
-from autotune.workers.base import Launcher
 
 STAGE = "recheck"
-
-
-class NothingToSearch:
-    """A `Setup` without a search: a set that was proven before needs no space, and no probe of the build."""
-
-    first: Sequence[tuple[str, FlagSet]] = ()
-
-    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """Returns an empty one."""
-        return SearchSpace(())
-
-    def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns all of them, for no programs share a measurement."""
-        return settings
-
-    def launcher(self, store: Store) -> Launcher:
-        """Makes the launcher that the study asks for."""
-        return preflight.make_launcher(store.spec, store.study_dir)
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """Measures a winner against the default in fresh pairs of processes, or goes on with that.
 
     Args:
-        run: From `new_run` with `NothingToSearch`; its study says what is measured, and how.
+        run: Its setup searches nothing; its study says what is measured, and how.
 
     Raises:
         LaunchError: If the default itself cannot run.
     """
     with contextlib.closing(run):
-        probe(run)
-        aa_run(run)
+        begin(run)
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run.spec, STAGE)} fresh pairs of processes")
         driver = Driver(run)
         result = driver.prove(winner.settings, trial=0, stage=STAGE)
-        found = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.veto)
-        is_no_gain = result.corrected is not None and result.corrected.low > 1.0 - run.spec.measure.min_effect
-        if is_no_gain and result.verdict is not Verdict.SLOWER:
-            result = result.model_copy(update={"verdict": Verdict.NO_DIFFERENCE})
-        run.conclusion = _conclusion(winner, result, found)
+        report = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.veto)
+        holds = result.is_passed and report.objection is None
+        run.conclusion = ConclusionRecord(
+            outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
+            sentence=_sentence(winner, result, report, min_effect=run.spec.measure.min_effect),
+            settings=winner.settings if holds else None,
+            estimate=report.estimate if holds else None,
+            trial_count=0,
+            ended=utc_now(),
+            provenance=describe_machine(),
+        )
         run.store.append(run.conclusion)
     return run.conclusion
 
 
-def _conclusion(winner: Winner, result: FinalistResult, found: Report) -> ConclusionRecord:
-    holds = result.is_passed and found.objection is None
-    result = result.model_copy(update={"estimate": found.estimate})
-    return ConclusionRecord(
-        outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
-        sentence=_sentence(winner, result, found.objection),
-        settings=winner.settings if holds else None,
-        estimate=result.estimate if holds else None,
-        trial_count=0,
-        ended=utc_now(),
-        provenance=describe_machine(),
-    )
-
-
-def _sentence(winner: Winner, result: FinalistResult, objection: str | None) -> str:
-    before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, result.estimate))
+def _sentence(winner: Winner, result: FinalistResult, report: Report, *, min_effect: float) -> str:
+    before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, report.estimate))
     if result.failure is not None:
         return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
-    figures = f"{now} over {result.process_count} fresh pairs of processes, it was {before}"
-    of = time_of(result.work)
-    if objection is not None:
-        return f"{winner.settings} does not hold any more: {of} ratio {figures}; {objection}"
-    verdicts = {
-        Verdict.FASTER: "still holds",
-        Verdict.SLOWER: "does not hold any more: it is slower than the reference",
-        Verdict.NO_DIFFERENCE: "does not hold any more: it is no faster than the reference",
-        Verdict.UNRESOLVED: "is not proven any more: the difference is not resolved",
-    }
-    return f"{winner.settings} {verdicts[result.verdict]}: {of} ratio {figures}"
+    figures = (
+        f"{time_of(result.work)} ratio {now} over {result.process_count} fresh pairs of processes, it was {before}"
+    )
+    if report.objection is not None:
+        return f"{winner.settings} does not hold any more: {figures}; {report.objection}"
+    verdict = "is not proven any more: the difference is not resolved"
+    if result.is_passed:
+        verdict = "still holds"
+    elif result.verdict is Verdict.SLOWER:
+        verdict = "does not hold any more: it is slower than the reference"
+    elif result.corrected is not None and result.corrected.low > 1.0 - min_effect:
+        verdict = "does not hold any more: it is no faster than the reference"
+    return f"{winner.settings} {verdict}: {figures}"
 
 
 def recheck_directory(runs: Path, name: str) -> Path:

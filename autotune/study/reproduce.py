@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
 from autotune.machine.environment import child_environment
@@ -33,9 +32,8 @@ def by_hand(store: Store, result: TrialResult) -> list[str]:
         virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
     )
     if workload.command is not None:
-        command = workload.arguments(str(store.path / (result.directory or ".")))
+        command = shlex.join(workload.arguments(str(store.path / (result.directory or "."))))
     else:
-        options = [text for n, v in workload.options.items() for text in ("--set", f"{n}={json.dumps(v)}")]
-        command = ["python", "-m", "workloads", str(workload.entry), *options, "--steps", "20"]
+        command = workload.command_line()
     exports = [f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"]
-    return [f"cd {shlex.quote(store.study_dir)}", *exports, shlex.join(command)]
+    return [f"cd {shlex.quote(store.study_dir)}", *exports, command]

@@ -5,41 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from autotune.cluster.engine import Engine
 from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.measure.runner import LocalExecutor, TaskRunner
-from autotune.model.flags import FlagSet
-from autotune.model.measurement import WorkerReport, WorkloadFacts
-from autotune.model.records import AaRecord, Callbacks, ConclusionRecord
+from autotune.model.records import AnyRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.damage import damages
 from autotune.rundir.store import Store, driver_session
-from autotune.settings.space import SearchSpace
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
-from autotune.workers.base import Launcher
-
-
-class Setup(Protocol):
-    """Search space and launcher of a study, of the installed build or of a simulation."""
-
-    @property
-    def first(self) -> Sequence[tuple[str, FlagSet]]:
-        """Sets to try before the sampler proposes, each with its origin."""
-
-    def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """Returns the search space, given the facts of the reference."""
-
-    def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns the settings that are read when a program runs, and so are in no fingerprint of it."""
-
-    def launcher(self, store: Store) -> Launcher:
-        """Creates the launcher of workers."""
+from autotune.study.preflight import Setup
 
 
 @dataclass(kw_only=True)
@@ -54,7 +33,7 @@ class StudyRun:
         storage: URL of the study's Optuna storage; None for a journal in the run directory.
         devices: Groups of this machine's devices, one for each lane; empty for all in one.
         make_engine: None if this process is the only lane.
-        command, asked_trials: For the record of the session.
+        command: For the record of the session.
         trackers: Names of `autotune.results.trackers.TRACKERS`.
     """
 
@@ -66,7 +45,6 @@ class StudyRun:
     devices: Sequence[Sequence[str]] = ()
     make_engine: Callable[[StudyRun], Engine] | None = None
     command: Sequence[str] = ()
-    asked_trials: int | None = None
     trackers: Sequence[str] = ()
 
     setup: Setup = field(init=False)
@@ -84,12 +62,6 @@ class StudyRun:
         """The time left now."""
         return TimeLeft(self.store, self.store.watch.total_s, len(self.lanes.names))
 
-    @property
-    def reference(self) -> WorkerReport | None:
-        """The report of the A/A run's reference; None before it was measured."""
-        aa_run = self.store.last(AaRecord)
-        return aa_run.reference if aa_run is not None else None
-
     def open(self) -> None:
         """Takes the devices and the run directory, and begins a session."""
         hold = self._resources.enter_context
@@ -98,8 +70,7 @@ class StudyRun:
         self._resources.callback(self.store.close)
         if self.store.earlier is not None:
             self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
-        trials = self.spec.search.trials if self.asked_trials is None else self.asked_trials
-        hold(driver_session(self.store, trials=trials, command=self.command))
+        hold(driver_session(self.store, trials=self.spec.search.trials, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
@@ -124,6 +95,11 @@ class StudyRun:
         self.view.stage(name, detail)
         for tracker in self._trackers:
             tracker.look()
+
+    def record(self, record: AnyRecord) -> None:
+        """Appends a record and shows it."""
+        self.store.append(record)
+        self.view.result(record)
 
     def close(self) -> None:
         """Ends every process of the session and releases its devices; the records can still be read."""

@@ -16,14 +16,14 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import MEMORY_FRACTIONS, OPTION, render_value
+from autotune.model.flags import MEMORY_FRACTIONS, OPTION, FlagSet, render_value
 from autotune.model.plugins import load_class
 from autotune.model.records import REFERENCE_NUMBER, TrialResult
 from autotune.model.sections import SAMPLERS, SearchSpec
 from autotune.rundir.optuna_study import fill_trial
 from autotune.search.sampler import DUPLICATE_KEY, NUMBER_KEY, SD_KEY
 from autotune.search.space import Flag
-from autotune.settings.space import Parameter
+from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import standard_error
 
 ADDITIVE, RANDOM = "additive", "random"
@@ -87,6 +87,34 @@ def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
     # A sampler that knows nothing new would stop the study; random sets follow.
     study.stop = lambda: None  # type: ignore[method-assign]
     return study
+
+
+class Points:
+    """The points of a search space, as Optuna has their values."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self.parameters = {p.name: p for p in space.parameters}
+        self.distributions = {n: distribution_of(p) for n, p in self.parameters.items()}
+
+    def point(self, values: Mapping[str, Any]) -> FlagSet:
+        """Returns the set with Optuna's values."""
+        return self.space.suggest(lambda p: str(values[p.name]))
+
+    def values(self, part: FlagSet) -> dict[str, Any] | None:
+        """Returns Optuna's values of settings; None if the space has not all of them."""
+        values = {}
+        for name, parameter in self.parameters.items():
+            text = parameter.match(part[name]) if name in part else None
+            if text is not None:
+                values[name] = from_text(parameter, text)
+        return values if len(values) == len(part) else None
+
+    def located(self, settings: FlagSet) -> dict[str, Any]:
+        """Returns Optuna's values of those settings of a point that have a value of the space."""
+        located = self.space.locate(settings) or {}
+        held = {n: self.parameters[n] for n, text in located.items() if text in self.parameters[n].choices}
+        return {n: from_text(p, located[n]) for n, p in held.items()}
 
 
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:

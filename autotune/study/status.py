@@ -7,14 +7,13 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from autotune.model.records import AaRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
 from autotune.results.format import RUNNING, run_state
 from autotune.results.screen_words import describe_screen_record
 from autotune.rundir.lock import read_stage
-from autotune.rundir.store import Store
+from autotune.rundir.store import RECORDS, Store
 from autotune.stats.estimates import Estimate
 from autotune.study.trials import incumbent
 
@@ -56,7 +55,6 @@ class StudyStatus:
     state: str
     stage: str | None
     since: str | None
-    stage_s: float | None
     left_s: float | None
     trials: int
     asked_trials: int
@@ -83,20 +81,25 @@ def study_status(path: Path) -> StudyStatus:
     store = Store.open(path)
     results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
     elapsed_s = max((r.at_s for r in store.records()), default=0.0)
-    screened = [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)[:1]]
-    ledger = store.last(LedgerRecord)
+    screen, ledger, stage, left_s = store.last(ScreenRecord), store.last(LedgerRecord), read_stage(store.path), None
+    if stage is not None and store.spec.search.time_budget is not None:
+        since_last_s = time.time() - (store.path / RECORDS).stat().st_mtime
+        left_s = round(max(0.0, store.spec.search.time_budget - elapsed_s - max(0.0, since_last_s)), 1)
+    best = incumbent(results)
     return StudyStatus(
         run=str(path),
         name=store.spec.name,
         state=state,
-        **_current_stage(store, elapsed_s),
+        stage=stage.name if stage is not None else None,
+        since=stage.since if stage is not None else None,
+        left_s=left_s,
         trials=len(results),
         asked_trials=session.asked_trials if session else store.spec.search.trials,
         failed=sum(r.failure is not None for r in results),
         elapsed_s=elapsed_s,
         device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
-        best=best if (best := incumbent(results)).ratio < 1 else None,
-        screen=screened[0] if screened else None,
+        best=best if best.ratio < 1 else None,
+        screen=next(iter(describe_screen_record(screen)), None) if screen is not None else None,
         lanes=_lanes(store, is_running=state == RUNNING),
         outcome=str(ended.outcome) if ended else None,
         sentence=ended.sentence if ended else "",
@@ -120,31 +123,13 @@ def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
     )
 
 
-def _current_stage(store: Store, elapsed_s: float) -> dict[str, Any]:
-    """Returns the stage of a running study, and what is left of its budget."""
-    stage = read_stage(store.path)
-    if stage is None:
-        return {"stage": None, "since": None, "stage_s": None, "left_s": None}
-    stage_s = max(0.0, (datetime.now(UTC) - datetime.fromisoformat(stage.since)).total_seconds())
-    used_s = elapsed_s + min(stage_s, _since_last_record_s(store.path))
-    budget_s = store.spec.search.time_budget
-    left_s = None if budget_s is None else round(max(0.0, budget_s - used_s), 1)
-    return {"stage": stage.name, "since": stage.since, "stage_s": round(stage_s, 1), "left_s": left_s}
-
-
-def _since_last_record_s(path: Path) -> float:
-    try:
-        return max(0.0, time.time() - max(f.stat().st_mtime for f in path.glob("records.jsonl")))
-    except (OSError, ValueError):
-        return 0.0
-
-
 def format_stage(status: StudyStatus) -> str:
     """Formats the stage of a study and what is left of its budget; empty unless it runs."""
     if status.state != RUNNING:
         return ""
-    if status.stage is None or status.since is None or status.stage_s is None:
+    if status.stage is None or status.since is None:
         return "starting"
     left = "" if status.left_s is None else f", at most about {format_seconds(status.left_s)} left"
     since = datetime.fromisoformat(status.since).astimezone()
-    return f"{status.stage} since {since:%H:%M} ({format_seconds(status.stage_s)}){left}"
+    stage_s = max(0.0, (datetime.now(UTC) - since).total_seconds())
+    return f"{status.stage} since {since:%H:%M} ({format_seconds(stage_s)}){left}"

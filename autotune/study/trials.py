@@ -20,7 +20,6 @@ from autotune.model.records import (
 )
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.rundir.optuna_study import JOURNAL
-from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace, format_cannot_act
 from autotune.stats.estimates import REFERENCE, Estimate
 from autotune.study.plan import TryNext
@@ -52,16 +51,15 @@ def open_trials(run: StudyRun, screener: StudyScreener | None) -> Trials:
     if screener is not None:
         space, recheck = narrow_space(run, screener, space, reference)
     ideas = [(origin, settings) for origin, settings in space.first if space.locate(settings) is not None]
-    named = [first for first in run.setup.first if not first[0].startswith(RECIPE)]
-    recipes = [first for first in run.setup.first if first[0].startswith(RECIPE)]
-    first = [*named, *ideas, *recipes]
+    first = [*run.setup.first, *ideas]
+    first.sort(key=lambda pair: pair[0].startswith(RECIPE))  # recipes come last
     screened, first_aa_run = screened_by(run.store), run.store.of(AaRecord)[0]
     power = first_aa_run.power
     proposer = Proposer(
         run.spec, space, first=first, stored=open_study(run.spec, run.storage or run.store.path / JOURNAL),
         recheck=recheck, priors=priors_of(space, screened),
         memory=known_memory(run.spec, space, first_aa_run, screened),
-        provable=power.smallest if power is not None and power.smallest is not None else 0.0,
+        provable=(power.smallest if power is not None else None) or 0.0,
     )  # fmt: skip
     return Trials(run, proposer, screener, whole)
 
@@ -90,13 +88,14 @@ class Trials:
         self._proposer = proposer
         self._screener = screener
         self._whole = whole
-        self._known = Known(run.store)
-        self._causes_seen = 0
+        self._results_seen = self._causes_seen = 0
 
     def refresh(self) -> None:
         """Tells the proposer what was recorded since the last call, and the user what the proposer has to say."""
         self.settle()
-        for result in self._known.refresh():
+        results = self._store.since(TrialResult, self._results_seen)
+        self._results_seen += len(results)
+        for result in results:
             self._proposer.tell(result)
         causes = self._store.since(FailingSetRecord, self._causes_seen)
         self._causes_seen += len(causes)
@@ -145,20 +144,29 @@ class Trials:
     def _evaluate(self, config: TrialConfig) -> TrialResult | TrialTask:
         """Returns a set's result if it needs no measurement, or the task of a lane."""
         precheck = Precheck()
-        outcome: TrialOutcome | None = self._known.same_set(config.settings)
-        if outcome is None and self._screener is not None:
+        outcome: TrialOutcome | None = None
+        if self._screener is not None:
             precheck = self._screener.precheck(config.settings)
             if config.origin == NO_OPS_TOGETHER or self._is_screen_refuted:
                 precheck = Precheck(failure=precheck.failure)  # equal programs are what the recheck is about
             if precheck.failure is not None:
                 outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
             elif precheck.key is not None:
-                outcome = self._known.same_program(precheck.key, self._screener.precheck(FlagSet()).key)
+                outcome = self._same_program(precheck.key, self._screener.precheck(FlagSet()).key)
         if outcome is not None:
             return TrialResult(**dict(config), **dict(outcome), compiled_key=precheck.key)
         # A trial surely worse than the best one is given up.
-        best = self._known.incumbent if config.origin != NO_OPS_TOGETHER else None
+        best = incumbent(self._store.of(TrialResult)) if config.origin != NO_OPS_TOGETHER else None
         return TrialTask(config=config, incumbent=best, compiled_key=precheck.key)
+
+    def _same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
+        """Returns the reference or the trial with the same key of a compiled program, if there is one."""
+        if key == reference_key:
+            return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
+        for result in self._store.of(TrialResult):
+            if result.compiled_key == key and result.status is TrialStatus.MEASURED:
+                return _duplicate_of(result)
+        return None
 
     @property
     def _is_screen_refuted(self) -> bool:
@@ -173,15 +181,15 @@ class Trials:
         return key is not None and key == self._screener.precheck(other).key
 
     def _end(self, result: TrialResult) -> None:
-        self.refresh()  # takes in the trial that it may duplicate
-        result = self._known.complete(result)
-        self._store.append(result)
-        self._run.view.trial_ends(result)
+        if result.same_as:  # a lane does not know the figures of another trial
+            original = next(r for r in self._store.of(TrialResult) if r.number == result.same_as)
+            result = result.model_copy(update=dict(_duplicate_of(original)))
+        self._run.record(result)
 
     def end_search(self, *, is_exhausted: bool = False) -> None:
         """Records the estimated effects and the end of the search, and brings the study's storage up to date."""
         self.refresh()
-        count, search = len(self._known.results), self._run.spec.search
+        count, search = len(self._store.of(TrialResult)), self._run.spec.search
         effects = self._store.last(EffectsRecord)
         if effects is None or effects.trials != count:
             effects = self._proposer.effects()
@@ -195,55 +203,13 @@ class Trials:
             self._run.view.note(text)
 
 
-class Known:
-    """Indexes of the results so far, updated as they come, so that a look-up takes constant time."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.results: list[TrialResult] = []
-        self.incumbent = REFERENCE
-        self._by_number: dict[int, TrialResult] = {}
-        self._by_set: dict[FlagSet, TrialResult] = {}
-        self._by_key: dict[str, TrialResult] = {}
-
-    def refresh(self) -> Sequence[TrialResult]:
-        """Adds the results recorded since the last call, and returns them."""
-        news = self._store.since(TrialResult, len(self.results))
-        for result in news:
-            self.results.append(result)
-            self._by_number.setdefault(result.number, result)
-            if result.status is not TrialStatus.SAME_SET:
-                self._by_set.setdefault(result.settings, result)
-            if result.compiled_key is not None and result.status is TrialStatus.MEASURED:
-                self._by_key.setdefault(result.compiled_key, result)
-        self.incumbent = min(self.incumbent, incumbent(news), key=lambda e: e.ratio)
-        return news
-
-    def same_set(self, settings: FlagSet) -> TrialOutcome | None:
-        """Returns the trial with the same set, if there is one."""
-        earlier = self._by_set.get(settings)
-        return _duplicate_of(earlier, TrialStatus.SAME_SET) if earlier is not None else None
-
-    def same_program(self, key: str, reference_key: str | None) -> TrialOutcome | None:
-        """Returns the reference or the trial with the same key of a compiled program, if there is one."""
-        if key == reference_key:
-            return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
-        earlier = self._by_key.get(key)
-        return _duplicate_of(earlier, TrialStatus.SAME_PROGRAM) if earlier is not None else None
-
-    def complete(self, result: TrialResult) -> TrialResult:
-        """Adds to a duplicate the figures of its original trial, which a lane does not know."""
-        if result.same_as is None or result.same_as == REFERENCE_NUMBER:
-            return result
-        return result.model_copy(update=dict(_duplicate_of(self._by_number[result.same_as], result.status)))
-
-
-def _duplicate_of(earlier: TrialResult, status: TrialStatus) -> TrialOutcome:
-    return TrialOutcome(status=status, same_as=earlier.number, comparison=earlier.comparison, failure=earlier.failure)
+def _duplicate_of(earlier: TrialResult) -> TrialOutcome:
+    return TrialOutcome(
+        status=TrialStatus.SAME_PROGRAM, same_as=earlier.number, comparison=earlier.comparison, failure=earlier.failure
+    )
 
 
 def incumbent(results: Iterable[TrialResult]) -> Estimate:
     """Returns the best estimate so far, or the reference's own while nothing is better."""
-    found = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
-    best = min(found, key=lambda e: e.ratio, default=None)
-    return best if best is not None and best.ratio < 1 else REFERENCE
+    measured = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
+    return min([REFERENCE, *measured], key=lambda e: e.ratio)

@@ -27,9 +27,6 @@ cd {below} || exit
 """
 """Packages of the worktree come before those that `pip install --editable` takes from the caller's folder."""
 
-LFS_POINTER = "^version https://git-lfs"
-"""First line of a file that stands for one of Git LFS."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
@@ -140,11 +137,6 @@ def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator
     _remove_worktree(tree)
     try:
         _git("worktree", "add", "--detach", "--force", str(tree), commit)
-        if pointers := _git("-C", str(tree), "grep", "-l", "--max-count=1", LFS_POINTER, may_fail=True).splitlines():
-            raise StudyFileError(
-                f"a revision must be whole in a worktree but {pointers[0]} of {revision} is a pointer of Git LFS: run "
-                "`git lfs install` and `git lfs fetch --all`, then call this again"
-            )
         if not (tree / below).is_dir():
             raise StudyFileError(f"this folder must be in both revisions but {revision} has no {below}")
         entering = ENTERING.format(tree=shlex.quote(str(tree)), below=shlex.quote(f"./{below}"))

@@ -217,7 +217,7 @@ def test_what_is_told_while_a_study_runs(stream: type[io.StringIO], monkeypatch:
         view.note(EVIL)
         view.trial_starts(config, 5)
         failure = Failure(kind="crash", message=EVIL, phase="x")
-        view.trial_ends(TrialResult(**dict(config), status=TrialStatus.FAILED, failure=failure))
+        view.result(TrialResult(**dict(config), status=TrialStatus.FAILED, failure=failure))
     assert "pwned" in out.getvalue()
     assert_harmless(out, io.StringIO())
 

@@ -23,7 +23,9 @@ def read(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_command_is_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PRINTS)
-    done = read("--pattern", r"took (?P<value>[\d.]+) (?P<unit>\w+)", "--", sys.executable, "train.py", cwd=tmp_path)
+    done = read(
+        "--step-pattern", r"took (?P<value>[\d.]+) (?P<unit>\w+)", "--", sys.executable, "train.py", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert sum("1.23 ms" in line for line in done.stdout.splitlines()) >= 12
     assert "12 steps in 12 lines" in done.stdout

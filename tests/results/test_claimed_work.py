@@ -36,7 +36,7 @@ def forged(store: Store, change: Callable[[Record], None]) -> Store:
     for record in (r for r in records if r["kind"] == "finalist"):
         found = FinalistResult.model_validate(record)
         plan, most = plans[found.stage], found.most or 0
-        made = standing(plan, runs, trial=found.trial, most=most, min_effect=0.005).result
+        made = standing(plan, runs, most=most, min_effect=0.005).result
         after[found.stage] = made
         record |= made.model_dump(mode="json", exclude={"at_s", "by"})
     last = there(report_of(after[CONFIRM], after.get(ISOLATED), runs).estimate)

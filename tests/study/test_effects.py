@@ -29,7 +29,7 @@ from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
-from autotune.study.samplers import distribution_of, flag_of, from_text
+from autotune.study.samplers import Points, distribution_of, flag_of, from_text
 from autotune.study.screen import LARGEST_PRIOR
 from tests.runs import Run, record, replay_study, there
 from tests.tables import toml_beside
@@ -88,7 +88,7 @@ def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio
     )
     sampler = AdditiveFlagSampler(distributions, flags, seed=0, is_log_ratio=True)
     assert min(sampler.fit([trial]).model.p_active()[1:]) > 0.5  # the prior's, with that of pairs
-    found = StudyEffects(space, sampler, [trial], least=0.0).record()
+    found = StudyEffects(Points(space), sampler, [trial], least=0.0).record()
     assert {s.name for s in found.settings if s.chance > 0.5} == shown
 
 
@@ -104,7 +104,7 @@ def test_the_search_ends_with_the_best_predicted_set_and_finalists_differ_from_i
     assert last.number < 28  # no other set was expected to gain
     (proven,) = [f for f in wide.of(FinalistResult) if f.stage == "confirm"]
     assert proven.settings == BEST
-    chosen = worth_proving(wide.of(TrialResult), count=3, min_effect=0.005, effects=taught(wide))
+    chosen = worth_proving(wide.of(TrialResult), taught(wide), count=3, min_effect=0.005)
     assert chosen[0].settings == BEST
     acting = [taught(wide).useful(trial.settings, least=0.005) for trial in chosen]
     assert len(set(acting)) == 3
@@ -121,7 +121,7 @@ def test_the_best_expected_set_is_not_first_where_its_own_trial_was_surely_slowe
             estimate = dataclasses.replace(figures.estimate, ratio=ratio, low=low, high=high)
             comparison = figures.model_copy(update={"estimate": estimate})
             results.append(measured.model_copy(update={"settings": settings, "comparison": comparison}))
-        return worth_proving(results, count=2, min_effect=0.005, effects=taught(wide))[0].settings
+        return worth_proving(results, taught(wide), count=2, min_effect=0.005)[0].settings
 
     assert first_of(0.02) == BEST
     assert first_of(0.004) == FlagSet({"xla_10": 1})
@@ -157,7 +157,7 @@ def test_the_best_expected_sets_are_finalists_before_lucky_trials(
         results.append(measured.model_copy(update=told))
         expected += [(number, expectation)] if expectation is not None else []
     effects = taught(wide).model_copy(update={"expected": tuple(expected)})
-    found = worth_proving(results, count=count, min_effect=0.005, effects=effects)
+    found = worth_proving(results, effects, count=count, min_effect=0.005)
     assert [r.settings for r in found] == chosen
 
 
@@ -182,9 +182,8 @@ def test_a_trial_of_nothing_that_acts_is_no_finalist_unless_it_was_faster_all_th
 
     inert, lucky, good = FlagSet({"xla_09": 1}), FlagSet({"xla_10": 1}), FlagSet({"xla_00": 1, "xla_09": 1})
     results = [result(inert, 0.999), result(lucky, 0.98), result(good, 0.99)]
-    found = worth_proving(results, count=3, min_effect=0.005, effects=taught(wide))
+    found = worth_proving(results, taught(wide), count=3, min_effect=0.005)
     assert [r.settings for r in found] == [lucky, good]
-    assert len(worth_proving(results, count=3, min_effect=0.005)) == 3  # where nothing was taught, all may be
 
 
 def test_the_minimal_set_is_proven_after_as_many_measurements_as_it_has_settings(wide: Store) -> None:

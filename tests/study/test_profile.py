@@ -19,8 +19,8 @@ from autotune.child.tracer import COPIES, OTHER, Event, kind_of, of_a_step, seco
 from autotune.model.records import ProfileRecord
 from autotune.results.report import render_html, render_markdown
 from autotune.study.ab import prepare_variants
+from autotune.study.preflight import Setup
 from autotune.study.profile import profile, rows_of
-from autotune.study.recheck import NothingToSearch
 from autotune.study.variants import Variant
 from harness.simulated import given_run
 from tests.runs import BUILDS_BASE, Diary
@@ -78,7 +78,7 @@ def test_the_kernels_that_differ_most_come_first_and_reach_the_report(tmp_path: 
     assert len(rows) == 12
     a_variant, b_variant = (Variant(command=("python", "train.py", word)) for word in "ab")
     spec, _ = prepare_variants(BUILDS_BASE, a_variant, b_variant, tmp_path / "run")
-    run = given_run(spec, tmp_path / "run", NothingToSearch(), Diary())
+    run = given_run(spec, tmp_path / "run", Setup(), Diary())
     run.setup = run.prepare(print)
     run.open()
     run.store.append(ProfileRecord(names=("A", "B"), rows=rows))
@@ -144,7 +144,7 @@ def test_one_more_matrix_product_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     a, b = (Variant(command=(sys.executable, str(tmp_path / "train.py"), count)) for count in "23")
     spec, variants = prepare_variants(BUILDS_BASE, a, b, Path("runs/traced"))
-    run = given_run(spec, tmp_path / "runs" / "traced", NothingToSearch(), Diary())
+    run = given_run(spec, tmp_path / "runs" / "traced", Setup(), Diary())
     run.setup = run.prepare(print)
     run.open()
     record = profile(run, variants.names, variants.going_back)

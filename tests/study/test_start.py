@@ -20,7 +20,7 @@ import pytest
 import autotune
 from autotune.machine.environment import driver_python
 from autotune.model.errors import StudyFileError
-from autotune.model.records import ConclusionRecord, TrialResult
+from autotune.model.records import AnyRecord, ConclusionRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.lock import is_held
@@ -77,15 +77,15 @@ def test_what_is_not_legal_starts_nothing(here: Path, wrong: str, arguments: dic
 
 
 def test_an_interrupted_run_continues(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    end = LineView.trial_ends
+    end = LineView.result
 
-    def interrupt(view: LineView, result: TrialResult) -> None:
-        end(view, result)
-        if result.number == 2:
+    def interrupt(view: LineView, record: AnyRecord) -> None:
+        end(view, record)
+        if isinstance(record, TrialResult) and record.number == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LineView, "trial_ends", interrupt)
+        patch.setattr(LineView, "result", interrupt)
         with pytest.raises(KeyboardInterrupt):
             autotune.run("small.toml")
     run, kept = Path("runs/small"), Path("runs/small/records.jsonl").read_text(encoding="utf-8")

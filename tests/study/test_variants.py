@@ -93,19 +93,14 @@ def _submodule(repository: Path) -> None:
     git("submodule", "add", "../other", "vendor")
 
 
-def _lfs(repository: Path) -> None:
-    (repository / "data.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-
-
 @pytest.mark.parametrize(
     ("change", "revision", "words"),
     [
         (_submodule, "HEAD", "has submodules"),
-        (_lfs, "HEAD", "a pointer of Git LFS"),
         (None, "no-such", "git repository"),
         (None, "--help", "git repository"),
     ],
-    ids=["submodule", "lfs", "unknown", "an-option"],
+    ids=["submodule", "unknown", "an-option"],
 )  # fmt: skip
 def test_a_revision_that_is_not_whole_is_refused(change: object, revision: str, words: str, repository: Path) -> None:
     if callable(change):

@@ -20,7 +20,7 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, TrialResult, TrialStatus
+from autotune.model.records import AnyRecord, ConclusionRecord, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
 from autotune.rundir.store import Store
 from autotune.study.live import LineView
@@ -180,15 +180,15 @@ def test_a_run_directory_that_turns_read_only_in_mid_study(
 ) -> None:
     write_study(tmp_path / "study.toml", SIMULATED)
     records = tmp_path / "run/records.jsonl"
-    end = LineView.trial_ends
+    end = LineView.result
 
-    def freeze(view: LineView, result: TrialResult) -> None:
-        if result.number == 2:
+    def freeze(view: LineView, record: AnyRecord) -> None:
+        if isinstance(record, TrialResult) and record.number == 2:
             frozen(records, True)
-        end(view, result)
+        end(view, record)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LineView, "trial_ends", freeze)
+        patch.setattr(LineView, "result", freeze)
         stopped = autotune(*RUN, "run", cwd=tmp_path)
     kept = records.read_text()
     assert kept.count('"kind":"trial"') == 2

@@ -34,7 +34,7 @@ def study(tmp_path: Path, fault: str, *, pairs: int = 6) -> tuple[ConclusionReco
     search = {"trials": 1, "settings": {"xla_cpu_enable_fast_math": [False, True]}}
     workload = command(fault, program="planted.py", hook=True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("autotune.study.lanes.proof_size", lambda *_, **__: pairs)
+        patched.setattr("autotune.study.plan.proof_size", lambda *_, **__: pairs)
         return whole_study(tmp_path, workload, soak="3s", search=search, measure={"pairs_cap": 16})
 
 
