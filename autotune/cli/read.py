@@ -99,7 +99,7 @@ def _lines_of(found: Mapping[str, Any], fit: Recognised | None) -> list[str]:
     from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
-    rules = {**found["rules"], **({"terminal": True} if found["terminal"] else {})}
+    rules = dict(found["rules"])
     return text_lines(
         "read.txt.j2",
         {"seconds": format_seconds, "toml": to_toml},
