@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from autotune.cli import results as cli_results
 from autotune.cli.app import app
+from autotune.machine.host import RanOn
 from autotune.model.errors import AutotuneError
 from autotune.results import conditions
 from autotune.results.conditions import Conditions, differences, this_machine
@@ -44,6 +45,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is the one on which `make_winner` was proven."""
     monkeypatch.setattr(conditions, "describe_machine", lambda: CASES["machine_of_the_proof"])
     monkeypatch.setattr(conditions, "visible_gpus", lambda environment: [SimpleNamespace(name="NVIDIA H200")] * 8)
+    monkeypatch.setattr(conditions, "would_run_on", lambda environment, count: RanOn(versions={}, gpus=()))
 
 
 def exported(folder: Path, form: str = "env", **conditions: Any) -> Path:
