@@ -118,13 +118,15 @@ class _Loop:
         if self.stopped:
             return
         self._step += 1
-        check, warm = self._job["check_steps"], self._job["warmup_steps"]
+        check = self._job["check_steps"]
+        warm = self._job["warmup_steps"]
         if self._step == 0:
             self._channel.enter("compile")
         elif self._step <= check + warm:
             self._early(check)
         else:
-            pending, self._pending = self._pending, self.reported[0]
+            pending = self._pending
+            self._pending = self.reported[0]
             if hasattr(pending, "block_until_ready"):
                 pending.block_until_ready()
             self._times.append(time.perf_counter() - self._last)
@@ -177,7 +179,9 @@ class _Loop:
         if message["type"] != "block":
             self.stopped = True
             return
-        self._left, self._times, self._pending = int(message["steps"]), [], None
+        self._left = int(message["steps"])
+        self._times = []
+        self._pending = None
         self._tells_memory = bool(message.get("memory"))
         self._sync()
 

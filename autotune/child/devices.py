@@ -100,7 +100,8 @@ class _JaxLog(logging.Handler):
 
 def find_devices(jax: Any, platform: str) -> list[Any]:
     """All devices of JAX's default platform; NoDeviceError if a GPU is requested and JAX finds none."""
-    logger, heard = logging.getLogger("jax"), _JaxLog()
+    logger = logging.getLogger("jax")
+    heard = _JaxLog()
     logger.addHandler(heard)
     try:
         devices = list(jax.devices())

@@ -74,7 +74,8 @@ class BoundedLog:
         self.total += len(data)
         self._last = (self._last + data)[-LAST_BYTES:]
         if self._head < self._half:
-            piece, data = data[: self._half - self._head], data[self._half - self._head :]
+            piece = data[: self._half - self._head]
+            data = data[self._half - self._head :]
             self._head += len(piece)
             self._put(piece)
         self._tail += data
@@ -310,7 +311,8 @@ def take_environment() -> bytes:
     line, _, rest = data.partition(b"\n")
     message = json.loads(line)
     own = {name: os.environ[name] for name in message["keep"] if name in os.environ}
-    node, step = os.environ.get("SLURMD_NODENAME", ""), os.environ.get("SLURM_STEP_ID", "")
+    node = os.environ.get("SLURMD_NODENAME", "")
+    step = os.environ.get("SLURM_STEP_ID", "")
     os.environ.clear()
     os.environ.update({**message["environment"], **own})
     with socket.socket() as probe:

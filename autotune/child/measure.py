@@ -119,7 +119,8 @@ class Job:
 
     def _check(self, steps: int) -> tuple[list[float], list[float]]:
         """Losses and gradient norms of the first steps, read one by one without timing."""
-        losses, norms = [], []
+        losses = []
+        norms = []
         for _ in range(steps):
             metrics = self._advance()
             self._told_in = {name: dtype_name(getattr(value, "dtype", None)) for name, value in metrics.items()}
@@ -151,7 +152,8 @@ class Job:
             pending["loss"].block_until_ready()
             now = time.perf_counter()
             times.append(now - last)
-            last, pending = now, following
+            last = now
+            pending = following
         pending["loss"].block_until_ready()
         times.append(time.perf_counter() - last)
         gc.enable()

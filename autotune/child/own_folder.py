@@ -55,7 +55,9 @@ def enter_namespace() -> None:
     Raises:
         OSError: If the kernel allows neither.
     """
-    parent, user, group = os.getppid(), os.getuid(), os.getgid()
+    parent = os.getppid()
+    user = os.getuid()
+    group = os.getgid()
     try:
         _call("unshare", CLONE_NEWNS)
     except OSError:

@@ -236,7 +236,8 @@ class Session(ProgramRun):
         # One step more: the output of a step may be incomplete until the next one.
         if not self._ready and len(self._times) > warm:
             losses = [loss for step, loss in self._losses if step <= warm]
-            self._ready, self._sent = True, warm
+            self._ready = True
+            self._sent = warm
             self.channel.phase = "step"
             self.channel.send(
                 "ready",
@@ -272,7 +273,9 @@ class Session(ProgramRun):
         Where this process had to wait for its turn, it reads several lines at once, later than they came: a block
         begins and ends at lines that were read alone, or with few of many.
         """
-        latest, few, at_once = len(self._times) - steps, 1 + int(FEW_LINES * steps), self._together
+        latest = len(self._times) - steps
+        few = 1 + int(FEW_LINES * steps)
+        at_once = self._together
         complete = (i for i in range(self._earliest, latest + 1) if max(at_once[i - 1], at_once[i + steps - 1]) <= few)
         return next(complete, latest + 1)
 
@@ -447,7 +450,9 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
     while it was handled, counts in its place; a follow-up of another process's end only if there is nothing else.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
-    prefixes, found, is_caused = set[str](), list[tuple[str, str]](), False
+    prefixes = set[str]()
+    found = list[tuple[str, str]]()
+    is_caused = False
     for i, line in enumerate(text):
         is_of_xla = bool(found) and found[-1][0] in ("JaxRuntimeError", "XlaRuntimeError")
         is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
@@ -458,7 +463,8 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
                 rest = [x.removeprefix(prefix) for x in text[i + 1 : i + 4]]
                 told = raised[1].rpartition(".")[2], "\n".join([raised[2] or "", *rest]).strip()
                 found += [told] if not is_caused or not found else []
-                prefixes, is_caused = prefixes - {prefix}, False
+                prefixes = prefixes - {prefix}
+                is_caused = False
                 break
     own = [told for told in found if not FOLLOW_UP.search(": ".join(told))]
     return next(reversed(own or found), None)

@@ -122,7 +122,8 @@ class _Mention:
     @property
     def rank(self) -> int | None:
         """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
-        words, said = self.words, set(self.words)
+        words = self.words
+        said = set(self.words)
         is_part = any(map(_OTHERS.fullmatch, words))
         if self.unit and "/" in self.unit.replace("per", "/"):
             return None if is_part else MEAN if said & _MEANS else 0

@@ -226,7 +226,8 @@ class StepReader:
         if self._unit == "value":
             unit = unit + (said["unit"] or "")
         elif number(unit and "1" + unit) is not None:
-            value, unit = number(said[self._unit]), ""
+            value = number(said[self._unit])
+            unit = ""
         known = factor(unit) if unit else _NAMED[self._unit]
         took_s = self._seconds(value, *known) if known is not None else None
         steps = said.get("steps")
@@ -237,14 +238,16 @@ class StepReader:
         first, *last = map(int, re.findall(r"\d+", steps))
         if not last:
             return max(1, first)
-        earlier, self._window_end = self._window_end, last[0]
+        earlier = self._window_end
+        self._window_end = last[0]
         return max(1, last[0] - first + (first != earlier))
 
     def _is_another_rank(self, step: int | None, now_s: float, took_s: float | None) -> bool:
         """Whether a line has the counter of the line that came at the same time."""
         if step is None or took_s is None:
             return False
-        earlier, self._last = self._last, (now_s, step)
+        earlier = self._last
+        self._last = (now_s, step)
         return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
 
     def _between(self, step: int | None, now_s: float, loss: float | None) -> Step | None:

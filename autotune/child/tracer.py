@@ -78,7 +78,9 @@ def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
     A collective beside which something else runs counts as hidden; what is left of it delays the step.
     """
     changes = [change for e in events for change in ((e.start, 1, e.kind), (e.end, -1, e.kind))]
-    running, seconds, before = Counter[str](), defaultdict[str, float](float), 0.0
+    running = Counter[str]()
+    seconds = defaultdict[str, float](float)
+    before = 0.0
     for at, change, kind in sorted(changes):
         active = [name for name in ORDER if running[name] > 0 and at > before]
         for name in active:
@@ -103,7 +105,8 @@ def device_events(planes: Iterable[Any]) -> list[Event]:
             facts = dict(event.stats)
             is_work = bool(gpus) or ("hlo_op" in facts and facts.get("device_ordinal", 0) == 0)
             if is_work and not _AROUND.fullmatch(event.name):
-                kind, start = kind_of(event.name, str(facts.get("hlo_op", ""))), event.start_ns / 1e9
+                kind = kind_of(event.name, str(facts.get("hlo_op", "")))
+                start = event.start_ns / 1e9
                 events.append(Event(event.name, kind, start, start + event.duration_ns / 1e9))
     return events
 
@@ -118,7 +121,8 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
         traced_s: Seconds of the trace.
         step_s: Seconds of a step by the program's own clock.
     """
-    spent, counts = defaultdict[str, float](float), Counter[str]()
+    spent = defaultdict[str, float](float)
+    counts = Counter[str]()
     for event in events:
         name = re.sub(r"[._]\d+$", "", event.name)
         spent[name] += event.end - event.start

@@ -95,7 +95,8 @@ def ab(
             spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(),
             do=lambda run: measure_variants(run, variants, profiled=profile),
         )  # fmt: skip
-    conclusion, traced = done.conclusion, done.store.last(ProfileRecord) if profile else None
+    conclusion = done.conclusion
+    traced = done.store.last(ProfileRecord) if profile else None
     status = exit_status(conclusion, max_slowdown=most)
     if as_json:
         print_json(plain(conclusion, status=status, run=str(path), **({"profile": plain(traced)} if traced else {})))

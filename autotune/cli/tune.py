@@ -160,7 +160,8 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
     base = name or study_name_of(asked.command, asked.cwd)
-    file, number = Path(f"{base}.toml"), 1
+    file = Path(f"{base}.toml")
+    number = 1
     while file.exists():
         try:
             known = load_study(file)
@@ -262,7 +263,8 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
     spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
     path = options.RUNS / spec.name
     done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers)
-    conclusion, store = done.conclusion, done.store
+    conclusion = done.conclusion
+    store = done.store
     command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:
         write_winner(store, path, shlex.join(command))

@@ -49,7 +49,9 @@ class ChildProcess:
         )  # fmt: skip
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._in, self._out, self.pid = self._process.stdin, self._process.stdout, self._process.pid
+        self._in = self._process.stdin
+        self._out = self._process.stdout
+        self.pid = self._process.pid
         os.set_blocking(self._out.fileno(), False)
         self._buffer = b""
         self.is_over = False

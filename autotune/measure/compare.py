@@ -200,7 +200,8 @@ class Comparer(ABC):
         self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
     ) -> R:
         """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
-        comparer, retries = self.for_sets(*sets), 0
+        comparer = self.for_sets(*sets)
+        retries = 0
         while True:
             self.context.gpus.take()  # what was seen of a try that failed is not of this one
             try:
@@ -235,7 +236,8 @@ class Comparer(ABC):
     def _figures(
         self, pairs: Sequence[Pair], estimate: Estimate, *, stopped: str, work: WorkPerStep | None = None
     ) -> Comparison:
-        looked, meter = self.context.gpus.take(), self.context.meter
+        looked = self.context.gpus.take()
+        meter = self.context.meter
         return Comparison(
             estimate=estimate,
             reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
@@ -259,7 +261,8 @@ class Interleaved(Comparer):
     mode = INTERLEAVED
 
     def _compare(self, request: ComparisonRequest) -> Compared:
-        context, folder = self.context, request.folder
+        context = self.context
+        folder = request.folder
         with contextlib.ExitStack() as stack:
             if request.is_proof or request.against is not None:
                 first, second = context.start_both(*request.sets, folder, name=request.name)
@@ -335,7 +338,8 @@ class Interleaved(Comparer):
 
     def _aa_run(self, folder: Path) -> AaRun:
         """One process after the other beside the living reference; raw pairs of all in one file, in order."""
-        context, spec = self.context, self.context.spec
+        context = self.context
+        spec = self.context.spec
         reference = context.reference()
         trace = context.reference_trace or LossTrace(spec, reference.report)
         refuse_long_pause(reference.report, context.steps_for(reference))
@@ -415,7 +419,8 @@ class InterleavedBlocks:
     ) -> tuple[list[Pair], str]:
         """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and that reason."""
         context = self.context
-        rng, steps = random.Random(f"{context.spec.seed}/{seed}"), context.steps_for(self.workers[0])
+        rng = random.Random(f"{context.spec.seed}/{seed}")
+        steps = context.steps_for(self.workers[0])
         for trace, worker in zip(self.traces, self.workers, strict=True):
             trace.settle(worker, context.settle_steps)
         pairs: list[Pair] = []
@@ -440,7 +445,8 @@ class InterleavedBlocks:
         return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
 
     def _block(self, arm: Arm, steps: int) -> Timed:
-        worker, sizes = self.workers[arm is Arm.CANDIDATE], self.context.sizes
+        worker = self.workers[arm is Arm.CANDIDATE]
+        sizes = self.context.sizes
         begun = time.monotonic()
         try:
             with self.context.gpus.block(arm, settle_s=sizes.settle_s):
@@ -578,14 +584,16 @@ class Isolated(Comparer):
     def _started(self, request: ComparisonRequest, arm: Arm) -> Iterator[Worker]:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         with self._blaming(request, arm):
-            is_candidate, folder = arm is Arm.CANDIDATE, request.folder
+            is_candidate = arm is Arm.CANDIDATE
+            folder = request.folder
             own = folder if is_candidate else self.context.folder_in(folder, "reference")
             worker = self.context.start(request.sets[is_candidate], own, isolated=True)
         with contextlib.closing(worker):
             yield worker
 
     def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
-        context, at_s = self.context, self.context.now_s
+        context = self.context
+        at_s = self.context.now_s
         if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
             left_s = isolated_aa_s(context.spec, worker.report)
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
@@ -622,14 +630,18 @@ class Isolated(Comparer):
 
     def _measure(self, worker: Worker, arm: Arm) -> tuple[Timed, LossTrace]:
         """The steps of one run."""
-        spec, meter, sizes = self.context.spec, self.context.meter, self.context.sizes
+        spec = self.context.spec
+        meter = self.context.meter
+        sizes = self.context.sizes
         steps = self._run_steps or spec.measure.run_steps
         if self._run_steps is None and (spec.workload.can_wait or self._beside is not None):
             steps = self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / (self._beside or 1)) if spec.workload.can_wait else steps
-        trace, times, joules = LossTrace(spec, worker.report), tuple[float, ...](), list[float | None]()
+        trace = LossTrace(spec, worker.report)
+        times = tuple[float, ...]()
+        joules = list[float | None]()
         trace.settle(worker, self.context.settle_steps)
         clocks = list[float | None]()
         begun = time.monotonic()
@@ -641,7 +653,8 @@ class Isolated(Comparer):
             joules.append(drawn)
             clocks.append(worker.last_clock_s)
             trace.take(worker, count)
-        total, clock_s = _sum_if_known(joules), _sum_if_known(clocks)
+        total = _sum_if_known(joules)
+        clock_s = _sum_if_known(clocks)
         if not spec.workload.can_wait:
             # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
             metered_s = time.monotonic() - begun
@@ -650,7 +663,8 @@ class Isolated(Comparer):
         return Timed(*sizes.split_isolated(times), total, clock_s), trace
 
     def _steps_of(self, worker: Worker) -> int:
-        spec, step_s = self.context.spec, typical_step_s(worker)
+        spec = self.context.spec
+        step_s = typical_step_s(worker)
         if self._beside is not None and not spec.workload.can_wait:  # it may end: no longer than in its pairs
             return max(spec.measure.run_steps, self._beside * self.context.steps_for(worker))
         if self._beside is None:

@@ -318,7 +318,8 @@ class MeasurementContext:
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, plus the settings that are read at run time."""
-        merged, read = self.spec.baseline.merge(settings), self.assignment.runtime
+        merged = self.spec.baseline.merge(settings)
+        read = self.assignment.runtime
         runtime = {n: v for n, v in merged.items() if n in read}
         body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()[:16]

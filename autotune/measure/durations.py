@@ -56,13 +56,16 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 
     Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
     """
-    noise, step_s, measure = result.noise, result.comparison.reference_step_s, spec.measure
+    noise = result.noise
+    step_s = result.comparison.reference_step_s
+    measure = spec.measure
     if not noise.pair_s:
         return None
     pair_s = pair_of_processes_s(spec, result)
     took = [r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
-    soak_s, aba_s = 0.0, measure.aba_runs * 1.5 * pair_s
+    soak_s = 0.0
+    aba_s = measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
         line_s = max(step_s, result.reference.line_s)
         least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
@@ -73,7 +76,8 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     )  # fmt: skip
     if result.comparison.mode != INTERLEAVED:
         return takes
-    costs, starts = _costs(spec, result), spec.block_sizes.starts
+    costs = _costs(spec, result)
+    starts = spec.block_sizes.starts
     pairs = proof_size(noise, starts=starts)
     run_s = costs.run_beside_pairs_s(pairs=pairs, least_steps=measure.run_steps)
     if not spec.workload.can_wait:
@@ -89,7 +93,8 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 
 
 def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
-    step_s, aa_run = result.comparison.reference_step_s, result.noise
+    step_s = result.comparison.reference_step_s
+    aa_run = result.noise
     start_s = aa_run.start_s + aa_run.settle_steps * step_s
     return BlockCosts(spec.block_sizes.learned(aa_run), step_s, start_s, measured_pair_s=aa_run.pair_s)
 
@@ -112,7 +117,8 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
     Its reference was started at `begun_s`; the rest of the A/A run takes `aa_s` at least.
     """
-    budget_s, used_s = spec.search.time_budget, begun_s + reference.start_s
+    budget_s = spec.search.time_budget
+    used_s = begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
         return
     raise LaunchError(
@@ -138,7 +144,8 @@ def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
 
 def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
     """Returns how many processes an A/A run starts beside its reference, for `steps` of both within the budget."""
-    budget_s, asked = spec.search.time_budget, spec.measure.aa_processes
+    budget_s = spec.search.time_budget
+    asked = spec.measure.aa_processes
     each_s = beside_reference_s(reference, steps=steps)
     if budget_s is None or each_s <= 0.0:
         return asked
@@ -158,7 +165,9 @@ def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known."""
-    noise, confirm, takes = result.noise, spec.confirm, durations_of(spec, result, ())
+    noise = result.noise
+    confirm = spec.confirm
+    takes = durations_of(spec, result, ())
     if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED

@@ -62,7 +62,8 @@ def minimise_failure(
     context: MeasurementContext, task: FailingSetTask, folder: Path, *, isolated: bool
 ) -> FailingSetRecord:
     """Finds the smallest part of a failing set that fails in the same way; `isolated`: with nothing beside it."""
-    kind, starts = task.failure_kind, 0
+    kind = task.failure_kind
+    starts = 0
     most = most_starts(kind)
     known: dict[FlagSet, bool] = {FlagSet(): False, task.settings: True}
     for part, is_failing in task.known:

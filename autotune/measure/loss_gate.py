@@ -167,8 +167,10 @@ class LossGate:
 
     def _refuse_wrong_in_soak(self, report: WorkerReport, reference: LongLosses, candidate: LongLosses) -> None:
         """Compares the steps of both within the spread of references."""
-        told, mine = dict(reference), dict(candidate)
-        begin, last = first_step(self.spec) - 1, max(self.spread.steps, default=0)
+        told = dict(reference)
+        mine = dict(candidate)
+        begin = first_step(self.spec) - 1
+        last = max(self.spread.steps, default=0)
         common = [n for n in told if n in mine and begin + n <= last]
         base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
         self._refuse_wrong(base, own, report, phase="soak")
@@ -269,7 +271,8 @@ def _refuse_wrong_change(reference: WorkerReport, candidate: WorkerReport) -> No
     """
     if reference.state_arrays != candidate.state_arrays:
         return
-    expected, got = reference.state_change, candidate.state_change
+    expected = reference.state_change
+    got = candidate.state_change
     if not expected or (got is not None and expected / CHANGE_FACTOR <= got <= expected * CHANGE_FACTOR):
         return
     told = "is not told" if got is None else f"is {got:.3g}"
@@ -375,7 +378,8 @@ class LossTrace:
 
     def refuse_shorter(self, reference: LossTrace) -> None:
         """Refuses, by a WorkerFailed, a candidate that reports no step as late as the reference's last one."""
-        wanted, mine = reference.last, self.last
+        wanted = reference.last
+        mine = self.last
         if wanted is not None and (mine is None or mine < wanted):
             ends = "is reported nowhere" if mine is None else f"ends at step {mine}"
             raise wrong_loss(
@@ -387,7 +391,8 @@ class LossTrace:
         step = max((step for step in self.recent if step in reference.told), default=None)
         if step is None:
             return None
-        base, mine = reference.told[step], self.told[step]
+        base = reference.told[step]
+        mine = self.told[step]
         return SameStep(
             step=step, reference=base.loss, candidate=mine.loss, reference_norm=base.grad_norm,
             candidate_norm=mine.grad_norm,
@@ -479,7 +484,8 @@ def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport,
         raise wrong_loss(f"{problem} in another rounding", phase="check")
     told = first_steps(reference.losses, reference.grad_norms)
     told |= {p.loss.step: StepLoss(p.loss.reference, p.loss.reference_norm) for p in pairs if p.loss is not None}
-    trace, spent_s = LossTrace(spec, worker.report), 0.0
+    trace = LossTrace(spec, worker.report)
+    spent_s = 0.0
     patience_s = SLOWEST_ROUNDING * sum(sum(p.ran_s(Arm.REFERENCE)) for p in pairs)
     for steps in [len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.loss is not None]:
         if spent_s > patience_s or max(trace.told) >= max(told):

@@ -50,7 +50,8 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
     """
     blocks = [times for p in pairs for times in (p.reference_s, p.candidate_s)]
     steps_s = [block_step_s(times) for times in blocks]
-    before_s, after_s = statistics.median_high(report.warmup_step_times_s), statistics.median(steps_s)
+    before_s = statistics.median_high(report.warmup_step_times_s)
+    after_s = statistics.median(steps_s)
     if after_s < WENT_ON * before_s:
         raise CannotPause(
             f"a step took {format_seconds(before_s)} before the first pause and {format_seconds(after_s)} after one, "
@@ -60,7 +61,8 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
     found = estimate_pairs([math.log(block_step_s(first) / block_step_s(second)) for first, second in halves])
     if found.low > 1.0 + AFTER_PAUSE or found.high < 1.0 - AFTER_PAUSE:
         raise CannotPause(f"right after a pause a step takes {found.ratio:.2f} times as long as later")
-    later_s, scatter = block_step_s(long_s[-(len(long_s) // LONG_BLOCKS) :]), statistics.pstdev(map(math.log, steps_s))
+    later_s = block_step_s(long_s[-(len(long_s) // LONG_BLOCKS) :])
+    scatter = statistics.pstdev(map(math.log, steps_s))
     if abs(math.log(after_s / later_s)) > AFTER_PAUSE + SCATTER * scatter:
         raise CannotPause(f"in a block a step takes {after_s / later_s:.2f} times as long as long after a pause")
 

@@ -74,7 +74,8 @@ class TaskRunner:
             LaunchError: If the reference cannot be kept alive here.
             RunDirectoryError: If the logs cannot be written.
         """
-        task, context = assignment.task, self.context
+        task = assignment.task
+        context = self.context
         started = time.monotonic()
         context.begin(assignment)
         if assignment.aa_run is not None and assignment.aa_run.comparison.mode != self.comparer.mode:
@@ -99,7 +100,8 @@ class TaskRunner:
         return record.model_copy(update=done)
 
     def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
-        task, name = assignment.task, assignment.name
+        task = assignment.task
+        name = assignment.name
         if isinstance(task, AaTask):
             return self._measure_aa(folder)
         if isinstance(task, TrialTask):
@@ -173,14 +175,16 @@ class TaskRunner:
     # ------------------------------------------------------------------ trials, proofs and ablations
 
     def _rule(self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0) -> StoppingRule:
-        assignment, measure = self.context.assignment, self.context.spec.measure
+        assignment = self.context.assignment
+        measure = self.context.spec.measure
         noise = assignment.aa_run.noise if assignment.aa_run is not None else None
         plan = trial_plan(noise, most=measure.pairs_cap, starts=starts)
         return sequential(plan, min_effect=measure.min_effect, incumbent=incumbent, spread=assignment.spread, most=most)
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
         """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
-        context, settings = self.context, task.config.settings
+        context = self.context
+        settings = task.config.settings
         report: WorkerReport | None = None
         loss: LossCheck | None = None
         key: str | None = None
@@ -188,7 +192,8 @@ class TaskRunner:
 
         def inspect(reference: WorkerReport, candidate: WorkerReport) -> bool:
             nonlocal report, key, loss, same_as
-            report, key = candidate, context.program_key(settings, candidate)
+            report = candidate
+            key = context.program_key(settings, candidate)
             loss = context.losses.check(settings, (reference, candidate))
             programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
             same_as = programs.get(key)
@@ -209,7 +214,9 @@ class TaskRunner:
                 loss = context.losses.with_blocks(loss, found.pairs, found.reference)
                 outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
                 if context.program_key(settings, found.candidate) != key:
-                    report, key = found.candidate, None  # it compiles more as it runs, or another program each time
+                    # it compiles more as it runs, or another program each time
+                    report = found.candidate
+                    key = None
         known = {"worker": report, "program_key": key, "compiled_key": task.compiled_key, "loss": loss}
         return TrialResult(**dict(task.config), **dict(outcome), **known)
 
@@ -270,7 +277,9 @@ class TaskRunner:
 
     def _ablation(self, task: AblationTask, folder: Path, name: str) -> AblationResult:
         """A set without one setting, or several, against the whole set."""
-        context, settings, min_effect = self.context, task.settings, self.context.spec.measure.min_effect
+        context = self.context
+        settings = task.settings
+        min_effect = self.context.spec.measure.min_effect
         less = task.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:
@@ -335,7 +344,8 @@ class LocalExecutor(Engine):
             return [Told(ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None})]
         if self._next is None:
             return []
-        assignment, self._next = self._next, None
+        assignment = self._next
+        self._next = None
         return [Told(ONLY_LANE, {"type": "result", "record": self.runner.do(assignment)})]
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:

@@ -134,7 +134,10 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
     run, reference = _run_both(context, task, folder, asked)
     settling, _ = context.spec.block_sizes.split_isolated(reference.times or run.times)
     asked = replace(asked, settle_steps=max(context.settle_steps, len(settling)), end_s=0.0)
-    loss, arms, failure, unsettled = None, None, run.failure or _bad_end(run, reference), None
+    loss = None
+    arms = None
+    failure = run.failure or _bad_end(run, reference)
+    unsettled = None
     if failure is None and run.report is not None:
 
         def look_again(number: int) -> tuple[LongRun, LongRun]:
@@ -218,7 +221,8 @@ def _run_long(context: MeasurementContext, settings: FlagSet, folder: Path, aske
             with contextlib.closing(context.start(settings, folder, isolated=True)) as worker:
                 run.starts += 1
                 run.report = worker.report
-                worker.fresh_batches, worker.watches_memory = asked.is_compared, run.starts == 1
+                worker.fresh_batches = asked.is_compared
+                worker.watches_memory = run.starts == 1
                 _run_process(context, worker, asked, run)
                 if run.starts == 1 and not context.spec.workload.can_wait:
                     _let_end(context, worker, asked, run)

@@ -38,7 +38,8 @@ class Stopwatch:
     def _look(self) -> None:
         with self._lock:
             now = self._clock()
-            gap, self._last = now - self._last, now
+            gap = now - self._last
+            self._last = now
             if not self._is_held and gap <= LONGEST_GAP_S:
                 self._session_s += gap
 

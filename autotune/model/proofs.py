@@ -77,7 +77,8 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
     What a block takes beside its steps is the same in both arms; a program whose clock or figures are wrong is not.
     None where no clock ran.
     """
-    beside, told = {Arm.REFERENCE: 0.0, Arm.CANDIDATE: 0.0}, 0.0
+    beside = {Arm.REFERENCE: 0.0, Arm.CANDIDATE: 0.0}
+    told = 0.0
     for pair in pairs:
         for arm, clock_s in ((Arm.REFERENCE, pair.reference_clock_s), (Arm.CANDIDATE, pair.candidate_clock_s)):
             if clock_s is None:
@@ -117,7 +118,8 @@ def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
     shares = [r.untold for r in runs if r.untold is not None and r.work is None]  # else batches take other times
     if len(shares) < 2:
         return None
-    mean, error = statistics.fmean(shares), statistics.stdev(shares) / math.sqrt(len(shares))
+    mean = statistics.fmean(shares)
+    error = statistics.stdev(shares) / math.sqrt(len(shares))
     is_sure = mean > student_quantile(2 * ALPHA_UNTOLD, len(shares) - 1) * error
     return mean if is_sure and mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio)) else None
 
@@ -214,7 +216,8 @@ def _why_unsettled(gain: LastingGain, arms: SoakArms) -> str:
 
 def _leaks(look: SoakLook) -> Iterator[str]:
     """Says which memory grows in the candidate's process."""
-    mine, base = look.candidate, look.reference
+    mine = look.candidate
+    base = look.reference
     for what, samples, beside in (
         ("memory", mine.host, base.host if base else ()),
         ("device memory", mine.device, base.device if base else ()),
@@ -294,7 +297,8 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
     if used < 2:
         return Standing(base, is_over=False)
     corrected = plan.estimate(ratios[:used])
-    verdict, veto = plan.verdict(ratios[:used], min_effect=min_effect), None
+    verdict = plan.verdict(ratios[:used], min_effect=min_effect)
+    veto = None
     if verdict is Verdict.FASTER and not found.holds:
         verdict = Verdict.UNRESOLVED
         veto = veto_of(mine[:used], corrected) if found.stop else None
@@ -363,13 +367,15 @@ def report_of(
 
 def _is_apart(proven: FinalistResult, isolated: FinalistResult) -> bool:
     """Whether isolated runs surely show less than the proof: then its figure is of the neighbour, or of a beginning."""
-    found, beside = isolated.estimate, proven.corrected
+    found = isolated.estimate
+    beside = proven.corrected
     return found is not None and beside is not None and found.low > beside.high
 
 
 def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
     """Says that isolated runs do not show a gain, and what they show."""
-    found, beside = isolated.estimate, proven.estimate
+    found = isolated.estimate
+    beside = proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
     does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else "cannot tell whether it is faster"
@@ -405,6 +411,7 @@ def reported_gain(
         others.append(lasting_of(soak, soak.looks).late)
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
-        low, high = min(found.low, other.low), max(found.high, other.high)
+        low = min(found.low, other.low)
+        high = max(found.high, other.high)
         found = Estimate(ratio=ratio, low=low, high=high, level=found.level, pair_count=found.pair_count)
     return found

@@ -124,7 +124,8 @@ def redact_command(command: Sequence[str]) -> tuple[str, ...]:
     redacted = []
     before = ""
     for i, part in enumerate(command):
-        whole, option = _WHOLE.fullmatch(part), _BARE_OPTION.fullmatch(before)
+        whole = _WHOLE.fullmatch(part)
+        option = _BARE_OPTION.fullmatch(before)
         if option and not part.startswith("-") and _is_secret(option["name"], part, " ".join(command[:i])):
             redacted.append(REDACTED)
         elif whole and _is_secret(whole["name"], whole["value"]):
@@ -198,7 +199,8 @@ def _is_secret(name: str, value: str, before: str = "") -> bool:
 
 def _redact_values(pattern: re.Pattern[str], text: str) -> str:
     """Redacts the values of secret names; what is not secret may hold one: ``--env=API_KEY=abc``."""
-    done, at = [], 0
+    done = []
+    at = 0
     while (match := pattern.search(text, at)) is not None:
         done.append(text[at : match.end("head")])
         at = match.end("head")

@@ -127,7 +127,8 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
-        mesh, count = self.workload.mesh, self.device.count
+        mesh = self.workload.mesh
+        count = self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:
             raise ValueError(
                 f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
@@ -141,7 +142,8 @@ class StudySpec(Section):
     def _options_have_a_place(self) -> StudySpec:
         if named := [n for n in self.baseline if n.startswith(OPTION)]:
             raise ValueError(f"`baseline` holds settings; write {named[0]} into `workload.options`")
-        workload, options = self.workload, self.search.options
+        workload = self.workload
+        options = self.search.options
         if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
             raise ValueError(
                 f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as {{{lost[0]}}} but "
@@ -239,7 +241,8 @@ class StudySpec(Section):
 
     def under(self, settings: FlagSet) -> StudySpec:
         """The study with the options of one set in place, none left to search; raises as `options_under` does."""
-        options, device = self.options_under(settings), self.device
+        options = self.options_under(settings)
+        device = self.device
         if self.workload.entry is not None and PROCESS_COUNT in options:
             device = self._with_processes(options.pop(PROCESS_COUNT))
         workload = self.workload.model_copy(update={"options": options})

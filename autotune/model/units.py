@@ -121,7 +121,8 @@ def format_gain(ratio: float, reference_s: float | None = None, *, of: str = "st
     times = f"{1.0 / ratio:.{1 if ratio > 0.1 else 0}f} times as fast"
     if reference_s is None:
         return f"{times} ({less})"
-    before, after = format_seconds(reference_s), format_seconds(ratio * reference_s)
+    before = format_seconds(reference_s)
+    after = format_seconds(ratio * reference_s)
     if before.split()[1:] == after.split()[1:]:
         before = before.split()[0]
     return f"{times}: {before} -> {after} a step ({less})"

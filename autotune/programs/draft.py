@@ -74,7 +74,8 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     Raises:
         StudyFileError: If the study would not be legal.
     """
-    asked, seen = found.request, found.steps
+    asked = found.request
+    seen = found.steps
     steps, soak_s = _sizes(found)
     run_s = seen.start_s + steps * seen.line_s
     is_paused = _can_be_paused(found)

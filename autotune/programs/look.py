@@ -132,7 +132,8 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, 
     """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
     came_s: list[float] = []
     took_s: list[float] = []
-    example, loss = "", None
+    example = ""
+    loss = None
     for line, now_s, step in zip(lines, at_s, _read_each(rules, lines, at_s), strict=True):
         if step is not None and step.step_s is not None:
             came_s.append(now_s)
@@ -190,7 +191,8 @@ class StepWatch:
 
     def steps(self, probe: Probe) -> Steps | None:
         """Returns the steps among all lines so far; None if there are none."""
-        lines, at_s = probe.lines, probe.at_s
+        lines = probe.lines
+        at_s = probe.at_s
         if self._seen == len(lines):
             return self._steps
         self._seen = len(lines)
@@ -307,7 +309,8 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
 
 def refuse_without_xla(found: ProbeResult) -> None:
     """Refuses a program that has not loaded XLA, unless it works where its processes cannot be seen; LaunchError."""
-    request, probe = found.request, found.probe
+    request = found.request
+    probe = found.probe
     scripts = " ".join(scripts_of(request.command, request.cwd).values())
     words = {*map(os.path.basename, request.command), *re.findall(r"[\w.]+", scripts)}
     if not probe.processes and not probe.has_dumped and CARRIERS.isdisjoint(words):

@@ -127,7 +127,8 @@ def _follow(process: GuardedProcess, found: Probe, *, limit_s: float, is_enough:
             if message["type"] == "ended":
                 return
         if now - asked >= ASK_EVERY_S:
-            asked, found.took_s = now, now - began
+            asked = now
+            found.took_s = now - began
             if is_enough(found):
                 return
 

@@ -127,7 +127,9 @@ def _of_proof(
     spec: StudySpec, proof: FinalistResult, plan: ProofRecord | None, runs: Sequence[ConfirmRun]
 ) -> Iterator[str]:
     """Checks that a verdict follows from its pairs of processes."""
-    name, min_effect, most = f"{proof.settings} ({proof.stage})", spec.measure.min_effect, proof.most or 0
+    name = f"{proof.settings} ({proof.stage})"
+    min_effect = spec.measure.min_effect
+    most = proof.most or 0
     try:
         if plan is None:
             yield f"the proof of {name} has no plan"

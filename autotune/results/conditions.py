@@ -150,7 +150,8 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     """
     found = []
     for field in Conditions.model_fields:
-        wanted, got = getattr(proven, field), getattr(here, field)
+        wanted = getattr(proven, field)
+        got = getattr(here, field)
         if field in _NOT_COMPARED or wanted in (NOT_TOLD, got) or (field == "workload" and got is None):
             continue
         if field == "device_count" and proven.platform == "cpu":

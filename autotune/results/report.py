@@ -125,7 +125,8 @@ def _workload(spec: StudySpec) -> str:
 
 def _verdict(conclusion: ConclusionRecord) -> list[str]:
     """Returns the verdict as one sentence, without the winner's settings, and then its evidence."""
-    settings, sentence = conclusion.settings, conclusion.sentence
+    settings = conclusion.settings
+    sentence = conclusion.sentence
     if not settings or not sentence.startswith(f"{settings} "):
         return sentence.split("; ")
     which = "This setting" if len(settings) == 1 else f"This set of {len(settings)} settings"
@@ -156,9 +157,11 @@ def _throughput(aa_run: AaRecord) -> list[str]:
 
 def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
     """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best `most`."""
-    aa_run, rows = store.last(AaRecord), []
+    aa_run = store.last(AaRecord)
+    rows = []
     if aa_run is not None:
-        label, e = "the default against itself", aa_run.noise.estimate
+        label = "the default against itself"
+        e = aa_run.noise.estimate
         rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
     drawn = [r for r in trials if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
     shown = sorted(drawn, key=lambda r: r.rank)

@@ -203,7 +203,8 @@ def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
 
 def profile_table(store: Store) -> list[Row]:
     """Returns the rows of the newest comparison of two traces: kinds of work, then the kernels that differ most."""
-    record, rows = store.last(ProfileRecord), list[Row]()
+    record = store.last(ProfileRecord)
+    rows = list[Row]()
     if record is None:
         return rows
     a, b = record.names

@@ -98,7 +98,8 @@ class Lock:
             raise
 
     def _take(self, path: Path) -> None:
-        holder, mount = read_holder(path), mount_of(path.resolve())
+        holder = read_holder(path)
+        mount = mount_of(path.resolve())
         if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does ({holder or 'unknown'}); wait for it, stop it, or "

@@ -51,7 +51,8 @@ class OptunaStudy:
 
     def __init__(self, storage: Path | str, name: str) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # samplers warn at each value that they draw alone
-        self._where, self._name = storage, name
+        self._where = storage
+        self._name = name
         self._opened: tuple[BaseStorage, optuna.Study] | None = None
         self._told: set[Any] = set()
         self._is_lost = False
@@ -97,7 +98,8 @@ class OptunaStudy:
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
-        news, self._news = self._news, []
+        news = self._news
+        self._news = []
         return news
 
     def _try(self, work: Callable[[BaseStorage, optuna.Study], object]) -> None:

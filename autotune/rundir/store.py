@@ -297,7 +297,8 @@ class Store(Folders):
             store.spec = spec
             return store
         if store.has_measured():
-            a, b = store.spec.lasting(), spec.lasting()
+            a = store.spec.lasting()
+            b = spec.lasting()
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "

@@ -54,7 +54,8 @@ def propose(
         tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster than all of them.
     """
     draws = model.draws(rng, SAMPLES)
-    minimal, explored = [], []
+    minimal = []
+    explored = []
     for at in range(DRAWN):
         tables = model.mean if at == 0 else draws.tables(at)
         best = memory.candidates(tables, failures.risks, FAILURE_COST * model.scale, rng)

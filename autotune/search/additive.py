@@ -119,7 +119,8 @@ class _Descent:
     def sweep(self) -> None:
         """Chooses the best two codes of each pair in turn."""
         for (i, j), table in self._pairs.items():
-            one, other = self._costs[i] - table[:, self.codes[j]], self._costs[j] - table[self.codes[i]]
+            one = self._costs[i] - table[:, self.codes[j]]
+            other = self._costs[j] - table[self.codes[i]]
             best = divmod(int(np.argmin(one[:, None] + other + table)), len(other))
             self._choose(i, best[0])
             self._choose(j, best[1])
@@ -136,7 +137,9 @@ class Draws:
     """Draws of whether each block acts, shape (draws, blocks), and of its coefficients then, shape (..., rank)."""
 
     def __init__(self, design: Design, index: NDArray[np.int64], coefs: Floats, acts: NDArray[np.bool_]) -> None:
-        self._design, self._coefs, self._acts = design, coefs, acts
+        self._design = design
+        self._coefs = coefs
+        self._acts = acts
         flat = np.zeros((len(coefs), int(design.starts[-1]) + 1))  # the last is a dummy for blocks of fewer features
         flat[:, index] = coefs * acts[:, :, None]
         self._used = np.flatnonzero(flat[:, :-1].any(axis=0))
@@ -197,7 +200,8 @@ class AdditiveModel:
     def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> Chain:
         weights = 1.0 / (variances + self.spread**2)
         if not self._has_origin and len(values):
-            rows, values = rows - weights @ rows / weights.sum(), values - float(weights @ values / weights.sum())
+            rows = rows - weights @ rows / weights.sum()
+            values = values - float(weights @ values / weights.sum())
         by = np.sqrt(weights)
         return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
@@ -224,7 +228,8 @@ class AdditiveModel:
                 if chance[best] < 0.5:
                     break
                 inside[best] = int(state.likelier[best])
-            before, self.spread = self.spread, self._left_over(chain.look(inside), rows, values, variances)
+            before = self.spread
+            self.spread = self._left_over(chain.look(inside), rows, values, variances)
             if at > 0 and self.spread > _FALLS * before:
                 break
         return inside
@@ -246,10 +251,12 @@ class AdditiveModel:
     def draws(self, rng: np.random.Generator, count: int) -> Draws:
         """Draws all effects."""
         blocks, rank = self.chain.index.shape
-        coefs, acts = np.zeros((count, blocks, rank)), np.zeros((count, blocks), dtype=bool)
+        coefs = np.zeros((count, blocks, rank))
+        acts = np.zeros((count, blocks), dtype=bool)
         chosen = rng.choice(len(self._states), size=count, p=self._weights)
         for at in np.unique(chosen).tolist():
-            state, rows = self._states[at], np.flatnonzero(chosen == at)
+            state = self._states[at]
+            rows = np.flatnonzero(chosen == at)
             noise = rng.standard_normal((len(rows), blocks, rank)).transpose(1, 2, 0)
             lower = np.linalg.cholesky(state.precision_if).transpose(0, 2, 1)
             coefs[rows] = state.mean_if + np.linalg.solve(lower, noise).transpose(2, 0, 1)
@@ -293,7 +300,8 @@ class AdditiveModel:
 def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
     """Features, values and variances; a duplicate is a zero for its difference from the original."""
     features = design.features(seen.codes)
-    values, variances = seen.values.copy(), seen.sds**2
+    values = seen.values.copy()
+    variances = seen.sds**2
     for duplicate, original in seen.duplicates:
         features[duplicate] -= features[original]
         values[duplicate], variances[duplicate] = 0.0, 0.0
@@ -302,7 +310,8 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
 
 def prior_of(design: Design) -> Floats:
     """Prior probability of each block to act, shape (blocks,)."""
-    mains, pairs = len(design.factors), len(design.pairs)
+    mains = len(design.factors)
+    pairs = len(design.pairs)
     usual = min(MOST_LIKELY, EXPECTED / max(mains, 1))
     pair = min(MOST_LIKELY_PAIR, EXPECTED_PAIRS / max(pairs, 1))
     chances = [usual if f.p_active is None else f.p_active for f in design.factors] + [pair] * pairs

@@ -40,7 +40,10 @@ class Effects:
     """Estimates by fitted models of the same trials."""
 
     def __init__(self, model: AdditiveModel, failures: FailureModel, memory: MemoryModel, *, seed: int) -> None:
-        self.model, self.failures, self.memory, self.design = model, failures, memory, model.design
+        self.model = model
+        self.failures = failures
+        self.memory = memory
+        self.design = model.design
         self._rng = np.random.default_rng(seed)
         self.p_active = model.p_active()
         """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
@@ -57,7 +60,8 @@ class Effects:
         means = self.model.mean.main[factor]
         low, high = np.quantile(self._draws.main(factor), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
         if self.model.chances[factor] < SURELY_ACTS:
-            low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+            low = np.minimum(low, 0.0)
+            high = np.maximum(high, 0.0)
         ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
         return [Change(*row) for row in ends]
 
@@ -87,7 +91,8 @@ class Effects:
     def _pruned(self, codes: Codes, least: float) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
-            whole, found = self.totals(codes), list[tuple[float, int, Codes]]()
+            whole = self.totals(codes)
+            found = list[tuple[float, int, Codes]]()
             for i in np.flatnonzero(codes != self.design.neutral).tolist():
                 if self.design.factors[i].default is None:
                     continue  # one of its values must be chosen

@@ -67,7 +67,8 @@ class FailureModel:
     """
 
     def __init__(self, design: Design, ran: Codes, failed: Codes, known: Iterable[Cause]) -> None:
-        self._neutral, self._sizes = design.neutral, np.array(design.sizes)
+        self._neutral = design.neutral
+        self._sizes = np.array(design.sizes)
         self._known = [tuple(sorted(k)) for k in known]
         # A known combination of more than two values counts as a failure with fewer suspects.
         narrowed = [c for c in self._known if len(c) > 2 and not any(set(k) < set(c) for k in self._known)]
@@ -79,7 +80,8 @@ class FailureModel:
         """Share of values that make a set fail, as far as it is known."""
         short = [(cause[0], cause[-1]) for cause in dict.fromkeys(self._known) if len(cause) <= 2]
         sure = np.array([[i * width + code for i, code in cause] for cause in short], dtype=np.int64).reshape(-1, 2)
-        causes, chances = np.concatenate([causes, sure]), np.append(chances, np.full(len(sure), SURE))
+        causes = np.concatenate([causes, sure])
+        chances = np.append(chances, np.full(len(sure), SURE))
         is_single = causes[:, 0] == causes[:, 1]
         self.single = np.full((len(design.sizes), width), self.share)
         """Probability of each value of each setting to make any set fail, shape (factors, most values + 1)."""
@@ -149,7 +151,8 @@ def _infer(is_single: NDArray[np.bool_], failures: Codes, of: Codes, ran_values:
     Returns the probability of each cause, and the share of failing values.
     """
     messages = np.zeros(len(of))  # of each suspicion to its cause, in log odds
-    share, chances = SINGLE, np.zeros(len(is_single))
+    share = SINGLE
+    chances = np.zeros(len(is_single))
     for _ in range(_ROUNDS):
         prior = np.where(is_single, share, PAIR)
         base = np.log(prior / (1 - prior))
@@ -158,6 +161,7 @@ def _infer(is_single: NDArray[np.bool_], failures: Codes, of: Codes, ran_values:
         others = np.bincount(failures, innocent)[failures] - innocent
         messages = 0.5 * (messages - np.log(np.maximum(-np.expm1(np.minimum(others, -_TINY)), _TINY)))
         chances = 1 / (1 + np.exp(-(base + np.bincount(of, messages, len(is_single)))))
-        failing, tried = float(chances[is_single].sum()), ran_values + int(is_single.sum())
+        failing = float(chances[is_single].sum())
+        tried = ran_values + int(is_single.sum())
         share = (SINGLE * WEIGHT + failing) / (WEIGHT + tried)
     return chances, share

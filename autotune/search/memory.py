@@ -57,7 +57,8 @@ class MemoryModel:
         features = self.design.features(peaks.codes)
         of = np.repeat(np.arange(len(usual)), np.diff(self.design.starts))  # the block of each feature
         least = np.where(peaks.is_least, self._limit + OVER, -np.inf)
-        values, variances = np.maximum(np.log(peaks.ratios), least), usual
+        values = np.maximum(np.log(peaks.ratios), least)
+        variances = usual
         for _ in range(_ROUNDS):
             self._cov = np.linalg.inv(features.T @ features / SPREAD**2 + np.diag(1 / variances[of]))
             self._mean = self._cov @ (features.T @ values) / SPREAD**2

@@ -91,7 +91,8 @@ class Chain:
     """
 
     def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
-        self.starts, self.log_odds = starts, log_odds
+        self.starts = starts
+        self.log_odds = log_odds
         sizes = np.diff(starts)
         rank, total = int(sizes.max(initial=1)), features.shape[1]
         # Every block has `rank` features: missing ones point to a feature that is always zero.

@@ -253,7 +253,9 @@ class _Reader:
         return _REFERENCE.sub(self._referenced, text)
 
     def _referenced(self, match: re.Match[str]) -> str:
-        name, operator, word = match[1] or match[4] or match[5] or "", match[2], match[3]
+        name = match[1] or match[4] or match[5] or ""
+        operator = match[2]
+        word = match[3]
         if operator == "+":
             return self._expand(word) if name in self._values else ""
         if name in self._values:
@@ -376,7 +378,8 @@ class _Reader:
             self._values, self._has_started = outer
 
     def _visit_call(self, node: ast.Call) -> None:
-        called, named = _named(node.func, of_call=True), {k.arg: k.value for k in node.keywords}
+        called = _named(node.func, of_call=True)
+        named = {k.arg: k.value for k in node.keywords}
         first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][:2]
         name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
         self._has_started = self._has_started or _STARTS.match(ast.unparse(node.func)) is not None
@@ -417,7 +420,8 @@ class _Reader:
         return COMPUTED
 
     def _value_of_call(self, node: ast.Call) -> str:
-        called, owner = _named(node.func, of_call=True), getattr(node.func, "value", None)
+        called = _named(node.func, of_call=True)
+        owner = getattr(node.func, "value", None)
         first, second = [*node.args, None, None][:2]
         if called in _ASKED and first is not None:
             return self._known(self._value(first), self._value(second) if second is not None else COMPUTED)

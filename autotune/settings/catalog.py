@@ -255,7 +255,9 @@ def release_of(version: str) -> tuple[int, ...]:
 @functools.cache
 def load_catalog() -> Catalog:
     """Loads the catalogue. What releases no longer have, and nobody described, is left out."""
-    sources, written, rules = read_entries("sources.toml", Source), _written(), _read_tables(DATA / "names.toml")
+    sources = read_entries("sources.toml", Source)
+    written = _written()
+    rules = _read_tables(DATA / "names.toml")
     facts: dict[str, dict[str, Any]] = {}
     for source in ("xla", "nccl-source"):
         asked = read_asked(source)

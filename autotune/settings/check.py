@@ -253,9 +253,11 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
     if token.text.startswith("-"):
         reason, starts = "one dash is not enough: the parser refuses it", False
     elif first:
-        reason, starts = "the text must begin with --, or XLA takes all of it for the name of a file", False
+        reason = "the text must begin with --, or XLA takes all of it for the name of a file"
+        starts = False
     else:
-        reason, starts = "no dashes: XLA stops reading here and drops the rest without a word", True
+        reason = "no dashes: XLA stops reading here and drops the rest without a word"
+        starts = True
     if not token.text.isascii():
         reason = f"starts with {token.text[0]!r} instead of --; {reason}"
     return SettingCheck(token.name, token.value, SettingVerdict.UNKNOWN, reason, advice, starts)

@@ -346,7 +346,8 @@ class _SpaceBuilder:
 
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it: the baseline's value first."""
-        default, entry = self.spec.baseline.get(setting.name, setting.default), setting.entry
+        default = self.spec.baseline.get(setting.name, setting.default)
+        entry = setting.entry
         if setting.name not in self.spec.baseline and setting.flag is None and setting.option is None:
             # The catalogue's default of a variable may be a remark instead of a value.
             is_value = default in entry.values or (default or "").isdigit()

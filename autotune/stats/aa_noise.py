@@ -223,11 +223,14 @@ def read_aa_noise(
     groups = [finite(p, least=least) for p in processes]
     centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
-    within_sd, degrees, count = _within_sd(residuals), len(groups), sum(map(len, groups))
+    within_sd = _within_sd(residuals)
+    degrees = len(groups)
+    count = sum(map(len, groups))
     noise = _noise_of_centres(within_sd, count, degrees)
     # The living process is one draw more, at 0: its deviation is what all centres have in common.
     variance = float(np.var([0.0, *centres], ddof=1))
-    process_sd, spread = math.sqrt(max(0.0, variance - noise)), spread_of(variance, degrees, noise=noise)
+    process_sd = math.sqrt(max(0.0, variance - noise))
+    spread = spread_of(variance, degrees, noise=noise)
     ratio = math.exp(float(np.mean(centres)))
     half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)

@@ -228,7 +228,8 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
     """
     if spread <= 0.0 or estimate.low <= 0.0 or math.isinf(estimate.high):
         return estimate
-    below, above = math.log(estimate.ratio / estimate.low), math.log(estimate.high / estimate.ratio)
+    below = math.log(estimate.ratio / estimate.low)
+    above = math.log(estimate.high / estimate.ratio)
     low = estimate.ratio * math.exp(-math.hypot(below, spread))
     return replace(estimate, low=low, high=estimate.ratio * math.exp(math.hypot(above, spread)))
 

@@ -119,7 +119,8 @@ class ProofPlan:
         if n < FIRST_LOOK:
             return Estimate(ratio=math.exp(centre), low=0.0, high=math.inf, level=level, pair_count=n)
         error = float(np.std(values, ddof=1)) / math.sqrt(n)
-        low, high = centre - float(self.lower([n])[0]) * error, centre + float(self.upper([n])[0]) * error
+        low = centre - float(self.lower([n])[0]) * error
+        high = centre + float(self.upper([n])[0]) * error
         return Estimate(
             ratio=math.exp(centre), low=math.exp(max(-700.0, low)), high=math.exp(min(700.0, high)), level=level,
             pair_count=n,

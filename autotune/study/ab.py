@@ -107,7 +107,8 @@ def going_back(a: FlagSet, b: FlagSet, **options: Any) -> FlagSet:
 
 def _written(variant: Variant, path: Path, letter: str) -> Path:
     """Writes the script of a variant beside a run directory; StudyFileError if another one is there."""
-    file, text = path.with_name(f"{path.name}-{letter}.sh"), f"#!/bin/sh\n{variant.body}"
+    file = path.with_name(f"{path.name}-{letter}.sh")
+    text = f"#!/bin/sh\n{variant.body}"
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise StudyFileError(
             f"{file} must be the script of this variant but holds another one: give a new --name, or remove it"

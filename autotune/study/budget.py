@@ -194,7 +194,8 @@ class TimeLeft:
 
 def format_timetable(table: Timetable, *, asked: int) -> str:
     """Formats the split of the time, or what a proof would need; `asked` is the study's number of trials."""
-    whole, each = f"the time budget of {format_seconds(table.budget_s)}", format_seconds(table.trial_s)
+    whole = f"the time budget of {format_seconds(table.budget_s)}"
+    each = format_seconds(table.trial_s)
     if not table.is_enough:
         return (
             f"{whole} is too small for a proof here, so trials get it and the best set stays unproven: {table.fewest} "

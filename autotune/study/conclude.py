@@ -44,7 +44,8 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         return _of_winner(run, end, end.winner)
     budget_s = needed_s(run) if end.unproven is not None else None
     if not results:
-        outcome, sentence = Outcome.INCONCLUSIVE, "inconclusive: nothing was tried on this machine"
+        outcome = Outcome.INCONCLUSIVE
+        sentence = "inconclusive: nothing was tried on this machine"
         if (table := run.time.timetable()) is not None:
             budget_s = table.needed_s
             sentence += (
@@ -52,7 +53,8 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
                 f"{format_seconds(budget_s)} the same command continues the study"
             )
     elif all(r.failure is not None for r in results):
-        outcome, sentence = Outcome.NOTHING_RAN, "no setting tried ran to a result on this machine"
+        outcome = Outcome.NOTHING_RAN
+        sentence = "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, end, results)
         sentence += "".join(f"; {text}" for text in _objections(run, _refused(run, end)) if text not in sentence)
@@ -64,7 +66,9 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
 
 
 def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str, object]:
-    confirm, aa_run, ratio = run.spec.confirm, run.store.of(AaRecord)[-1], end.report.estimate
+    confirm = run.spec.confirm
+    aa_run = run.store.of(AaRecord)[-1]
+    ratio = end.report.estimate
     assert ratio is not None
     soaks = [s for s in run.store.of(SoakRecord) if s.settings == proven.settings]
     runs = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings]

@@ -87,7 +87,8 @@ class StudyEffects:
         return as_ratio(mean + weight * ((trial.value or 0.0) - mean))
 
     def _setting(self, i: int, name: str) -> SettingEffect:
-        parameter, neutral = self._points.parameters[name], self._effects.design.neutral[i]
+        parameter = self._points.parameters[name]
+        neutral = self._effects.design.neutral[i]
         counts = Counter(t.params[name] for codes, t in self._ran if name in t.params and codes[i] != neutral)
         texts = {str(value): (value, count) for value, count in counts.items()}
         changes, values = self._effects.of(i), []

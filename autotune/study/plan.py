@@ -222,7 +222,8 @@ class Plan:
         return next((step for step in steps if not isinstance(step, EndSearch)), None)
 
     def _search(self, kept_s: float) -> Step:
-        table, trying = self._clock.timetable(), [t for t in self._in_hand if isinstance(t, TrialTask)]
+        table = self._clock.timetable()
+        trying = [t for t in self._in_hand if isinstance(t, TrialTask)]
         count, reason = len(self._results), ""
         trial_s = longer_trial_s(table.trial_s, self._results) if table is not None else 0.0
         if table is not None and not table.is_enough:
@@ -336,7 +337,8 @@ class Plan:
         """
         if not self._study.confirm.minimise or len(settings) < 2:
             return settings
-        current, detail = settings, f"{len(settings)} settings, each left out once; no gain: dropped"
+        current = settings
+        detail = f"{len(settings)} settings, each left out once; no gain: dropped"
         group = self._of_no_use(settings)
         if len(group) >= LEAST_GROUP:
             share = 1.0 / (1 + len(settings) - len(group))
@@ -394,7 +396,9 @@ class Plan:
 
     def _soak(self, proven: FinalistResult) -> Step | None:
         """Returns the step after a set's proof: isolated runs, soak or win; None if something speaks against it."""
-        confirm, settings, runs = self._study.confirm, proven.settings, self._records.of(ConfirmRun)
+        confirm = self._study.confirm
+        settings = proven.settings
+        runs = self._records.of(ConfirmRun)
         isolated: FinalistResult | None = None
         if is_alone_due(proven, self._records.last(AaRecord), runs, asked=confirm.isolated):
             step, isolated = self.prove(ISOLATED, settings, proven.trial)

@@ -23,7 +23,8 @@ def profile(run: StudyRun, names: tuple[str, str], candidate: FlagSet) -> Profil
     for name, letter, settings in zip(names, "ab", (candidate, FlagSet()), strict=True):
         run.begin_stage("profile", f"a short trace of {name}")
         try:
-            folder, launcher = run.store.folder("profile", letter), run.setup.launcher(run.store)
+            folder = run.store.folder("profile", letter)
+            launcher = run.setup.launcher(run.store)
             merged = run.spec.baseline.merge(settings)
             steps.append(traced_step(launcher, merged, folder, progress=run.view.phase))
         except (NoTrace, WorkerFailed) as error:

@@ -215,7 +215,8 @@ class Proposer:
         self._first += self._rechecks
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
-            trial.params, trial.distributions = values["params"], values["distributions"]
+            trial.params = values["params"]
+            trial.distributions = values["distributions"]
         self._replay.forget()
 
     def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
@@ -327,7 +328,8 @@ class Proposer:
 
     def _propose(self, number: int, repeat: int, answer: Callable[[], FlagSet]) -> tuple[FlagSet, str]:
         """Returns one point of the space, known or not, and its origin."""
-        seed, name = _seed(f"{self._spec.seed}/{number}/{repeat}"), self._spec.search.sampler
+        seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
+        name = self._spec.search.sampler
         # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
         if repeat >= FEW_REPEATS:
             return self._random(seed, changes=len(self._points.parameters)), RANDOM
@@ -381,7 +383,8 @@ class Proposer:
         Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad setting hides the
         others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
         """
-        rng, trial = random.Random(seed), optuna.create_study(sampler=RandomSampler(seed)).ask()
+        rng = random.Random(seed)
+        trial = optuna.create_study(sampler=RandomSampler(seed)).ask()
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._points.parameters))
 
         def choose(parameter: Parameter) -> str:

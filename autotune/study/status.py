@@ -81,7 +81,10 @@ def study_status(path: Path) -> StudyStatus:
     store = Store.open(path)
     results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
     elapsed_s = max((r.at_s for r in store.records()), default=0.0)
-    screen, ledger, stage, left_s = store.last(ScreenRecord), store.last(LedgerRecord), read_stage(store.path), None
+    screen = store.last(ScreenRecord)
+    ledger = store.last(LedgerRecord)
+    stage = read_stage(store.path)
+    left_s = None
     if stage is not None and store.spec.search.time_budget is not None:
         since_last_s = time.time() - (store.path / RECORDS).stat().st_mtime
         left_s = round(max(0.0, store.spec.search.time_budget - elapsed_s - max(0.0, since_last_s)), 1)

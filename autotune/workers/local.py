@@ -79,7 +79,8 @@ class LocalLauncher(Launcher):
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
         """Starts all ranks; if one cannot be started, ends the others."""
-        env, started = with_packages(self._environment(settings)), list[GuardedProcess]()
+        env = with_packages(self._environment(settings))
+        started = list[GuardedProcess]()
         try:
             for rank in range(self._spec.under(settings).device.rank_count):
                 started.append(self._started(rank, settings, env, folder / log_name(rank)))
@@ -203,7 +204,9 @@ class LocalWorker(Worker):
 
     def _take_loss(self, block: Mapping[str, Any]) -> None:
         """Keeps the loss and gradient norm of a block, which must be finite."""
-        loss, norm, lag = float(block["loss"]), block.get("grad_norm"), int(block.get("loss_lag", 0))
+        loss = float(block["loss"])
+        norm = block.get("grad_norm")
+        lag = int(block.get("loss_lag", 0))
         for quantity, value in (("loss", loss), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):
                 step = self._trained - 1 - lag
@@ -284,7 +287,8 @@ class LocalWorker(Worker):
         phase = self._phase
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
-        log, said = str(self._processes[0].log), message + (reason_in(lines) if kind is FailureKind.HANG else "")
+        log = str(self._processes[0].log)
+        said = message + (reason_in(lines) if kind is FailureKind.HANG else "")
         outside = outside_in(lines) if kind is FailureKind.HANG else None
         failure = Failure(kind=outside or kind, message=said, phase=phase, log=log, last_lines=lines)
         return WorkerFailed(failure, infrastructure=outside is not None)
