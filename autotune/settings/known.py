@@ -238,7 +238,12 @@ def _words_problem(value: str, words: Sequence[str]) -> str:
 def _flag_problem(value: str, flag: FlagInfo) -> str:
     """Why the XLA_FLAGS parser refuses a value, as a clause; empty if it accepts it."""
     if flag.type == "bool":
-        return "" if value.lower() in ("true", "false", "1", "0") else "must be true or false"
+        word = {"1": "true", "0": "false"}.get(value, value.lower())
+        if word not in ("true", "false"):
+            return "must be true or false"
+        if flag.values and word not in flag.values:
+            return f"must be {flag.values[0]}, for this build refuses {word}"
+        return ""
     if flag.type in _INTEGER_BITS:
         bits = _INTEGER_BITS[flag.type]
         legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits

@@ -35,7 +35,7 @@ from autotune.machine.host import Packages, cuda_plugin, packages_of
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 
 
@@ -49,7 +49,7 @@ class FlagInfo:
     repeated: bool = False
     """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
     values: tuple[str, ...] = ()
-    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown."""
+    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown. Of a bool that refuses one, the other."""
     spellings: Mapping[str, str] = field(default_factory=dict)
     """Every accepted spelling to its value; lower case if the case is ignored."""
     default: str | None = None
@@ -379,7 +379,10 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
         flags[name] = FlagInfo(name=name, type=_alias_type(name, name in bad, parser))
-    effects = _ask_effects(flags, base, parser)
+    effects, refusing = _ask_effects(flags, base, parser)
+    for name in refusing:
+        if flags[name].type == "bool":
+            flags[name] = dataclasses.replace(flags[name], values=(flags[name].effective_default or "false",))
     return {n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())}, removed
 
 
@@ -452,8 +455,10 @@ def _other_values(info: FlagInfo) -> list[str]:
     return [v for v in values if v != info.default] or list(values)
 
 
-def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess) -> dict[str, tuple[str, ...]]:
-    """Finds the options that each flag changes."""
+def _ask_effects(
+    flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Finds the options that each flag changes, and the flags that refuse what should be a legal value."""
     asked = {n: i for n, i in flags.items() if i.in_xla_flags}
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}
     _, bad = parser.sort_out(tokens)
@@ -469,7 +474,7 @@ def _ask_effects(flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProc
             alone = parser.ask(f"--{name}={value}").options
             changed |= {k for k in {*alone, *base.options} if alone and alone.get(k) != base.options.get(k)}
         effects[name] = tuple(sorted(changed))
-    return effects
+    return effects, bad
 
 
 def probe_named(plugin: str, python: str | None) -> ProbeReport:

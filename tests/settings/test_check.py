@@ -65,6 +65,15 @@ def test_whether_it_starts_is_what_the_real_parser_says(
         assert check.starts == parser.ask(f'--{info.name}="{value}"').starts, (info.name, value)
 
 
+def test_a_switch_that_the_build_cannot_turn_is_refused_as_by_the_parser(
+    report: ProbeReport, parser: ParserProcess, known: KnownSettings
+) -> None:
+    for flag in (f for f in report.flags.values() if f.type == "bool" and f.values):
+        for value in ("true", "false"):
+            starts = parser.ask(f"--{flag.name}={value}").starts
+            assert starts == (value in flag.values) == check_setting(flag.name, value, known).starts, flag.name
+
+
 @pytest.mark.parametrize("row", rows_of("verdicts.tsv"), ids=lambda row: f"{row['name']}={row['value']}")
 def test_verdicts(known: KnownSettings, row: dict[str, str]) -> None:
     (check,) = check_settings(FlagSet({row["name"]: row["value"]}), known)
