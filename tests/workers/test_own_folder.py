@@ -179,6 +179,7 @@ def test_a_program_that_resumes_in_a_shared_folder_is_refused(project: Path, tmp
         aa_run(shared, project, tmp_path / "run")
 
 
+@pytest.mark.gate
 def test_two_processes_that_want_one_port_run_one_at_a_time(project: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

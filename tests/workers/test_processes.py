@@ -32,7 +32,8 @@ def ranks() -> dict[int, psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(("count", "devices"), [(2, 6), pytest.param(4, 4, marks=pytest.mark.gate)])
+@pytest.mark.gate
+@pytest.mark.parametrize(("count", "devices"), [(2, 6), (4, 4)])
 def test_ranks_run_their_blocks_together(start: Start, tmp_path: Path, count: int, devices: int) -> None:
     worker = start(several(count, devices=devices))
     assert (worker.report.process_count, worker.report.device_count) == (count, devices)

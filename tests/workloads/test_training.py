@@ -142,6 +142,7 @@ def test_a_step_in_a_narrow_format_stays_near_float32(dtype: str) -> None:
     assert 0 < abs(losses[1] - losses[0]) < 0.05
 
 
+@pytest.mark.gate
 def test_ring_attention_is_attention() -> None:
     q, k, v = (uniform(jnp.uint32(seed), (2, 4 * 5, heads, 3)) * 4 - 2 for seed, heads in ((1, 6), (2, 2), (3, 2)))
     layout = make_layout({"context": 4})
