@@ -36,13 +36,26 @@ def now(factor: float, **own_s: float) -> dict[str, Cost]:
         (lambda f: now(f, test_new=4.5), Limits(LIMIT_S), ["test_new"]),
         (lambda f: now(f, test_0=0.2, test_new=0.5), Limits(LIMIT_S, 2), []),
         (lambda f: now(f, test_0=4.5), Limits(), []),
-        (lambda f: now(f, test_3=2.9), Limits(test_s=2), []),
-        (lambda f: now(f, test_3=3.1), Limits(test_s=2), ["test_3"]),
+        (lambda f: now(f, test_new=2.9), Limits(test_s=2), []),
+        (lambda f: now(f, test_new=3.1), Limits(test_s=2), ["test_new"]),
+        (lambda f: now(f, test_3=9.0), Limits(test_s=2), []),
         (lambda f: {**now(f), "test_shared": Cost(0.1, 3.0 * f)}, Limits(test_s=2), []),
         (lambda f: {**now(f), "test_starts": Cost(0.01, 0, {"processes": 6})}, Limits(LIMIT_S), ["test_starts"]),
         (lambda f: {**now(f), "test_starts": Cost(0.01, 0, {"processes": 5})}, Limits(LIMIT_S), []),
     ],
-    ids=["same", "one grew", "a new one", "within", "no limit", "tolerated", "dear", "shared", "starts", "few starts"],
+    ids=[
+        "same",
+        "one grew",
+        "a new one",
+        "within",
+        "no limit",
+        "tolerated",
+        "dear",
+        "import",
+        "shared",
+        "starts",
+        "few starts",
+    ],
 )
 def test_what_fails_a_set_is_the_same_on_every_machine(
     factor: float, costs: Callable[[float], dict[str, Cost]], limits: Limits, named: list[str]
@@ -52,6 +65,13 @@ def test_what_fails_a_set_is_the_same_on_every_machine(
     for failure, name in zip(failed, named, strict=True):
         assert failure.splitlines()[1:], failure
         assert name in failure
+
+
+def test_a_test_that_was_dear_when_it_was_stored_fails_while_it_still_is() -> None:
+    stored = Stored({**BEFORE, "test_dear": 4.0})
+    (failure,) = failures(stored, now(2.0, test_dear=3.5), Limits(test_s=2))
+    assert failure.split()[-2:] == ["3.50", "test_dear"]
+    assert failures(stored, now(2.0, test_dear=2.5), Limits(test_s=2)) == []
 
 
 def test_a_neighbour_that_slows_tests_unequally_changes_nothing() -> None:
