@@ -41,6 +41,10 @@ NEAR = math.log(1.01)
 """What is so near to the optimum counts as it."""
 
 
+IMPORT_S = 2.0
+"""What importing JAX, flax and optax takes, of the part of a start that needs no device."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """A machine: what its steps and starts take, and its noise."""
@@ -54,23 +58,29 @@ class Machine:
 MACHINES = {
     "H100": Machine(
         step_s=0.258,
-        times=Times(host_s=6.5, compile_s=5.0, device_s=2.5, fast_share=0.015, fast_s=0.7, fast_sd_s=0.18),
+        times=Times(
+            host_s=6.5, import_s=IMPORT_S, compile_s=5.0, device_s=2.5, fast_share=0.015, fast_s=0.7, fast_sd_s=0.18
+        ),
         noise=NoiseModel(white_sd=0.0007, process_sd=0.002),
     ),
     "noisy A100": Machine(
         step_s=0.35,
-        times=Times(host_s=8.0, compile_s=6.0, device_s=4.0, fast_share=0.02, fast_s=1.2, fast_sd_s=0.4),
+        times=Times(
+            host_s=8.0, import_s=IMPORT_S, compile_s=6.0, device_s=4.0, fast_share=0.02, fast_s=1.2, fast_sd_s=0.4
+        ),
         noise=NoiseModel(white_sd=0.004, process_sd=0.004, wander_sd=0.004, outlier_share=0.01, outlier_cost=0.05),
     ),
     "8 GPUs, start 90 s": Machine(
         step_s=0.8,
-        times=Times(host_s=40.0, compile_s=20.0, device_s=30.0, fast_share=0.01, fast_s=0.7, fast_sd_s=0.2),
+        times=Times(
+            host_s=40.0, import_s=IMPORT_S, compile_s=20.0, device_s=30.0, fast_share=0.01, fast_s=0.7, fast_sd_s=0.2
+        ),
         noise=NoiseModel(white_sd=0.002, process_sd=0.002, wander_sd=0.002, outlier_share=0.01, outlier_cost=0.03),
         device={"platform": "cuda", "count": 8},
     ),
     "2 CPU cores": Machine(
         step_s=0.01,
-        times=Times(host_s=3.0, compile_s=1.5, device_s=0.5, together=1.5),
+        times=Times(host_s=3.0, compile_s=1.5, device_s=0.5, together=1.5, cores=2),
         noise=NoiseModel(white_sd=0.05, process_sd=0.005, wander_sd=0.03, burst_share=0.1, burst_cost=0.2),
         device={"platform": "cpu"},
     ),

@@ -111,9 +111,11 @@ class Times:
 
     Attributes:
         host_s: Of a start, the first part, which needs no device: import, trace, lower.
+        import_s: Of that, what a spare process has done before.
         compile_s: The part that a cache of kernels or programs saves: timing kernels on a GPU, compiling on a CPU.
         device_s: The rest: client, weights, warm-up.
         together: Factor of a start beside another one.
+        cores: Processors of the machine.
         fast_share: Share by which the first steps after a pause are faster than the others.
         fast_s: For so long, in the mean.
         fast_sd_s: Standard deviation of that.
@@ -123,6 +125,8 @@ class Times:
     compile_s: float
     device_s: float
     together: float = 1.0
+    import_s: float = 0.0
+    cores: int = 16
     fast_share: float = 0.0
     fast_s: float = 0.0
     fast_sd_s: float = 0.0
@@ -167,10 +171,18 @@ class VirtualLauncher(Launcher):
         self._machine = UnloggedLauncher(spec)
         self._clock = clock
         self._times = times
+        self._keeps_spare = self._has_spare = False
+
+    def keep_spare(self, wanted: bool) -> None:
+        """See `Launcher`."""
+        self._keeps_spare = wanted
+        self._has_spare = wanted and self._has_spare
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Makes a worker; see `autotune.workers.base.Launcher`."""
         takes_s = self._times.start_s - (self._times.compile_s if self.caches.hits(settings) else 0.0)
+        takes_s -= self._times.import_s if self._has_spare else 0.0
+        self._has_spare = self._keeps_spare
         takes_s *= self._times.together if self._clock.beside else 1.0
         self._clock.take(takes_s)
         worker = self._machine.start(settings, folder, progress=progress)
@@ -235,6 +247,10 @@ def virtual_study(
     setup = GivenSetup(given_space=space, first=first, given_launcher=VirtualLauncher(spec, clock, times))
     run = replace(given_run(spec, None, setup, silent()), open_store=lambda: store)
     pool = functools.partial(VirtualPool, clock)
-    with mock.patch("time.monotonic", clock), mock.patch.object(context, "ThreadPoolExecutor", pool):
+    with (
+        mock.patch("time.monotonic", clock),
+        mock.patch.object(context, "ThreadPoolExecutor", pool),
+        mock.patch("os.sched_getaffinity", return_value=set(range(times.cores))),
+    ):
         run_study(run)
     return store

@@ -68,13 +68,21 @@ class Channel:
         return dict(json.loads(line))
 
 
-def serve(work: Callable[[Channel, dict[str, Any]], None]) -> int:
+def serve(
+    work: Callable[[Channel, dict[str, Any]], None], prepare: Callable[[Channel, dict[str, Any]], None] | None = None
+) -> int:
     """Receives the job and works on it; returns the exit status.
 
     Any exception, ``SystemExit`` included, is the trial's result and is reported and printed.
+
+    Args:
+        prepare: Does what a message before the job asks for.
     """
     channel = Channel()
     job = channel.receive()
+    while prepare is not None and job["type"] in {"import", "environment"}:
+        prepare(channel, job)
+        job = channel.receive()
     if job["type"] != "job":
         return 0
     try:

@@ -8,6 +8,7 @@ Messages over the channel (`autotune.child.channel`):
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import platform
@@ -20,7 +21,8 @@ from typing import Any
 
 from autotune.child.channel import Channel, serve
 from autotune.child.devices import dtype_name, find_devices, jax_options, jax_report, memory_in_use
-from autotune.child.packages import CUDA_PLUGINS, installed_versions
+from autotune.child.fingerprint import CACHE_FOLDER
+from autotune.child.packages import CUDA_PLUGINS, installed_versions, workloads_root
 
 FEWEST_BATCHES = 4
 """Batches of the ring at least, however large one is."""
@@ -198,6 +200,33 @@ def work(channel: Channel, job: dict[str, Any]) -> None:
         channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
 
 
+def prepare(channel: Channel, message: dict[str, Any]) -> None:
+    """Imports what the workload of a later job needs, or takes over the variables of its set; starts no backend."""
+    if message["type"] == "import":
+        with contextlib.suppress(Exception):  # the job finds out, and says so
+            import_workloads(message["entry"])
+        channel.send("imported")
+        return
+    import jax
+
+    for name, value in message["variables"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+        if name == CACHE_FOLDER:
+            jax.config.update("jax_compilation_cache_dir", value)  # type: ignore[no-untyped-call]
+
+
+def import_workloads(entry: str) -> None:
+    """Imports JAX and, of a preset, what builds it; a module of the user's might start a backend, and is left alone."""
+    import jax  # noqa: F401
+
+    if ":" not in entry:
+        sys.path.append(str(workloads_root()))
+        from workloads import presets  # noqa: F401
+
+
 def _refuse_missing(files: Mapping[str, str]) -> None:
     """Raises FileNotFoundError if a file named by a setting is missing: XLA would ignore that."""
     for name, path in files.items():
@@ -216,4 +245,4 @@ def _own_places(job: dict[str, Any], wanted: int) -> range:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(work))
+    sys.exit(serve(work, prepare))

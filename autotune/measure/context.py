@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import random
 import statistics
 import time
@@ -45,6 +46,9 @@ from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
+CORES_FOR_SPARE = 4
+"""Processors from which on a process may import JAX beside the start of another one."""
+
 REFERENCE_RESTARTS = 3
 
 
@@ -108,6 +112,7 @@ class MeasurementContext:
             kernels=is_allowed and is_search and times_kernels,
             anew=is_aa_run,  # it tells how long a first start takes
         )
+        self._launcher.keep_spare(is_search and is_allowed and len(os.sched_getaffinity(0)) >= CORES_FOR_SPARE)
 
     @property
     def settle_steps(self) -> int:

@@ -163,6 +163,10 @@ class Launcher(ABC):
         """
         return None
 
+    def keep_spare(self, wanted: bool) -> None:
+        """Says whether a start may have the next process import JAX beside it; see `autotune.workers.spare`."""
+        return
+
     @abstractmethod
     def close(self) -> None:
         """Ends all workers; safe to call twice."""
@@ -215,6 +219,14 @@ class GuardedProcess(ChildProcess):
     def guard_log(self) -> Path:
         """Output of the guard and of the command that starts it; removed if empty."""
         return self.log.with_suffix(".guard")
+
+    def move_log(self, log: Path) -> None:
+        """Renames its log, into which its guard goes on to write."""
+        with contextlib.suppress(OSError):
+            self.guard_log.rename(log.with_suffix(self.guard_log.suffix))
+        with contextlib.suppress(OSError):
+            self.log.rename(log)
+        self.log = log
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages received so far, without waiting."""

@@ -32,6 +32,7 @@ from autotune.workers.failures import (
     reason_in,
 )
 from autotune.workers.settings_check import IN_FORCE, SettingsCheck, check_environment, check_options
+from autotune.workers.spare import Spare
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -44,11 +45,26 @@ class LocalLauncher(Launcher):
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)
         self._alive: list[LocalWorker] = []
+        self._spare = Spare()
+        self._keeps_spare = False
+
+    def keep_spare(self, wanted: bool) -> None:
+        """See `base.Launcher`; a subclass has processes of another kind."""
+        self._keeps_spare = wanted and type(self) is LocalLauncher
+        if not self._keeps_spare:
+            self._spare.close()
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
         jobs = self._jobs(settings)
-        return self._begin(self._worker(self._processes(settings, folder), settings), jobs, progress)
+        worker = self._worker(self._processes(settings, folder), settings)
+        entry = self._spec.workload.entry
+        if self._keeps_spare and entry is not None and len(jobs) == 1:
+            env = with_packages(self._environment(self._spec.baseline))
+            self._spare.begin(worker_command(), entry, env, folder)
+        started = self._begin(worker, jobs, progress)
+        self._spare.wait()  # it imports nothing while blocks are timed
+        return started
 
     def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
         """Makes a worker of started ranks."""
@@ -67,6 +83,7 @@ class LocalLauncher(Launcher):
 
     def close(self) -> None:
         """Ends all workers."""
+        self._spare.close()
         for worker in self._alive:
             worker.close()
 
@@ -92,7 +109,8 @@ class LocalLauncher(Launcher):
 
     def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
         """Starts one rank in the environment of a worker."""
-        return GuardedProcess(self.wrap(worker_command(), settings), env, log)
+        spare = self._spare.take(env, log)
+        return spare or GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
     def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
         under = self._spec.under(settings)
