@@ -1,7 +1,7 @@
 """All tests, set by set, and what is known of their last run; called by `make test-all` and `.ci/run`.
 
 test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any case
-test_all.py --age            how many commits ago all of them passed; exit status 1 if that is too long
+test_all.py --age            how many commits ago the set passed that last did; exit status 1 if that is too long
 test_all.py --changed PATH.. whether one of these may have changed since all passed (exit status 0: yes)
 """
 
@@ -14,6 +14,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "benchmarks/results/test_all.json"
@@ -39,10 +40,10 @@ def git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def kept() -> dict[str, object]:
-    """The last run of all sets, and as `green` the commit of the last one in which all passed.
+def kept() -> dict[str, Any]:
+    """What is recorded: of each set its last run, and as `passed` the last commit at which it passed.
 
-    While there is none, `counted_from` is the commit with which the count of commits without one began.
+    While some set never did, `counted_from` is the commit with which the count of commits without that began.
     """
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
 
@@ -69,44 +70,58 @@ def run_all(asked: list[str]) -> int:
         print(f"No such set: {', '.join(unknown)}. There are: {', '.join(SETS)}.", file=sys.stderr)
         return 2
     BUILD.mkdir(parents=True, exist_ok=True)
-    state = BUILD / "state.json"
     commit = git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", "--", ":!benchmarks") else "")
-    done = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {}
-    if done.get("commit") != commit:
-        done = {"commit": commit, "sets": {}}
+    record = {"sets": {}, **kept()}
     for name in SETS:
-        if name in asked or (not asked and name not in done["sets"]):
-            done["sets"][name] = run(name)
-            state.write_text(json.dumps(done, indent=1), encoding="utf-8")
-    for name, result in done["sets"].items():
+        before = record["sets"].get(name, {})
+        if name not in asked and (asked or before.get("commit") == commit):
+            continue
+        result = run(name)
+        is_passed = not result["failed"] and " " not in commit
+        passed = commit if is_passed else before.get("passed", "")
+        record["sets"][name] = {"commit": commit, "passed": passed, **result}
+        KEPT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    here = {name: result for name, result in record["sets"].items() if result["commit"] == commit}
+    for name, result in here.items():
         print(f"{name:30} {result['seconds']:5} s  {result['tests']} tests, {result['skipped']} skipped, "
               f"{len(result['failed'])} failed", *result["failed"], sep="\n    ")  # fmt: skip
-    is_green = not any(result["failed"] for result in done["sets"].values())
-    if set(done["sets"]) == set(SETS):
-        green = commit if is_green and " " not in commit else green_commit()
-        counted_from = {name: kept()[name] for name in ("counted_from",) if name in kept() and not green}
-        KEPT.write_text(json.dumps({"green": green, **counted_from, **done}, indent=1) + "\n", encoding="utf-8")
-    return int(not is_green)
+    return int(any(result["failed"] for result in here.values()))
+
+
+def is_before(commit: str) -> bool:
+    """Whether a commit is this one, or before it."""
+    command = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+def commits_since(commit: str) -> int:
+    """How many commits ago a commit was."""
+    return int(git("rev-list", "--count", f"{commit}..HEAD"))
 
 
 def green_commit() -> str:
-    """The last commit at which all tests passed; empty if none is known."""
-    return str(kept().get("green", ""))
+    """The commit at which, or after which, each set passed; empty if one never did."""
+    sets = kept().get("sets", {})
+    passed = [str(sets.get(name, {}).get("passed", "")) for name in SETS]
+    if not all(passed):
+        return ""
+    strangers = [commit for commit in passed if not is_before(commit)]
+    return strangers[0] if strangers else max(passed, key=commits_since)
 
 
 def check_age() -> int:
     """Prints how many commits ago all tests passed; 1 if that is too long ago or not known."""
-    commit = green_commit() or str(kept().get("counted_from", ""))
-    passed = "passed" if green_commit() else "has not passed since this is counted; that began"
+    green = green_commit()
+    commit = green or str(kept().get("counted_from", ""))
+    passed = "passed" if green else "has not passed since this is counted; that began"
     what_to_do = "run `make test-all` on a commit without changes and commit benchmarks/results/test_all.json"
     if not commit:
         print(f"It is not recorded that `make test-all` ever passed: {what_to_do}.")
         return 1
-    ancestor = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
-    if subprocess.run(ancestor, cwd=ROOT, capture_output=True, check=False).returncode != 0:
+    if not is_before(commit):
         print(f"`make test-all` {passed} at {commit[:8]}, which is not before this commit: {what_to_do}.")
         return 1
-    count = int(git("rev-list", "--count", f"{commit}..HEAD"))
+    count = commits_since(commit)
     if count > OLDEST:
         print(f"`make test-all` {passed} {count} commits ago, and at most {OLDEST} are allowed: {what_to_do}.")
         return 1
