@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options, tune
-from autotune.cli.printing import note, plain, print_json, print_lines, print_table
+from autotune.cli.printing import note, plain, print_json, print_lines, print_rows
 from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ def ab(
     """
     from autotune.model.errors import StudyFileError
     from autotune.model.records import ProfileRecord
-    from autotune.programs.look import default_platform
     from autotune.results.tables import profile_table
     from autotune.study.ab import exit_status, measure_variants, prepare_variants
     from autotune.study.preflight import Setup
@@ -74,8 +73,8 @@ def ab(
     command, other = _split(words)
     a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
     b = variant_of([*other, *shlex.split(b_args or "")], b_env or (), b_env_file)
-    rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
-    asked = tune.ask_for(list(b.command), platform or default_platform(), rules, look_limit)
+    rules = tune.rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss)
+    asked = tune.ask_for(b.command, platform, rules, look_limit)
     if a_python and b_python:
         a = with_interpreter(a, a_python, asked.platform, note=note)
         b = with_interpreter(b, b_python, asked.platform, note=note)
@@ -102,8 +101,7 @@ def ab(
         print_json(plain(conclusion, status=status, run=str(path), **({"profile": plain(traced)} if traced else {})))
     else:
         if traced is not None:
-            rows = profile_table(done.store)
-            print_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
+            print_rows(profile_table(done.store))
             print_lines([traced.problem])
         print_lines(["", conclusion.sentence, f"everything lies in {path}"])
     raise typer.Exit(status)

@@ -12,7 +12,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli import ab, cluster, compile, flags, read, results, run, show, tune
-from autotune.cli.help import Grouped, add_examples
+from autotune.cli.help import Grouped
 from autotune.cli.printing import guard_streams
 
 app = typer.Typer(
@@ -40,7 +40,6 @@ app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(ab.ab)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
 app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
-add_examples(app)
 
 
 def _print_version(is_asked: bool) -> None:

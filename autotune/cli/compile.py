@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import note, plain, print_json, print_table
+from autotune.cli.printing import note, print_json, print_table
 
 if TYPE_CHECKING:
     from autotune.compiler.screen import Screener
@@ -43,7 +43,8 @@ def screen(
     end_s = time.monotonic() + limit_s
     with _open_screen(study, target, topology) as (spec, screener):
         settings = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), screener.target_name)
-        machines = gpu.scopes(screener.job.topology) if (gpu := screener.job.target) is not None else None
+        job = screener.job
+        machines = job.target.scopes(job.topology) if job.target is not None else None
         build_space(spec, settings, None, machines=machines)  # refuses wrong values before anything is lowered
         try:
             space = build_space(spec, settings, screener.reference(), machines=machines)
@@ -53,12 +54,12 @@ def screen(
         except KeyboardInterrupt:
             note("stopped: run the same command again, what is compiled is kept")
             raise typer.Exit(STOPPED) from None
-    from autotune.results.screen_words import screen_lines
+    from autotune.results.screen_words import describe_screen
 
     if as_json:
         print_json(report)
     else:
-        print("\n".join(screen_lines(report)))
+        print("\n".join(describe_screen(report, has_values=True)))
     if report.skipped:
         note("the time is up: run the same command again, what is compiled is kept")
         raise typer.Exit(STOPPED)
@@ -98,7 +99,7 @@ def list_targets(as_json: options.Json = False) -> None:
 
     targets = [load_target(name) for name in target_names()]
     if as_json:
-        print_json([plain(target) for target in targets])
+        print_json(targets)
     else:
         print_table(("target", "GPU", "memory"), [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets])
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from typing import Annotated
 
 import typer
 
 from autotune.cli import options
-from autotune.cli.printing import note, plain, print_exact, print_json, print_table
+from autotune.cli.printing import note, plain, print_exact, print_json, print_lines, print_table
 
 flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
 recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
@@ -23,13 +22,13 @@ def list_flags(as_json: options.Json = False) -> None:
     """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME` shows one."""
     from autotune.settings.catalog import load_catalog
 
-    found = list(load_catalog().values())
+    settings = list(load_catalog().values())
     if as_json:
-        print_json([plain(s, kind=s.kind) for s in found])
+        print_json([plain(s, kind=s.kind) for s in settings])
         return
-    rows = [(s.name, ", ".join((s.group, *s.also_in)), s.tier, s.summary) for s in found]
+    rows = [(s.name, ", ".join((s.group, *s.also_in)), s.tier, s.summary) for s in settings]
     print_table(("setting", "groups", "tier", "what it does"), rows)
-    print(f"{len(found)} settings")
+    print(f"{len(settings)} settings")
 
 
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
@@ -51,15 +50,13 @@ def show_flag(
     if as_json:
         in_build = report.flags.get(setting.name) or report.jax_options.get(setting.name)
         published = [effect for effect in load_effects() if setting.name in effect.settings]
-        known = {"kind": setting.kind, "build": report.build, "in_build": in_build}
-        print_json(plain(setting, **known, recipes=recipes, published=published))
+        facts = {"kind": setting.kind, "build": report.build, "in_build": in_build}
+        print_json(plain(setting, **facts, recipes=recipes, published=published))
         return
     print(f"{setting.name}: {setting.summary}")
-    for label, text in (*format_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))):
-        if text:
-            print(f"  {label:16} {text}")
-    for line in format_effects(setting.name):
-        print(f"  {'published':16} {line}")
+    rows = [*format_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))]
+    rows += [("published", line) for line in format_effects(setting.name)]
+    print_lines(f"  {label:16} {text}" for label, text in rows if text)
 
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
@@ -80,9 +77,9 @@ def check_flags(
     from autotune.settings.probe import probe_named
 
     build = probe_named(plugin, python)
-    known = KnownSettings(build, load_target(target).name if target is not None else None)
+    known = KnownSettings(build)
     if target is not None:
-        known = known.on_gpus()
+        known = KnownSettings(build, load_target(target).name).on_gpus()
     checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
     refused = sum(not c.starts for c in checks)
     if as_json:
@@ -119,8 +116,7 @@ def migrate_flags(
         return
     block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
     print_exact(block)
-    for text_ in notes:
-        print(text_, file=sys.stderr)
+    print_lines(notes, stderr=True)
 
 
 @recipes_app.command("list")
@@ -145,21 +141,20 @@ def show_recipe(name: Annotated[str, typer.Argument(help="A recipe.")], as_json:
     if as_json:
         print_json(recipe)
         return
-    for line in filter(None, (recipe.source, recipe.date, recipe.for_hardware, recipe.note)):
-        print(f"# {line}")
-    for name_, value in recipe.settings.items():
-        print(f"{name_}={value}")
+    facts = (recipe.source, recipe.date, recipe.for_hardware, recipe.note)
+    print_lines(f"# {fact}" for fact in facts if fact)
+    print_lines(f"{setting}={value}" for setting, value in recipe.settings.items())
 
 
 def symptoms(as_json: options.Json = False) -> None:
     """Lists symptoms, and which settings to search for each."""
     from autotune.settings.catalog import load_symptoms
 
-    found = tuple(load_symptoms().values())
+    entries = tuple(load_symptoms().values())
     if as_json:
-        print_json(found)
+        print_json(entries)
         return
-    for symptom in found:
+    for symptom in entries:
         print(f"{symptom.name}: {symptom.title}")
         print(f"  {symptom.advice}")
         print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.groups)")
@@ -172,14 +167,13 @@ def space(study: options.Study, python: options.Python = None, as_json: options.
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
 
-    found, build = preview_space(load_study(study), study_dir=study.resolve().parent, python=python, note=note)
+    searched, build = preview_space(load_study(study), study_dir=study.resolve().parent, python=python, note=note)
     if as_json:
-        print_json(plain(found, size=found.size(), build=build))
+        print_json(plain(searched, size=searched.size(), build=build))
         return
-    rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in found.parameters]
+    rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in searched.parameters]
     print_table(("parameter", "values", "default", "active if"), rows)
-    for line in text_lines("space.txt.j2", {"exp": math.exp}, space=found, build=build):
-        print(line)
+    print_lines(text_lines("space.txt.j2", exp=math.exp, space=searched, build=build))
 
 
 def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
@@ -195,8 +189,8 @@ def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_js
     except LaunchError as error:
         note(str(error))
         known = None
-    found = diagnose(python or driver_python(), caller_environment(), known=known)
+    diagnosis = diagnose(python or driver_python(), caller_environment(), known=known)
     if as_json:
-        print_json(found)
+        print_json(diagnosis)
         return
-    print(format_diagnosis(found), end="")
+    print(format_diagnosis(diagnosis), end="")

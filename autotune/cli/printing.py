@@ -131,6 +131,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console.print(table)
 
 
+def print_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    """Prints rows of text by the headings of their columns as a table; nothing without any."""
+    if rows:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
 def print_study(store: Store) -> None:
     """Prints the tables and the conclusion of a study."""
     from autotune.model.records import ConclusionRecord, Outcome
@@ -138,9 +144,10 @@ def print_study(store: Store) -> None:
 
     for title, rows in study_tables(store).items():
         print_lines(["", title])
-        print_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+        print_rows(rows)
     print_lines(effect_lines(store))
-    if (conclusion := store.last(ConclusionRecord)) is not None:
+    conclusion = store.last(ConclusionRecord)
+    if conclusion is not None:
         print_lines(["", conclusion.sentence], style="bold green" if conclusion.outcome is Outcome.WINNER else "bold")
 
 

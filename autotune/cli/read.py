@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SHOWN_LINES = 40
 """Limit of lines that are shown; the rest is counted."""
 
-LIMIT_S = 60.0
+LIMIT = "60s"
 """Longest time for a command."""
 
 _SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.md says"
@@ -45,11 +45,12 @@ def read(
     from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
-    rules = tune.rules_of(preset, pattern, json_key, unit, None, loss)
+    rules = tune.rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, loss=loss)
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
-    if len(what) > 1 and path.is_file() and not os.access(path, os.X_OK):
+    is_program = path.is_file() and os.access(path, os.X_OK)
+    if len(what) > 1 and path.is_file() and not is_program:
         raise AutotuneError(
             f"options must come before the file but {what[1]} comes after {what[0]}, which cannot be started; "
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
@@ -59,32 +60,27 @@ def read(
             f"a log or a command must be given but there is no file {what[0]}, and no command of that name; a command "
             "and its arguments come after --: autotune read -- python train.py"
         )
-    if len(what) == 1 and path.exists() and not (path.is_file() and os.access(path, os.X_OK)):
-        probe = read_log(path)
-    else:
-        probe = _run(what, rules)
+    is_log = len(what) == 1 and path.exists() and not is_program
+    probe = read_log(path) if is_log else _run(what, rules)
     best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
-    found = reading_of(probe, best.rules if best is not None else rules)
+    reading = reading_of(probe, best.rules if best is not None else rules)
     if as_json:
-        print_json(found)
+        print_json(reading)
     else:
-        print_lines(_lines_of(found, best))
+        print_lines(_lines_of(reading, best))
     sys.stdout.flush()
     for text in probe.notes:
         note(text)
-    if not found["steps"]:
+    if not reading["steps"]:
         raise typer.Exit(1)
 
 
 def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     """Runs a command once."""
     from autotune.machine.child_process import format_end
-    from autotune.programs.look import ProbeRequest, default_platform, run_request
+    from autotune.programs.look import run_request
 
-    request = ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=default_platform(), rules=rules, limit_s=LIMIT_S
-    )  # fmt: skip
-    probe, _ = run_request(request, tell=lambda text: None)
+    probe, _ = run_request(tune.ask_for(command, None, rules, LIMIT), tell=lambda text: None)
     if not probe.lines:
         probe.notes.append(_SILENT)
     if probe.status:
@@ -92,18 +88,17 @@ def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     return probe
 
 
-def _lines_of(found: Mapping[str, Any], fit: Recognised | None) -> list[str]:
+def _lines_of(reading: Mapping[str, Any], fit: Recognised | None) -> list[str]:
     """Formats the first and last lines, the figures, and the table for a study file."""
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_seconds
     from autotune.programs.draft import to_toml
     from autotune.programs.look import doubt_of
 
-    rules = dict(found["rules"])
+    rules = dict(reading["rules"])
     return text_lines(
         "read.txt.j2",
-        {"seconds": format_seconds, "toml": to_toml},
-        found=found,
+        toml=to_toml,
+        reading=reading,
         half=SHOWN_LINES // 2,
         is_timed=fit is None or not fit.by_clock or fit.step_s is not None,
         doubt=doubt_of(fit),

@@ -120,8 +120,7 @@ def verify(
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif verification.status == "unchecked":
             print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
-    if verification.status != "holds":
-        raise typer.Exit({"differs": 1, "unchecked": UNCHECKED}[verification.status])
+    raise typer.Exit({"holds": 0, "differs": 1, "unchecked": UNCHECKED}[verification.status])
 
 
 def exec_(
@@ -144,7 +143,9 @@ def exec_(
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
-    command = [a for i, a in enumerate(context.args) if not (i == 0 and a == "--")]
+    command = context.args
+    if command[:1] == ["--"]:
+        command = command[1:]
     if not command:
         raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
     winner, records = _read_checked(file, run)
@@ -161,8 +162,10 @@ def exec_(
         )
     command = _with_options(command, winner, force=force)
     merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
-    for line in (*(f"not proven here, forced: {d}" for d in differences), *(f"gives {x}" for x in lines)):
-        note(line)
+    for difference in differences:
+        note(f"not proven here, forced: {difference}")
+    for line in lines:
+        note(f"gives {line}")
     try:
         os.execvpe(command[0], command, merged)
     except OSError as why:
@@ -178,7 +181,8 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     from autotune.model.options import filled_command, has_shell, placeholders, unsafe_for_shells
     from autotune.model.redaction import REDACTED
 
-    if (lost := sorted(set(winner.options) - placeholders(command))) and not force:
+    lost = sorted(set(winner.options) - placeholders(command))
+    if lost and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
             f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
@@ -200,7 +204,8 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     from autotune.results.verify import check_records
 
     winner = read_winner(file)
-    if (verification := check_records(winner, file, run=run)).differences:
+    verification = check_records(winner, file, run=run)
+    if verification.differences:
         raise AutotuneError(
             f"{file} must hold what its run proved but differs in\n"
             + "\n".join(f"  - {d}" for d in verification.differences)
@@ -245,11 +250,10 @@ def best(
     match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
     records = _read_checked(match.path)[1]
     if as_json:
-        tested = match.is_tested
-        file = str(match.path)
-        print_json(plain(match.winner, tested=tested, distance=match.distance, file=file, status=records.status))
+        place = {"file": str(match.path), "status": records.status}
+        print_json(plain(match.winner, tested=match.is_tested, distance=match.distance, **place))
         return
-    print_lines([*format_match(match), *([records.unchecked] if records.unchecked is not None else [])])
+    print_lines([*format_match(match), *filter(None, [records.unchecked])])
 
 
 def recheck(
@@ -274,12 +278,12 @@ def recheck(
     from autotune.study.recheck import recheck_directory, recheck_study, recheck_winner
 
     winner = read_winner(file)
-    studies = [recheck_study(file, path) for path in study] if study else [recheck_study(file, None)]
+    studies = [recheck_study(file, path) for path in study or (None,)]
     if run_dir is not None and len(studies) > 1:
         raise AutotuneError(
             f"--run-dir is the directory of one recheck but {len(studies)} studies are given; leave it out"
         )
-    conclusions = []
+    is_lost = False
     for spec, folder in studies:
         path = run_dir or recheck_directory(options.RUNS, spec.name)
         run = run_to_conclusion(
@@ -290,6 +294,6 @@ def recheck(
             print_json(plain(run.conclusion, run=str(path)))
         else:
             print_lines([run.conclusion.sentence, f"everything lies in {path}"])
-        conclusions.append(run.conclusion)
-    if any(conclusion.outcome is not Outcome.WINNER for conclusion in conclusions):
+        is_lost = is_lost or run.conclusion.outcome is not Outcome.WINNER
+    if is_lost:
         raise typer.Exit(1)

@@ -80,7 +80,6 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
     """Prints tables, conclusion, run directory and next commands."""
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_seconds
 
     print()
     print_study(store)
@@ -90,7 +89,6 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
         more = f"--time-budget {larger_budget(spec, conclusion)}"
     lines = text_lines(
         "next_steps.txt.j2",
-        {"seconds": format_seconds},
         me="autotune" if shutil.which("autotune") else sys.argv[0],  # without an activated environment
         conclusion=conclusion,
         took_s=store.watch.total_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,21 +28,21 @@ def status(
     from autotune.study.status import UnreadableRun, study_status
 
     paths = [run_path] if run_path else runs_in(options.RUNS)
-    found: list[StudyStatus | UnreadableRun] = []
+    statuses: list[StudyStatus | UnreadableRun] = []
     for path in paths:
         try:
-            found.append(study_status(path))
+            statuses.append(study_status(path))
         except AutotuneError as error:
             if run_path:
                 raise
-            found.append(UnreadableRun(run=str(path), state=f"unreadable: {error}"))
+            statuses.append(UnreadableRun(run=str(path), state=f"unreadable: {error}"))
     if as_json:
-        print_json(found)
+        print_json(statuses)
         return
-    if not found:
+    if not statuses:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
-    for head, *rest in map(_block, found):
+    for head, *rest in map(_block, statuses):
         print_lines([head], style="bold", at_words=True)
         print_lines((f"  {line}" for line in rest), at_words=True)
 
@@ -50,14 +50,12 @@ def status(
 def _block(status: StudyStatus | UnreadableRun) -> list[str]:
     """Formats one run as lines."""
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_seconds
     from autotune.results.format import format_estimate
     from autotune.study.status import UnreadableRun, format_stage
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
-    filters = {"estimate": format_estimate, "seconds": format_seconds}
-    return text_lines("status.txt.j2", filters, status=status, stage=format_stage(status))
+    return text_lines("status.txt.j2", estimate=format_estimate, status=status, stage=format_stage(status))
 
 
 def show(
@@ -86,25 +84,18 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_bytes, format_joules, format_seconds
-    from autotune.results.format import format_trial, provable_gain
+    from autotune.results.format import finding_in, format_trial
     from autotune.study.reproduce import by_hand
 
     pairs = list(store.pairs(result.directory)) if result.directory else []
-    finding = result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
+    finding = finding_in(store, result)
     if as_json:
         print_json({**result.model_dump(mode="json", exclude_none=True), "finding": finding, "pairs": pairs})
         return
-    filters: dict[str, Any] = {
-        "bytes": format_bytes,
-        "joules": format_joules,
-        "log_ratio": log_ratio,
-        "seconds": format_seconds,
-        "step": lambda block_s: format_seconds(block_step_s(block_s)),
-    }
     lines = text_lines(
         "trial.txt.j2",
-        filters,
+        log_ratio=log_ratio,
+        step_s=block_step_s,
         trial=result,
         outcome=format_trial(result, finding),
         pairs=pairs,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,24 +76,25 @@ def tune(
     from autotune.results.trackers import refuse_trackers
 
     refuse_trackers(tracker or ())
-    asked = ask_for(command, platform, rules_of(preset, pattern, json_key, unit, step_file, loss), look_limit)
+    rules = rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss)
+    request = ask_for(command, platform, rules, look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
             "and write the study file only. Nothing was started"
         )
     budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
-    file, known = file_of(asked, name)
-    if known is None:
-        plan, found = planned(asked, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
-        refuse_without_xla(found)
-        show_plan(found, plan, file)
+    file, study = file_of(request, name)
+    if study is None:
+        plan, result = planned(request, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
+        refuse_without_xla(result)
+        show_plan(result, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
             raise typer.Exit(1)
-        write_study(file, plan.text, asked.command)
+        write_study(file, plan.text, request.command)
     else:
-        refuse_other_rules(asked, file, platform, known)
+        refuse_other_rules(request, file, platform, study)
         print_lines([f"going on with the study {file}, as it stands there"])
     if dry_run:
         print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
@@ -103,7 +105,7 @@ def tune(
 # ---------------------------------------------------------------------- options
 
 
-def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, Any], limit: str) -> ProbeRequest:
+def ask_for(command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str) -> ProbeRequest:
     """Makes the request to probe a program from options."""
     from autotune.model.errors import StudyFileError
     from autotune.programs.look import ProbeRequest, default_platform
@@ -116,14 +118,11 @@ def ask_for(command: list[str] | None, platform: str | None, rules: dict[str, An
     )  # fmt: skip
 
 
-def rules_of(
-    preset: str | None, pattern: str | None, key: str | None, unit: str | None, file: str | None, loss: str | None
-) -> dict[str, Any]:
-    """Returns the keys of `[workload.read]` given by options; of a file alone the lines are recognised."""
+def rules_of(**keys: str | None) -> dict[str, Any]:
+    """Returns the keys of `[workload.read]` that options give; of a file alone the lines are recognised."""
     from autotune.model.sections import ReadSpec
 
-    given = {"preset": preset, "pattern": pattern, "json_key": key, "unit": unit, "file": file, "loss": loss}
-    rules = {name: value for name, value in given.items() if value is not None}
+    rules = {name: value for name, value in keys.items() if value is not None}
     if rules.keys() - {"file"}:
         ReadSpec.refuse_bad(rules)
     return rules
@@ -151,7 +150,7 @@ def _legal(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", name).strip("-._")[:48]
 
 
-def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
+def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
     """Returns the study file for a command, and its study if it exists."""
     from autotune.model.errors import StudyFileError
     from autotune.model.sections import STUDY_NAME
@@ -159,16 +158,14 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
-    base = name or study_name_of(asked.command, asked.cwd)
+    base = name or study_name_of(request.command, request.cwd)
     file = Path(f"{base}.toml")
     number = 1
     while file.exists():
-        try:
-            known = load_study(file)
-        except StudyFileError:
-            known = None
-        if known is not None and known.workload.command == asked.command:
-            return file, known
+        with contextlib.suppress(StudyFileError):
+            study = load_study(file)
+            if study.workload.command == request.command:
+                return file, study
         if name is not None:
             raise StudyFileError(
                 f"{file} must be a study of this very command but is of something else; give another --name, or run "
@@ -179,13 +176,13 @@ def file_of(asked: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | No
     return file, None
 
 
-def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, known: StudySpec) -> None:
+def refuse_other_rules(request: ProbeRequest, file: Path, platform: str | None, study: StudySpec) -> None:
     """Refuses to continue a study whose rules or platform differ from this call's."""
     from autotune.model.errors import StudyFileError
 
-    read = known.workload.read.rules() if known.workload.read is not None else {}
-    other = platform is not None and platform != known.device.platform
-    if other or any(read.get(key) != value for key, value in asked.rules.items()):
+    read = study.workload.read.rules() if study.workload.read is not None else {}
+    other = platform is not None and platform != study.device.platform
+    if other or any(read.get(key) != value for key, value in request.rules.items()):
         raise StudyFileError(
             f"a study continues as its file says but {file} says something else of "
             f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
@@ -195,41 +192,37 @@ def refuse_other_rules(asked: ProbeRequest, file: Path, platform: str | None, kn
 # ---------------------------------------------------------------------- probe, show, write
 
 
-def planned(asked: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
+def planned(request: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
     """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
     from autotune.programs.draft import plan_of
     from autotune.programs.look import probe_program
 
-    command = shlex.join(redact_command(asked.command))
+    command = shlex.join(redact_command(request.command))
     print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
     try:
-        found = probe_program(asked, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+        result = probe_program(request, tell=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
-    said = shlex.join(["autotune", *redact_command(sys.argv[1:])])
-    return plan_of(found, name=name, trials=trials, budget_s=budget_s, said=said), found
+    command_line = shlex.join(["autotune", *redact_command(sys.argv[1:])])
+    return plan_of(result, name=name, trials=trials, budget_s=budget_s, said=command_line), result
 
 
-def show_plan(found: ProbeResult, plan: Plan, file: Path) -> None:
+def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
     """Prints the findings of the probe, the search space with its reason, and the time."""
     from autotune.model.spec import FEWEST_TRIALS
     from autotune.model.texts import text_lines
-    from autotune.model.units import format_about, format_seconds
     from autotune.settings.space import format_names
     from autotune.study.preflight import preview_space
 
     run_dir = options.RUNS / plan.spec.name
     space, build = preview_space(plan.spec, study_dir=file.resolve().parent)
     names = [parameter.name.removeprefix("xla_") for parameter in space.parameters]
-    filters = {
-        "words": shlex.join, "seconds": format_seconds, "about": format_about,
-        "some_names": lambda names: format_names(names, 6),
-    }  # fmt: skip
     lines = text_lines(
-        "tune.txt.j2", filters, found=found, plan=plan, names=names, build=build, several=SEVERAL,
-        fewest_trials=FEWEST_TRIALS, file=file, run_dir=run_dir,
+        "tune.txt.j2", result=result, plan=plan, command=shlex.join(plan.spec.workload.shown.command or ()),
+        count=len(names), names=format_names(names, 6), build=build, several=SEVERAL, fewest_trials=FEWEST_TRIALS,
+        file=file, run_dir=run_dir,
     )  # fmt: skip
     print_lines(lines)
 
@@ -262,9 +255,9 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
 
     spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
     path = options.RUNS / spec.name
-    done = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers)
-    conclusion = done.conclusion
-    store = done.store
+    finished = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers)
+    conclusion = finished.conclusion
+    store = finished.store
     command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:
         write_winner(store, path, shlex.join(command))

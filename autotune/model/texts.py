@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from autotune.model import units
 from autotune.model.files import packaged_template
 from autotune.model.redaction import visible_line
 
+UNITS = {
+    "about": units.format_about,
+    "bytes": units.format_bytes,
+    "change": units.format_change,
+    "joules": units.format_joules,
+    "provable": units.format_provable,
+    "seconds": units.format_seconds,
+    "share": units.format_share,
+}
+"""Filters of all templates that are rendered here."""
 
-def text_lines(name: str, filters: Mapping[str, Any], **values: Any) -> list[str]:
+
+def text_lines(name: str, **values: Any) -> list[str]:
     """Renders a template of the folder `data` as lines; a value stays on its line, with control characters spelled out.
 
     Args:
-        filters: The same in each call: a template is loaded once.
-        values: Names that the template may use.
+        values: Names that the template may use, functions among them.
     """
-    template = packaged_template(name, filters, finalize=lambda value: visible_line(str(value)))
+    template = packaged_template(name, UNITS, finalize=lambda value: visible_line(str(value)))
     return template.render(values).splitlines()

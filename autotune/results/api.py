@@ -93,12 +93,10 @@ class Study:
         for stage, trial, directory in self._measurements():
             for pair in self.store.pairs(directory):
                 for arm in Arm:
-                    settling_s = pair.reference_settling_s if arm is Arm.REFERENCE else pair.candidate_settling_s
-                    settling_count = len(settling_s or ())
-                    base = (stage, trial, directory, pair.index, arm.value, pair.first == arm)
-                    rows += [
-                        (*base, i, step_s, pair.at_s, i >= settling_count) for i, step_s in enumerate(pair.ran_s(arm))
-                    ]
+                    settling_s, counted_s = pair.block(arm)
+                    block = (stage, trial, directory, pair.index, arm.value, pair.first == arm)
+                    for step, step_s in enumerate((*settling_s, *counted_s)):
+                        rows.append((*block, step, step_s, pair.at_s, step >= len(settling_s)))
         return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
     def _measurements(self) -> Iterator[tuple[str, int, str]]:
@@ -108,9 +106,11 @@ class Study:
                 continue
             if isinstance(record, ConfirmRun):
                 yield record.stage, record.trial, record.directory
+            elif isinstance(record, TrialResult):
+                yield record.kind, record.number, record.directory
             else:
                 stage = "minimise" if isinstance(record, AblationResult) else record.kind
-                yield stage, record.number if isinstance(record, TrialResult) else REFERENCE_NUMBER, record.directory
+                yield stage, REFERENCE_NUMBER, record.directory
 
     def estimated_effects(self) -> pd.DataFrame:
         """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.
@@ -138,7 +138,7 @@ class Plots:
 
     def forest(self, *, most: int = 40) -> Chart:
         """Draws ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
-        return report.forest_chart(self._store, trial_rows(self._store), most=most)
+        return report.forest_chart(self._store, most=most)
 
     def effects(self) -> Chart:
         """Draws the effect of each value with interval and P(active), estimated by a model (unverified)."""

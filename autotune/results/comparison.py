@@ -23,9 +23,9 @@ from autotune.model.records import (
 )
 from autotune.model.units import format_interval, format_provable, format_ratio, format_seconds
 from autotune.results.conditions import conditions_of
-from autotune.results.format import provable_gain, spaced
+from autotune.results.format import finalists, provable_gain, spaced
 from autotune.results.pages import render
-from autotune.results.tables import finalists
+from autotune.results.tables import Row
 from autotune.results.winner import workload_name
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
@@ -99,28 +99,29 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
         raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
     if len({store.path.resolve() for store in stores}) < len(stores):
         raise NotComparableError("each run must be given once but one is given twice")
-    runs = [(store, _facts(store)) for store in stores]
-    base, shared = runs[0]
+    facts = [_facts(store) for store in stores]
+    columns = {field: [row[field] for row in facts] for field in FIELDS}
     allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
-    for store, facts in runs[1:]:
-        for field in FIELDS:
-            if field not in allowed and facts[field] != shared[field]:
-                raise NotComparableError(
-                    f"runs that are compared must have the same {field} but {base.path} has {shared[field]} and "
-                    f"{store.path} has {facts[field]}; make it the axis with --by {field}, or compare others"
-                )
+    for field, texts in columns.items():
+        if field not in allowed and len(set(texts)) > 1:
+            number = next(n for n, text in enumerate(texts) if text != texts[0])
+            raise NotComparableError(
+                f"runs that are compared must have the same {field} but {stores[0].path} has {texts[0]} and "
+                f"{stores[number].path} has {texts[number]}; make it the axis with --by {field}, or compare others"
+            )
     names = [store.spec.name for store in stores]
     if len(set(names)) < len(names):
         names = [store.path.as_posix() for store in stores]
+    frame = pd.DataFrame({"study": names, **{field: columns[field] for field in by}})
     return ComparisonTable(
         by=tuple(by),
-        same={field: shared[field] for field in FIELDS if all(facts[field] == shared[field] for _, facts in runs)},
-        frame=pd.DataFrame([_row(name, *run, by) for name, run in zip(names, runs, strict=True)]),
-        settings=_settings_table({name: _states(store) for name, store in zip(names, stores, strict=True)}),
+        same={field: texts[0] for field, texts in columns.items() if len(set(texts)) == 1},
+        frame=frame.join(pd.DataFrame(map(_row, stores))),
+        settings=_settings_table(dict(zip(names, map(_states, stores), strict=True))),
     )
 
 
-def _facts(store: Store) -> dict[str, str]:
+def _facts(store: Store) -> Row:
     """Returns the `FIELDS` of one run as text."""
     aa_run = store.last(AaRecord)
     if aa_run is None:
@@ -129,7 +130,7 @@ def _facts(store: Store) -> dict[str, str]:
         )
     spec = store.spec
     report = aa_run.reference
-    conditions = conditions_of(spec, aa_run, aa_run.provenance)
+    conditions = conditions_of(spec, report, aa_run.provenance)
     options = spec.workload.shown.options
     count = str(report.device_count)
     if report.process_count > 1:
@@ -145,10 +146,8 @@ def _facts(store: Store) -> dict[str, str]:
     }
 
 
-def _row(name: str, store: Store, facts: Mapping[str, str], by: Sequence[str]) -> dict[str, Any]:
+def _row(store: Store) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "study": name,
-        **{field: facts[field] for field in by},
         "winner": "(not settled)",
         "outcome": "not ended",
         "ratio": math.nan,
@@ -217,7 +216,7 @@ def _agreement(states: Sequence[str]) -> str:
     return "agree" if len(set(kinds)) == 1 else "differ"
 
 
-def _shown(table: ComparisonTable) -> list[dict[str, str]]:
+def _shown(table: ComparisonTable) -> list[Row]:
     """Formats the rows of `frame`."""
     return [
         {

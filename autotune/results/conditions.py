@@ -10,8 +10,7 @@ from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
 from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
 from autotune.model.measurement import NOT_TOLD, GpuState, WorkerReport
-from autotune.model.numbers import Count, Record
-from autotune.model.records import AaRecord
+from autotune.model.numbers import Count, Facts, Record
 from autotune.model.spec import StudySpec
 
 
@@ -70,45 +69,50 @@ class Difference(Record):
         return f"{self.field}: proven with {self.proven}, here {self.here}"
 
 
-def versions_of(report: WorkerReport | None, facts: Mapping[str, Any]) -> dict[str, str]:
+def versions_of(report: WorkerReport, facts: Facts) -> dict[str, str]:
     """Returns the versions of the measured process, completed by the driver's unless it has its own interpreter."""
     driver: Mapping[str, str] = facts.get("versions", {})
-    if report is None or report.packages is None:
-        return {**driver, **(report.versions if report else {})}
-    return {**{name: driver[name] for name in ("optuna",) if name in driver}, **report.versions}
+    if report.packages is not None:
+        driver = {name: version for name, version in driver.items() if name == "optuna"}
+    return {**driver, **report.versions}
 
 
-def conditions_of(spec: StudySpec, aa_run: AaRecord | None, facts: dict[str, Any]) -> Conditions:
+def conditions_of(spec: StudySpec, report: WorkerReport, facts: Facts) -> Conditions:
     """Returns the conditions of a run from its reference and provenance."""
-    report = aa_run.reference if aa_run is not None else None
-    # The measured process goes first: autotune itself may run on another machine with other libraries.
-    versions = {"driver": str(facts["driver"])} if facts.get("driver") else {}
     nodes = spec.device.node_count
     count = spec.device.count
     return _conditions(
         spec.device.platform,
         facts,
-        versions | versions_of(report, facts),
-        (report.gpus if report else None) or (),
-        device_kind=report.device_kind if report else None,
-        device_count=report.device_count // nodes if report else None,
+        # The measured process goes first: autotune itself may run on another machine with other libraries.
+        versions_of(report, facts),
+        report.gpus or (),
+        device_kind=report.device_kind,
+        device_count=report.device_count // nodes,
         devices_asked=None if spec.device.platform == "cpu" or count is None else count // nodes,
         workload=spec.workload_hash,
-        packages=report.packages if report else None,
+        packages=report.packages,
     )
 
 
 def _conditions(
-    platform: str, facts: Mapping[str, Any], versions: Mapping[str, str], gpus: Sequence[GpuState], **known: Any
+    platform: str, facts: Facts, versions: Mapping[str, str], gpus: Sequence[GpuState], **others: Any
 ) -> Conditions:
     """Returns conditions by the facts of a machine, and the versions and GPUs of a process there."""
     of_platform: dict[str, Any] = {name: facts.get(name) for name in ("cpu", "cpus_usable")}
     if platform == "cuda":
-        of_platform = {"plugin": cuda_plugin(versions), **_of_gpus(versions, gpus)}
-    return Conditions(platform=platform, jax=versions.get("jax"), jaxlib=versions.get("jaxlib"), **of_platform, **known)
+        of_platform = {name: versions.get(name) for name in _LIBRARIES}
+        of_platform["driver"] = of_platform["driver"] or facts.get("driver") or None
+        of_platform["plugin"] = cuda_plugin(versions)
+        of_gpus = [_of_gpu(gpu) for gpu in gpus]
+        for name in _OF_NVML:
+            texts = {of_gpu[name] for of_gpu in of_gpus}
+            of_platform[name] = " and ".join(sorted(filter(None, texts))) or None
+    versions_of_jax = {name: versions.get(name) for name in ("jax", "jaxlib")}
+    return Conditions(platform=platform, **versions_of_jax, **of_platform, **others)
 
 
-def this_machine(*, platform: str, workload: str | None = None, like: Conditions | None = None) -> Conditions:
+def this_machine(like: Conditions, *, workload: str | None = None) -> Conditions:
     """Returns the conditions of this machine without starting JAX.
 
     Args:
@@ -116,28 +120,24 @@ def this_machine(*, platform: str, workload: str | None = None, like: Conditions
             (seconds) only if these know them.
     """
     facts = describe_machine()
-    count = like.devices_asked if like is not None else None
-    packages = like.packages if like is not None else None
-    versions = facts["versions"] if packages is None else versions_in(packages)
+    versions = facts["versions"] if like.packages is None else versions_in(like.packages)
     process = RanOn(versions={}, gpus=())
     gpus: list[str] = []
-    if platform == "cuda":
-        if like is not None and any(getattr(like, name) is not None for name in _OF_PROCESS):
-            process = would_run_on(caller_environment(), count)
+    if like.platform == "cuda":
+        if any(getattr(like, name) is not None for name in (*_LIBRARIES, *_OF_NVML)):
+            process = would_run_on(caller_environment(), like.devices_asked)
         gpus = [g.name for g in process.gpus if g.name is not None]
-        gpus = gpus or [g.name for g in visible_gpus(caller_environment())[:count]]
-        if facts.get("driver"):
-            versions = {"driver": str(facts["driver"]), **versions}
+        gpus = gpus or [g.name for g in visible_gpus(caller_environment())[: like.devices_asked]]
     conditions = _conditions(
-        platform,
+        like.platform,
         facts,
         {**versions, **process.versions},
         process.gpus,
         device_kind=" and ".join(sorted(set(gpus))) or "cpu",
-        device_count=len(gpus) if platform == "cuda" else None,
-        devices_asked=count,
+        device_count=len(gpus) if like.platform == "cuda" else None,
+        devices_asked=like.devices_asked,
         workload=workload,
-        packages=packages,
+        packages=like.packages,
     )
     return conditions if gpus else conditions.model_copy(update={"platform": "cpu"})
 
@@ -148,34 +148,25 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     What the proof did not record differs from what is known here. What NVML did not tell is not compared, nor the
     workload if `here` names none, nor the count of CPU devices, which the workload chooses.
     """
-    found = []
-    for field in Conditions.model_fields:
-        wanted = getattr(proven, field)
-        got = getattr(here, field)
-        if field in _NOT_COMPARED or wanted in (NOT_TOLD, got) or (field == "workload" and got is None):
-            continue
-        if field == "device_count" and proven.platform == "cpu":
-            continue
-        unknown = _SILENT if field in _OF_NVML else "none"
-        proven_with = "nothing recorded" if wanted is None else str(wanted)
-        found.append(Difference(field=field, proven=proven_with, here=unknown if got is None else str(got)))
-    return found
+    not_compared = {"devices_asked", "packages"}
+    if here.workload is None:
+        not_compared.add("workload")
+    if proven.platform == "cpu":
+        not_compared.add("device_count")
+    differing = []
+    for field in [name for name in Conditions.model_fields if name not in not_compared]:
+        proven_value = getattr(proven, field)
+        value = getattr(here, field)
+        if proven_value not in (NOT_TOLD, value):
+            unknown = _SILENT if field in _OF_NVML else "none"
+            proven_with = "nothing recorded" if proven_value is None else str(proven_value)
+            differing.append(Difference(field=field, proven=proven_with, here=unknown if value is None else str(value)))
+    return differing
 
 
-_NOT_COMPARED = ("devices_asked", "packages")
 _OF_NVML = ("vbios", "gsp", "clocks", "power_limit", "modes")
 _LIBRARIES = ("driver", "cublas", "cudnn", "nccl")
-_OF_PROCESS = (*_LIBRARIES, *_OF_NVML)
 _SILENT = "not told: NVML must answer (pip install nvidia-ml-py)"
-
-
-def _of_gpus(versions: Mapping[str, str | None], gpus: Sequence[GpuState]) -> dict[str, str | None]:
-    """Returns the conditions of a process's libraries and GPUs."""
-    conditions = {name: versions.get(name) for name in _LIBRARIES}
-    for name in _OF_NVML:
-        texts = {text for gpu in gpus if (text := _of_gpu(gpu)[name])}
-        conditions[name] = " and ".join(sorted(texts)) or None
-    return conditions
 
 
 def _of_gpu(gpu: GpuState) -> dict[str, str | None]:

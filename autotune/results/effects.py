@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import INERT, EffectsRecord, FinalistResult, SoakRecord, TrialResult
+from autotune.model.records import INERT, EffectsRecord, SoakRecord, TrialResult
 from autotune.model.texts import text_lines
 from autotune.model.units import format_interval, format_ratio
-from autotune.results.format import format_figures, time_words
+from autotune.results.format import finalists, format_figures, time_words
 from autotune.results.pages import Cell, Chart, Mark, forest
-from autotune.results.tables import Row, finalist_table, finalists, trial_rows, trial_table
+from autotune.results.tables import Row, finalist_table, trial_rows, trial_table
 from autotune.rundir.store import Store
 from autotune.settings.published import format_effects
 from autotune.stats.estimates import Verdict
@@ -93,11 +93,11 @@ def effect_lines(store: Store) -> list[str]:
     if record is None:
         return []
     best = record.best.settings.items()
-    filters = {"chance": format_chance, "figures": lambda best: format_figures(best.ratio, best.low, best.high)}
     return text_lines(
         "effects.txt.j2",
-        filters,
+        chance=format_chance,
         record=record,
+        figures=format_figures(record.best.ratio, record.best.low, record.best.high),
         likely=LIKELY,
         below=INERT,
         keeps_default=best <= store.spec.baseline.items(),
@@ -113,11 +113,16 @@ def effect_lines(store: Store) -> list[str]:
 
 def refused_sets(store: Store) -> dict[FlagSet, str]:
     """Returns in words what a proof, a veto or a long run has decided against a set, by its settings."""
-    refused = {f.settings: "not accepted" for f in store.of(FinalistResult) if f.is_vetoed}
-    proofs = {f.settings: f for f in store.of(FinalistResult) if not f.is_vetoed}
-    settled = (s for s, f in proofs.items() if f.verdict in (Verdict.NO_DIFFERENCE, Verdict.SLOWER))
-    long_runs = (s.settings for s in store.of(SoakRecord) if s.failure is not None)
-    return {**refused, **dict.fromkeys(settled, "ruled out by its proof"), **dict.fromkeys(long_runs, "ruled out")}
+    refused: dict[FlagSet, str] = {}
+    for proof in finalists(store):
+        if proof.is_vetoed:
+            refused.setdefault(proof.settings, "not accepted")
+        elif proof.verdict in (Verdict.NO_DIFFERENCE, Verdict.SLOWER):
+            refused[proof.settings] = "ruled out by its proof"
+    for soak in store.of(SoakRecord):
+        if soak.failure is not None:
+            refused[soak.settings] = "ruled out"
+    return refused
 
 
 def estimate_table(store: Store) -> list[Row]:

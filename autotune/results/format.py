@@ -17,28 +17,16 @@ from autotune.model.records import (
     FinalistResult,
     IncidentRecord,
     PowerAnalysis,
-    ScreenRecord,
     SessionRecord,
     SoakRecord,
     TrialResult,
     TrialStatus,
 )  # fmt: skip
 from autotune.model.texts import text_lines
-from autotune.model.units import (
-    LARGEST_TOLD,
-    format_about,
-    format_bytes,
-    format_change,
-    format_interval,
-    format_joules,
-    format_provable,
-    format_ratio,
-    format_seconds,
-    format_share,
-)
+from autotune.model.units import LARGEST_TOLD, format_interval, format_ratio
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, Verdict, geometric_mean
+from autotune.stats.estimates import Estimate, TrialFinding, Verdict, geometric_mean
 from autotune.stats.long_run import LEAST_SAMPLES
 
 RUNNING = "running"
@@ -92,14 +80,9 @@ def format_figures(ratio: float, low: float, high: float) -> str:
 
 def format_begin(store: Store) -> list[str]:
     """Formats the A/A run and the screen."""
-    from autotune.results.screen_words import describe_screen_record  # the compiler: only where it is needed
+    from autotune.results.screen_words import screen_lines  # the compiler: only where it is needed
 
-    lines = aa_lines(store)
-    if not lines:
-        lines.append("the A/A run has not ended yet")
-    for record in store.of(ScreenRecord):
-        lines += describe_screen_record(record)
-    return list(dict.fromkeys(lines))
+    return [*(aa_lines(store) or ["the A/A run has not ended yet"]), *screen_lines(store)]
 
 
 def aa_lines(store: Store) -> list[str]:
@@ -110,18 +93,15 @@ def aa_lines(store: Store) -> list[str]:
 
 def format_aa_run(aa_run: AaRecord, power: PowerAnalysis | None) -> list[str]:
     """Formats the result of an A/A run, and what gain is proven with a power of 90 %."""
-    filters = {
-        "about": format_about,
-        "bytes": format_bytes,
-        "estimate": format_estimate,
-        "joules": format_joules,
-        "percent": lambda share: f"{float(f'{share:.2g}') * 100:g} %",
-        "provable": format_provable,
-        "seconds": format_seconds,
-        "share": format_share,
-    }
-    values = {"aa_run": aa_run, "power": power, "interleaved": INTERLEAVED, "largest": LARGEST_TOLD}
-    return text_lines("aa_run.txt.j2", filters, **values)
+    return text_lines(
+        "aa_run.txt.j2",
+        aa_run=aa_run,
+        power=power,
+        interleaved=INTERLEAVED,
+        largest=LARGEST_TOLD,
+        estimate=format_estimate,
+        percent=lambda share: f"{float(f'{share:.2g}') * 100:g} %",
+    )
 
 
 def provable_gain(store: Store) -> float | None:
@@ -131,6 +111,11 @@ def provable_gain(store: Store) -> float | None:
 
 
 # ---------------------------------------------------------------------- trials and proofs
+
+
+def finding_in(store: Store, result: TrialResult) -> TrialFinding | None:
+    """Returns what a trial says of a proof, by what its study can prove."""
+    return result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
 
 
 def format_trial(result: TrialResult, finding: str | None) -> str:
@@ -159,6 +144,11 @@ def format_failure(failure: Failure, where: str) -> str:
     return f"{spaced(failure.kind)} {where}: {failure.message}"[:300]
 
 
+def finalists(store: Store) -> list[FinalistResult]:
+    """Returns the newest result of each stage and set; a resumed study judges its finalists again."""
+    return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
+
+
 def format_finalist(result: FinalistResult) -> str:
     """Formats the figures and verdict of a finalist."""
     if result.failure is not None:
@@ -168,15 +158,19 @@ def format_finalist(result: FinalistResult) -> str:
     low = result.corrected.low
     high = result.corrected.high
     corrected = f" (corrected {format_interval(low, high)})" if low > 0.0 else ""
+    verdict = str(result.verdict)
+    if result.veto is not None:
+        verdict = f"no winner: {result.veto}"
+    elif result.verdict is Verdict.UNRESOLVED and result.reason:
+        verdict += f", {result.reason}"
     return (
-        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
-        f"{corrected}: {verdict_of(result)}{_why(result)}"
+        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes{corrected}: {verdict}"
     )
 
 
-def further_lines(estimate: Estimate | None, further: Mapping[str, Estimate] | None) -> list[str]:
+def further_lines(estimate: Estimate, further: Mapping[str, Estimate] | None) -> list[str]:
     """Formats the ratios of a winner on further workloads, and the geometric mean of all."""
-    if estimate is None or not further:
+    if not further:
         return []
     mean = geometric_mean([estimate, *further.values()])
     lines = [f"on the further workload {name}: ratio {format_estimate(e)}" for name, e in further.items()]
@@ -189,33 +183,10 @@ def format_ablation(result: AblationResult) -> str:
     return f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
 
 
-def ablation_lines(store: Store) -> list[str]:
-    """Lists what was left out of finalists, and whether it stayed."""
-    return list(map(format_ablation, store.of(AblationResult)))
-
-
-def verdict_of(result: FinalistResult) -> str:
-    """Returns the verdict of a proof or re-estimate in one or two words."""
-    if result.failure is not None:
-        return "failed"
-    return "no winner" if result.veto is not None else result.verdict
-
-
-def _why(result: FinalistResult) -> str:
-    """Formats the veto, or the reason for which measuring stopped."""
-    if result.veto is not None:
-        return f": {result.veto}"
-    is_open = result.verdict is Verdict.UNRESOLVED and result.reason
-    return f", {result.reason}" if is_open else ""
-
-
-def cause_lines(store: Store) -> list[str]:
-    """Lists the minimal failing sets that were found."""
-    return [
-        f"trial {b.trial}: {'minimal' if b.is_minimal else 'smallest known'} failing set ({spaced(b.failure_kind)}): "
-        f"{b.smallest} ({b.starts} starts to find it)"
-        for b in store.of(FailingSetRecord)
-    ]
+def format_failing_set(record: FailingSetRecord) -> str:
+    """Formats the smallest part of a failing set that fails in the same way."""
+    what = "minimal" if record.is_minimal else "smallest known"
+    return f"trial {record.trial}: {what} failing set ({spaced(record.failure_kind)}): {record.smallest}"
 
 
 # ---------------------------------------------------------------------- soak
@@ -230,10 +201,10 @@ def format_soak(record: SoakRecord) -> str:
     longest = record.longest
     if longest is None:
         longest = record.step_count // max(1, record.starts)
-    filters = {"change": format_change, "spaced": spaced, "stalls": describe_stalls}
     clauses = text_lines(
         "soak.txt.j2",
-        filters,
+        spaced=spaced,
+        stalls=describe_stalls,
         record=record,
         longest=longest,
         long_run=LEAST_LONG_RUN,
@@ -243,11 +214,6 @@ def format_soak(record: SoakRecord) -> str:
         hung_at=HUNG_AT,
     )
     return "; ".join(clauses)
-
-
-def soak_lines(store: Store) -> list[str]:
-    """Formats all soaks of a run."""
-    return [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)]
 
 
 # ---------------------------------------------------------------------- the whole study
@@ -261,7 +227,9 @@ def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
         conclusion = None
     if is_held(store.path):
         return RUNNING, conclusion
-    return "finished" if conclusion else "stopped" if store.last(SessionRecord) else "empty", conclusion
+    if conclusion is not None:
+        return "finished", conclusion
+    return ("stopped" if store.last(SessionRecord) else "empty"), None
 
 
 def format_progress(store: Store, state: str) -> str:
@@ -283,7 +251,6 @@ def warning_lines(store: Store) -> list[str]:
     """Lists all warnings about the figures of a run, without duplicates."""
     lines = text_lines(
         "warnings.txt.j2",
-        {},
         incidents=store.of(IncidentRecord),
         aa_run=store.last(AaRecord),
         interleaved=INTERLEAVED,

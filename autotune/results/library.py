@@ -15,6 +15,8 @@ from autotune.results.format import time_of
 from autotune.results.winner import Winner
 from autotune.rundir.files import write_atomically
 
+_WORD = re.compile(r"[a-z0-9]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
@@ -42,7 +44,7 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
         AutotuneError: If the library holds a later proof, or the winner is not proven faster.
         RunDirectoryError: If it cannot be written.
     """
-    if winner.estimate is not None and winner.estimate.high >= 1.0:
+    if winner.estimate.high >= 1.0:
         raise AutotuneError(
             f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
             "keep the exported file itself"
@@ -73,7 +75,7 @@ def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Win
 
 
 def best_known(
-    known: Mapping[Path, Winner],
+    winners: Mapping[Path, Winner],
     *,
     gpu: str | None = None,
     count: int | None = None,
@@ -91,10 +93,10 @@ def best_known(
     Raises:
         AutotuneError: If the library is empty.
     """
-    if not known:
+    if not winners:
         raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
     nearest: tuple[tuple[bool | float, ...], Match] | None = None
-    for path, winner in known.items():
+    for path, winner in winners.items():
         c = winner.conditions
         devices = count_of(winner)
         differs = {
@@ -105,8 +107,7 @@ def best_known(
             f"proven with jaxlib {c.jaxlib}, not with {jaxlib}": jaxlib is not None
             and not f"{c.jaxlib}.".startswith(f"{jaxlib}."),
         }
-        ratio = winner.estimate.ratio if winner.estimate is not None else 1.0
-        key = (*differs.values(), abs(math.log2((count or devices) / devices)), ratio)
+        key = (*differs.values(), abs(math.log2((count or devices) / devices)), winner.estimate.ratio)
         if nearest is None or key < nearest[0]:
             nearest = (key, Match(path=path, winner=winner, distance=tuple(d for d, is_so in differs.items() if is_so)))
     assert nearest is not None
@@ -116,17 +117,16 @@ def best_known(
 def format_match(match: Match) -> list[str]:
     """Formats a match as lines."""
     winner = match.winner
-    ratio = format_ratio(winner.estimate.ratio) if winner.estimate else "-"
-    quantity = time_of(winner.work)
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
-    lines = [f"{head}: {winner.settings}", f"{quantity} ratio {ratio} on {count_of(winner)} x {winner.conditions.gpu}"]
-    return [*lines, *match.distance, f"file: {match.path}"]
+    ratio = f"{time_of(winner.work)} ratio {format_ratio(winner.estimate.ratio)}"
+    where = f"{count_of(winner)} x {winner.conditions.gpu}"
+    return [f"{head}: {winner.settings}", f"{ratio} on {where}", *match.distance, f"file: {match.path}"]
 
 
-def _same_name(asked: str, known: str) -> bool:
+def _same_name(query: str, device: str) -> bool:
     """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
-    query, device = (re.findall(r"[a-z0-9]+", t.lower()) for t in (asked, known))
-    return bool(query) and set(query) <= set(device)
+    words = set(_WORD.findall(query.lower()))
+    return bool(words) and words <= set(_WORD.findall(device.lower()))
 
 
 def _slug(text: str) -> str:

@@ -8,13 +8,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 from markupsafe import Markup
 
+from autotune.model.files import packaged_templates
 from autotune.model.redaction import visible, visible_line
 from autotune.model.units import format_seconds
+
+if TYPE_CHECKING:
+    import jinja2
 
 LEFT = 4.0
 RIGHT = 96.0
@@ -49,22 +52,19 @@ class Cell(str):
 
 def render(name: str, **shown: Any) -> str:
     """Renders a template of `data/report`."""
-    return _templates(name.removesuffix(".j2").endswith(".md")).get_template(name).render(shown)
+    return _templates(name.endswith(".md.j2")).get_template(f"report/{name}").render(shown)
 
 
 @functools.cache
 def _templates(is_markdown: bool) -> jinja2.Environment:
     """Returns an environment that escapes every value; code blocks use the filter `code` instead."""
-    env = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data/report"),
+    return packaged_templates(
+        {"code": lambda lines: Markup("\n".join(map(visible_line, lines)))},
         autoescape=True,
         finalize=_as_markdown if is_markdown else _as_text,
-        trim_blocks=True,
         lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=False,
     )
-    env.filters["code"] = lambda lines: Markup("\n".join(map(visible_line, lines)))
-    return env
 
 
 def _as_text(value: Any) -> Any:
@@ -77,7 +77,7 @@ def _as_markdown(value: Any) -> Any:
         return value
     line = visible(" ".join(value.split("\n")))
     line = _MARKDOWN.sub(r"\\\g<0>", line)
-    return Markup(_HTML.sub(lambda found: "&lt;" if found[0] == "<" else "&amp;", line))
+    return Markup(_HTML.sub(lambda match: "&lt;" if match[0] == "<" else "&amp;", line))
 
 
 _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -177,8 +177,17 @@ def forest(
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
     x = _Scale(*_trimmed([*spread, 1 - 2 * band, 1 + 2 * band]), LEFT, RIGHT, log=True)
     radius = 4.5 if labelled else max(1.2, row_px / 2.5)
-    values = {"labelled": labelled, "row_px": row_px, "radius": radius, "of": of, "description": description}
-    return render("forest.svg.j2", rows=rows, x=x, band=band, **values)
+    return render(
+        "forest.svg.j2",
+        rows=rows,
+        x=x,
+        band=band,
+        labelled=labelled,
+        row_px=row_px,
+        radius=radius,
+        of=of,
+        description=description,
+    )
 
 
 def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
@@ -198,8 +207,9 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
         paths[arm] += "".join(f"M{at + i} {y(t):.1f}h0" for i, t in enumerate(block))
         at += len(block)
     levels = [(y(t), format_seconds(t)) for t in y.ticks()]
-    sizes = {"count": len(times), "height": TRACE_HEIGHT, "end": TRACE_END}
-    return render("traces.svg.j2", x=x, levels=levels, paths=paths, **sizes)
+    return render(
+        "traces.svg.j2", x=x, levels=levels, paths=paths, count=len(times), height=TRACE_HEIGHT, end=TRACE_END
+    )
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from autotune.model.errors import AutotuneError
+from autotune.model.flags import FlagSet
+from autotune.model.numbers import Facts
 from autotune.model.records import (
     REFERENCE_NUMBER,
     AaRecord,
+    AblationResult,
     ConclusionRecord,
-    Outcome,
-    ScreenRecord,
+    FailingSetRecord,
     SessionRecord,
+    SoakRecord,
     TrialResult,
 )
 from autotune.model.spec import StudySpec
@@ -25,27 +29,26 @@ from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
     aa_lines,
-    ablation_lines,
-    cause_lines,
+    finalists,
+    format_ablation,
+    format_failing_set,
     format_progress,
+    format_soak,
     format_trial,
     run_state,
     shorten,
-    soak_lines,
     spaced,
     time_words,
     warning_lines,
-)  # fmt: skip
+)
 from autotune.results.pages import Chart, Mark, forest, render, traces
-from autotune.results.screen_words import describe_screen_record
-from autotune.results.tables import TrialRow, finalists, trial_rows
+from autotune.results.screen_words import screen_lines
+from autotune.results.tables import trial_rows
 from autotune.results.winner import winner_of, workload_name
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
 """Limit of rows in the table of trials; `autotune show` and `records.jsonl` have all."""
-
-_TONES = {Outcome.WINNER: "winner", Outcome.NOTHING_RAN: "none", Outcome.INCONCLUSIVE: "none"}
 
 
 def render_html(store: Store) -> str:
@@ -62,41 +65,44 @@ def build(store: Store) -> dict[str, Any]:
     """Collects everything a page shows of a run directory; the templates only lay it out.
 
     Returns:
-        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings), tone (winner,
-        default or none: its colour), tables (lists of rows: text by column heading), charts, and lines of text.
+        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings), outcome (the class
+        of its colour), tables (lists of rows: text by column heading), charts, and lines of text.
     """
-    trials = trial_rows(store)
     state, conclusion = run_state(store)
-    conclusion = conclusion if state == "finished" else None
-    verdict, *evidence = _verdict(conclusion) if conclusion is not None else [format_progress(store, state)]
-    aa_run = store.last(AaRecord)
-    ordered = sorted(trials, key=lambda r: r.rank)
+    verdict = [format_progress(store, state)]
+    winner = FlagSet()
+    outcome = ""
+    if conclusion is not None and state == "finished":
+        verdict = _verdict(conclusion)
+        winner = conclusion.settings or winner
+        outcome = str(conclusion.outcome)
+    trials = sorted(trial_rows(store), key=lambda r: r.rank)
     return {
         "name": store.spec.name,
         "description": store.spec.description,
-        "subject": subject(store),
+        "subject": _subject(store),
         "state": state,
-        "verdict": verdict,
-        "winner": list(conclusion.settings.words) if conclusion and conclusion.settings else [],
-        "tone": _TONES.get(conclusion.outcome, "default") if conclusion is not None else "none",
-        "evidence": [*evidence, _effort(store, trials)],
+        "verdict": verdict[0],
+        "winner": list(winner.words),
+        "outcome": outcome,
+        "evidence": [*verdict[1:], _effort(store)],
         "finalists": tables.finalist_table(finalists(store)),
-        "soak": soak_lines(store),
-        "aa_run": [*aa_lines(store), *(_throughput(aa_run) if aa_run is not None else ())],
-        "screen": [line for record in store.of(ScreenRecord)[-1:] for line in describe_screen_record(record)],
-        "forest": forest_chart(store, trials) if trials or aa_run else None,
+        "soak": [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)],
+        "aa_run": [*aa_lines(store), *_throughput(store)],
+        "screen": screen_lines(store),
+        "forest": forest_chart(store),
         "steps": steps_chart(store),
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
-        "ablations": ablation_lines(store),
+        "ablations": [format_ablation(ablation) for ablation in store.of(AblationResult)],
         "profile": tables.profile_table(store),
-        "failures": _failures(trials),
-        "causes": cause_lines(store),
-        "trials": tables.trial_table(ordered[:LONGEST_TABLE]),
-        "trials_left_out": max(0, len(ordered) - LONGEST_TABLE),
+        "failures": _failures(store),
+        "causes": [f"{format_failing_set(r)} ({r.starts} starts to find it)" for r in store.of(FailingSetRecord)],
+        "trials": tables.trial_table(trials[:LONGEST_TABLE]),
+        "trials_left_out": max(0, len(trials) - LONGEST_TABLE),
         "warnings": [*doubts(store), *warning_lines(store)],
-        "provenance": _provenance(store, aa_run),
+        "provenance": _provenance(store),
         "commands": _commands(store),
     }
 
@@ -104,18 +110,17 @@ def build(store: Store) -> dict[str, Any]:
 # ---------------------------------------------------------------------- verdict
 
 
-def subject(store: Store) -> dict[str, str]:
+def _subject(store: Store) -> tables.Row:
     """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
-    aa_run = store.last(AaRecord)
-    session = store.last(SessionRecord)
-    device = str(store.spec.device.platform)
-    jaxlib = ""
-    if aa_run is not None:
-        where = conditions_of(store.spec, aa_run, aa_run.provenance)
-        device = f"{aa_run.reference.device_count} x {where.gpu}"
-        jaxlib = where.jaxlib or ""
-    date = session.started[:10] if session else "not started"
-    return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
+    subject = {"device": str(store.spec.device.platform), "jaxlib": "", "date": "not started"}
+    subject["workload"] = _workload(store.spec)
+    for aa_run in store.of(AaRecord)[-1:]:
+        conditions = conditions_of(store.spec, aa_run.reference, aa_run.provenance)
+        subject["device"] = f"{aa_run.reference.device_count} x {conditions.gpu}"
+        subject["jaxlib"] = conditions.jaxlib or ""
+    for session in store.of(SessionRecord):
+        subject["date"] = session.started[:10]
+    return subject
 
 
 def _workload(spec: StudySpec) -> str:
@@ -134,58 +139,53 @@ def _verdict(conclusion: ConclusionRecord) -> list[str]:
     return [which + verdict, *evidence.split("; ")]
 
 
-def _effort(store: Store, trials: Sequence[TrialRow]) -> str:
+def _effort(store: Store) -> str:
     """Formats how much was tried in which time."""
+    trials = store.of(TrialResult)
     duplicates = sum(bool(r.same_as) for r in trials)
     counts = {"failed": sum(r.failure is not None for r in trials), "duplicates not counted": duplicates}
     more = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    time = format_seconds(max((r.at_s for r in store.records()), default=0.0))
-    return f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in {time}"
+    return f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in {format_seconds(store.recorded_s)}"
 
 
-def _throughput(aa_run: AaRecord) -> list[str]:
+def _throughput(store: Store) -> list[str]:
     """Formats tokens and model FLOPs of the reference per second, if they are known."""
-    step_s = aa_run.comparison.reference_step_s
-    w = aa_run.reference
-    figures = {"tokens/s": w.tokens_per_step, "model FLOP/s": w.flops_per_step}
-    rates = [f"{format_count(count / step_s)} {name}" for name, count in figures.items() if count]
+    rates = []
+    for aa_run in store.of(AaRecord)[-1:]:
+        report = aa_run.reference
+        for name, count in (("tokens/s", report.tokens_per_step), ("model FLOP/s", report.flops_per_step)):
+            if count:
+                rates.append(f"{format_count(count / aa_run.comparison.reference_step_s)} {name}")
     return [f"the default reaches {' and '.join(rates)}"] if rates else []
 
 
 # ---------------------------------------------------------------------- charts
 
 
-def forest_chart(store: Store, trials: Sequence[TrialRow], *, most: int | None = None) -> Chart:
+def forest_chart(store: Store, *, most: int | None = None) -> Chart:
     """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best `most`."""
-    aa_run = store.last(AaRecord)
-    rows = []
-    if aa_run is not None:
-        label = "the default against itself"
+    marks = []
+    for aa_run in store.of(AaRecord)[-1:]:
         e = aa_run.noise.estimate
-        rows.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
-    drawn = [r for r in trials if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
-    shown = sorted(drawn, key=lambda r: r.rank)
-    for r in shown[:most]:
+        label = "the default against itself"
+        marks.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
+    drawn = [r for r in trial_rows(store) if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
+    drawn.sort(key=lambda r: r.rank)
+    for r in drawn[:most]:
+        label = f"{r.trial}  {shorten(r.result.settings)}"
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
-        rows.append(
-            Mark(
-                label=f"{r.trial}  {shorten(r.result.settings)}",
-                detail=detail,
-                x=r.ratio,
-                x_ends=(r.low, r.high),
-                style=r.style,
-            )
-        )
-    svg = forest(rows, band=store.spec.measure.min_effect, of=time_words(store))
+        marks.append(Mark(label=label, detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style))
+    svg = forest(marks, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=note)
 
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there are none."""
-    records = [r for r in store.of(TrialResult) if r.number == number]
-    record = store.last(AaRecord) if number == REFERENCE_NUMBER else next(iter(records), None)
-    directory = record.directory if record is not None else None
+    directories = {result.number: result.directory for result in store.of(TrialResult)}
+    for aa_run in store.of(AaRecord):
+        directories[REFERENCE_NUMBER] = aa_run.directory
+    directory = directories.get(number)
     blocks: list[tuple[str, Sequence[float]]] = []
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
@@ -198,48 +198,48 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
 # ---------------------------------------------------------------------- failures, provenance, commands
 
 
-def _failures(trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
-    """Groups failures by kind, most frequent first; equal messages are merged."""
-    kinds: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in trials:
-        failure = row.result.failure
-        if failure is not None:
-            cases = kinds.setdefault(spaced(failure.kind), {})
-            case = cases.setdefault(failure.message, {"message": failure.message, "trials": []})
-            case["trials"].append(row.trial)
-            case |= {"log": failure.log, "last_lines": failure.last_lines}
-    rows = []
-    for kind, cases in kinds.items():
-        count = sum(len(case["trials"]) for case in cases.values())
-        rows.append({"kind": kind, "count": count, "cases": list(cases.values())[:8]})
-    return sorted(rows, key=lambda row: -row["count"])
+FailedTrials = dict[str, dict[str, list[TrialResult]]]
+"""Trials by the kind of their failure, and by its message."""
 
 
-def _provenance(store: Store, aa_run: AaRecord | None) -> list[tuple[str, str]]:
+def _failures(store: Store) -> FailedTrials:
+    """Returns the failed trials, those of the most frequent kind first."""
+    counts: Counter[str] = Counter()
+    failures: FailedTrials = {}
+    for result in store.of(TrialResult):
+        if result.failure is not None:
+            kind = spaced(result.failure.kind)
+            counts[kind] += 1
+            failures.setdefault(kind, {}).setdefault(result.failure.message, []).append(result)
+    return {kind: failures[kind] for kind, _ in counts.most_common()}
+
+
+def _provenance(store: Store) -> list[tuple[str, str]]:
     spec = store.spec
-    conclusion = store.last(ConclusionRecord)
-    facts: dict[str, Any] = {}
+    facts: Facts = {}
     rows: list[tuple[str, object]] = [
         ("run directory", store.path),
         ("study", spec.name),
         ("identity", spec.identity),
         ("workload", f"{_workload(spec)} (hash {spec.workload_hash})"),
     ]
-    if aa_run is not None:
-        w = aa_run.reference
+    for aa_run in store.of(AaRecord)[-1:]:
+        report = aa_run.reference
+        devices = f"{report.device_count} x {report.device_kind} ({report.platform})"
         rows += [
-            ("device", f"{w.device_count} x {w.device_kind} ({w.platform}), {w.process_count} process(es)"),
-            ("mesh", " x ".join(f"{axis} {size}" for axis, size in w.mesh.items())),
-            ("program", w.fingerprint),
+            ("device", f"{devices}, {report.process_count} process(es)"),
+            ("mesh", " x ".join(f"{axis} {size}" for axis, size in report.mesh.items())),
+            ("program", report.fingerprint),
             ("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"),
         ]
-        facts = aa_run.provenance
-    if conclusion is not None:
-        facts = conclusion.provenance or facts
-    rows += [(f"version of {name}", version) for name, version in sorted(facts.get("versions", {}).items())]
-    others = {name: fact for name, fact in facts.items() if name not in ("versions", "memory_bytes")}
-    rows += [(name.replace("_", " "), fact) for name, fact in others.items()]
-    rows.append(("memory", format_bytes(facts["memory_bytes"]) if "memory_bytes" in facts else ""))
+        facts = dict(aa_run.provenance)
+    for conclusion in store.of(ConclusionRecord)[-1:]:
+        facts = dict(conclusion.provenance) or facts
+    versions = facts.pop("versions", {})
+    memory_bytes = facts.pop("memory_bytes", None)
+    rows += [(f"version of {name}", version) for name, version in sorted(versions.items())]
+    rows += [(name.replace("_", " "), fact) for name, fact in facts.items()]
+    rows.append(("memory", format_bytes(memory_bytes) if memory_bytes is not None else ""))
     for session in store.of(SessionRecord):
         rows.append(("session", f"{session.started} on {session.host}: {shlex.join(session.command) or 'by API'}"))
     return [(name, str(value)) for name, value in rows if value != ""]

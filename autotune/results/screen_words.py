@@ -8,24 +8,22 @@ from typing import Any
 from autotune.compiler.screen import ScreenReport
 from autotune.model.records import ScreenRecord
 from autotune.model.texts import text_lines
-from autotune.model.units import format_bytes, format_seconds, format_share
+from autotune.rundir.store import Store
 
 
-def describe_screen(report: ScreenReport) -> list[str]:
-    """Summarises a screen in a few lines."""
-    return _lines("screened.txt.j2", report=report, has_values=False)
+def describe_screen(report: ScreenReport, *, has_values: bool = False) -> list[str]:
+    """Summarises a screen in a few lines, or formats it with all values of each setting."""
+    return text_lines("screened.txt.j2", report=report, has_values=has_values)
 
 
-def describe_screen_record(record: ScreenRecord) -> list[str]:
-    """Summarises a screen's record in a few lines."""
+def screen_lines(store: Store) -> list[str]:
+    """Summarises the newest screen of a run in a few lines; empty without one."""
+    record = store.last(ScreenRecord)
+    if record is None:
+        return []
     if record.report is None:
         return [f"not screened: {record.reason}"] if record.reason else []
     return describe_screen(ScreenReport.model_validate(record.report))
-
-
-def screen_lines(report: ScreenReport) -> list[str]:
-    """Formats a screen with all values of each setting."""
-    return _lines("screened.txt.j2", report=report, has_values=True)
 
 
 def predicted_lines(rows: Sequence[dict[str, Any]], agreement: str) -> list[str]:
@@ -35,9 +33,4 @@ def predicted_lines(rows: Sequence[dict[str, Any]], agreement: str) -> list[str]
         rows: Of `autotune.compiler.predict.predict_set`.
         agreement: How predictions agree with published step times, as a clause.
     """
-    return _lines("predict.txt.j2", rows=rows, agreement=agreement)
-
-
-def _lines(template: str, **values: Any) -> list[str]:
-    filters = {"bytes": format_bytes, "seconds": format_seconds, "share": format_share}
-    return text_lines(template, filters, **values)
+    return text_lines("predict.txt.j2", rows=rows, agreement=agreement)

@@ -16,7 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
 from autotune.model.records import FinalistResult, ProfileRecord, TrialResult
 from autotune.model.units import format_bytes, format_interval, format_joules, format_ratio, format_seconds
-from autotune.results.format import STAGE_WORDS, format_finalist, provable_gain, spaced, verdict_of
+from autotune.results.format import STAGE_WORDS, finding_in, format_finalist, spaced
 from autotune.results.pages import Cell
 from autotune.rundir.store import Store
 from autotune.stats.estimates import TrialFinding, Verdict
@@ -35,11 +35,13 @@ STYLES: Mapping[str, str] = {
 """CSS classes of proofs and of single trials."""
 
 
-def finalist_style(result: FinalistResult) -> str:
-    """Returns the CSS class of a proof or re-estimate."""
-    if result.is_vetoed:
-        return "failed" if result.failure is not None else "bad"
-    return STYLES.get(verdict_of(result), "same")
+def _verdict_cell(result: FinalistResult) -> Cell:
+    """Formats the verdict of a proof or re-estimate with its CSS class."""
+    if result.failure is not None:
+        return Cell(format_finalist(result), "failed")
+    if result.veto is not None:
+        return Cell("no winner", "bad")
+    return Cell(result.verdict, STYLES[result.verdict])
 
 
 # ---------------------------------------------------------------------- rows
@@ -115,10 +117,9 @@ _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
 TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 
-def trial_row(result: TrialResult, *, min_effect: float, provable: float | None) -> TrialRow:
-    """Converts a trial's record to a row."""
+def trial_row(result: TrialResult, finding: TrialFinding | None) -> TrialRow:
+    """Converts a trial's record to a row; `finding` is that of `TrialResult.finding_at`."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
-    finding = result.finding_at(min_effect=min_effect, provable=provable)
     columns["finding"] = str(finding) if finding is not None else None
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.comparison is None and result.is_the_default:
@@ -138,14 +139,7 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Returns all trials in the order of their ends."""
-    min_effect = store.spec.measure.min_effect
-    provable = provable_gain(store)
-    return [trial_row(r, min_effect=min_effect, provable=provable) for r in store.of(TrialResult)]
-
-
-def finalists(store: Store) -> list[FinalistResult]:
-    """Returns the newest result of each stage and set; a resumed study judges its finalists again."""
-    return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
+    return [trial_row(result, finding_in(store, result)) for result in store.of(TrialResult)]
 
 
 # ---------------------------------------------------------------------- tables as rows of text
@@ -179,23 +173,22 @@ def _format_finding(row: TrialRow) -> str:
     return spaced(row.failure or row.finding or row.status)
 
 
-def finalist_table(found: Sequence[FinalistResult]) -> list[Row]:
+def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
     """Formats finalists of all stages; the corrected interval decides."""
     rows = []
-    for f in found:
-        e = f.estimate
-        c = f.corrected
-        verdict = Cell(verdict_of(f), finalist_style(f))
+    for proof in proofs:
+        e = proof.estimate
+        c = proof.corrected
         rows.append(
             {
-                "trial": str(f.trial) if f.trial else "",  # a recheck is of no trial
-                "verdict": verdict if f.failure is None else Cell(format_finalist(f), "failed"),
+                "trial": str(proof.trial) if proof.trial else "",  # a recheck is of no trial
+                "verdict": _verdict_cell(proof),
                 "ratio": format_ratio(e.ratio) if e else "-",
                 "corrected interval": format_interval(c.low, c.high) if c else "",
-                "settings": str(f.settings),
-                "stage": STAGE_WORDS.get(f.stage, f.stage),
+                "settings": str(proof.settings),
+                "stage": STAGE_WORDS.get(proof.stage, proof.stage),
                 "95 % interval": format_interval(e.low, e.high) if e else "",
-                "process pairs": str(f.process_count),
+                "process pairs": str(proof.process_count),
             }
         )
     return rows
@@ -209,9 +202,9 @@ def profile_table(store: Store) -> list[Row]:
         return rows
     a, b = record.names
     for row in record.rows:
-        one, two = row.seconds
-        change = format_seconds(two - one) if two < one else f"+{format_seconds(two - one)}"
+        a_s, b_s = row.seconds
+        change = format_seconds(b_s - a_s) if b_s < a_s else f"+{format_seconds(b_s - a_s)}"
         counts = " -> ".join(f"{count:.3g}" for count in row.counts) if any(row.counts) else ""
-        figures = {f"{a}, a step": format_seconds(one), f"{b}, a step": format_seconds(two)}
+        figures = {f"{a}, a step": format_seconds(a_s), f"{b}, a step": format_seconds(b_s)}
         rows.append({"work": row.name, **figures, "change": change, "times a step": counts})
     return rows

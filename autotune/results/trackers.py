@@ -23,7 +23,7 @@ from autotune.machine.environment import caller_environment, driver_python, with
 from autotune.model.errors import StudyFileError
 from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
 from autotune.model.redaction import redact_data, redact_text
-from autotune.results.format import provable_gain
+from autotune.results.format import finding_in
 from autotune.results.tables import TRIAL_COLUMNS, trial_row
 from autotune.rundir.files import append_synced
 from autotune.rundir.store import Folders, Store
@@ -53,7 +53,7 @@ class TrackedRun(NamedTuple):
 
 def tracked(record: Tracked, store: Store) -> TrackedRun:
     """Makes the run of a record, without secrets."""
-    name, fields = _told(record, store)
+    name, fields = _described(record, store)
     fields = {"study": store.spec.name, "kind": record.kind, **fields}
     return TrackedRun(
         key=hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:16],
@@ -64,9 +64,9 @@ def tracked(record: Tracked, store: Store) -> TrackedRun:
     )
 
 
-def _told(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
+def _described(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
     if isinstance(record, TrialResult):
-        row = trial_row(record, min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
+        row = trial_row(record, finding_in(store, record))
         return f"trial {record.number}", {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
     fields = record.model_dump(mode="json", exclude={"settings", "provenance"})
     for field, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
@@ -76,15 +76,17 @@ def _told(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
     return f"{record.stage} of trial {record.trial}" if record.trial else record.stage, fields
 
 
-def _texts(told: Mapping[str, Any]) -> dict[str, str]:
-    texts = redact_data({name: value for name, value in told.items() if isinstance(value, str)})
+def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
+    texts = redact_data({name: value for name, value in fields.items() if isinstance(value, str)})
     return {name: value[:LONGEST] for name, value in texts.items()}
 
 
 Write = Callable[[TrackedRun], None]
+Opened = tuple[Write, str]
+"""What writes a run, and where the runs are."""
 
 
-def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
     import wandb
 
     try:
@@ -105,7 +107,7 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
     return write, mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later"
 
 
-def _to_mlflow(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in env:
@@ -123,7 +125,7 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
     return write, redact_text(mlflow.get_tracking_uri())
 
 
-def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> tuple[Write, str]:
+def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> Opened:
     from tensorboardX import SummaryWriter
 
     logs = folder / "events"
@@ -140,7 +142,7 @@ TRACKERS = {
     "mlflow": ("mlflow", _to_mlflow),
     "tensorboard": ("tensorboardX", _to_tensorboard),
 }
-"""Package and opening function of each; that returns what writes a run, and where the runs are."""
+"""Package and opening function of each."""
 
 
 def refuse_trackers(names: Sequence[str]) -> None:

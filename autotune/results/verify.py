@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,7 +31,9 @@ class Verification:
     @property
     def status(self) -> Literal["holds", "unchecked", "differs"]:
         """Whether nothing differs."""
-        return "differs" if self.differences else "holds" if self.unchecked is None else "unchecked"
+        if self.differences:
+            return "differs"
+        return "holds" if self.unchecked is None else "unchecked"
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
@@ -47,22 +48,20 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
     """
     if file.is_dir():
         return Verification(notes=_of_elsewhere(Store.open(file)))
-    if (path := run or _find_run(winner.run, file)) is None:
+    path = run or _find_run(winner.run, file)
+    if path is None:
         return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:
-        return _compared(winner, Store.open(path))
+        store = Store.open(path)
+        conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
+        wrong = disagreements(store, conclusion) if conclusion is not None else []
     except RunDirectoryError as error:
         if run is not None:
             raise
         return _contradicted([str(error)])
-
-
-def _compared(winner: Winner, store: Store) -> Verification:
-    """Compares a winner with the records of a run; RunDirectoryError if they are damaged."""
-    conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
     if conclusion is None:
-        return _unchecked(f"{store.path} is of another proof; name its own with --run RUN")
-    if wrong := disagreements(store, conclusion):
+        return _unchecked(f"{path} is of another proof; name its own with --run RUN")
+    if wrong:
         return _contradicted(wrong)
     recorded = dict(winner_at(store, conclusion))
     exported = dict(winner)
@@ -84,7 +83,7 @@ def _of_elsewhere(store: Store) -> tuple[str, ...]:
     return (f"the records agree with themselves; that they were measured on {', '.join(sorted(hosts))} is not checked",)
 
 
-def _contradicted(lines: Sequence[str]) -> Verification:
+def _contradicted(lines: list[str]) -> Verification:
     differences = (Difference(field="records", proven="what was recorded", here=line) for line in lines)
     return Verification(differences=tuple(differences))
 

@@ -23,7 +23,6 @@ from autotune.model.records import (
     CONFIRM,
     AaRecord,
     AblationResult,
-    AnyRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
@@ -32,7 +31,7 @@ from autotune.model.records import (
 )
 from autotune.model.sections import STUDY_NAME
 from autotune.model.spec import StudySpec
-from autotune.results.audit import PROOFS, disagreements, evidence_of, newest
+from autotune.results.audit import PROOFS, disagreements
 from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store
@@ -79,7 +78,7 @@ class Winner(Record):
     ended: str
     settings: HandedOn
     baseline: HandedOn
-    estimate: Estimate | None = None
+    estimate: Estimate
     further: dict[str, Estimate] | None = None
     step_s: Elapsed | None = None
     sentence: str
@@ -159,25 +158,22 @@ def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
                 f"a recheck must be of the set that is exported but {run.path} proves {proven.settings}; "
                 f"run autotune recheck with the winner {winner.settings}"
             )
-        if proven.estimate is not None:
-            further[proven.study] = proven.estimate
+        further[proven.study] = proven.estimate
     return winner.model_copy(update={"further": further or None})
 
 
 def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     """Builds the winner of one recorded conclusion."""
-    evidence = evidence_of(store, conclusion)
+    evidence = store.before(conclusion)
     settings = conclusion.settings or FlagSet()
-    aa_run = newest(evidence, AaRecord)
+    report = evidence.of(AaRecord)[-1].reference
     facts = conclusion.provenance
     spec = store.spec
-    report = aa_run.reference if aa_run is not None else None
-    kinds = ConfirmRun | FinalistResult | SoakRecord
-    own_records = [r for r in evidence if isinstance(r, kinds) and r.settings == settings]
-    proofs = [r for r in own_records if isinstance(r, ConfirmRun) and r.stage in PROOFS]
-    work = next((r.work for r in proofs if r.work is not None), None)
-    soaks = [r for r in own_records if isinstance(r, SoakRecord)]
+    runs = [r for r in evidence.of(ConfirmRun) if r.settings == settings]
+    proofs = [r for r in runs if r.stage in PROOFS]
+    soaks = [s for s in evidence.of(SoakRecord) if s.settings == settings]
     steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
+    assert conclusion.estimate is not None  # or it would disagree with its proof
     return Winner(
         study=spec.name,
         ended=conclusion.ended,
@@ -188,30 +184,33 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         sentence=conclusion.sentence,
         workload_entry=workload_name(spec),
         workload_options=spec.under(FlagSet()).workload.shown.options,
-        process_count=report.process_count if report else spec.device.process_count,
+        process_count=report.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
         soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
-        work=work,
-        unsettled=_unsettled(evidence, proofs, spec.measure.min_effect) or None,
-        loss=loss_of(own_records),
-        conditions=conditions_of(spec, aa_run, facts),
+        work=next((r.work for r in proofs if r.work is not None), None),
+        unsettled=_unsettled(evidence, proofs) or None,
+        loss=loss_of(runs, soaks),
+        conditions=conditions_of(spec, report, facts),
         versions=versions_of(report, facts),
         machine=f"{facts.get('cpu')}, {facts.get('cpus_usable')} CPUs, {facts.get('system')}",
         run=store.path.resolve().name,
     )
 
 
-def _unsettled(evidence: Sequence[AnyRecord], proofs: Sequence[ConfirmRun], min_effect: float) -> tuple[str, ...]:
+def _unsettled(evidence: Store, proofs: Sequence[ConfirmRun]) -> tuple[str, ...]:
     """Returns the settings of a finalist of several whose use no ablation showed; none for a set proven otherwise."""
     settings = next((p.settings for p in proofs if p.stage == CONFIRM), FlagSet())
+    if len(settings) < 2:
+        return ()
+    min_effect = evidence.spec.measure.min_effect
     needed = {
         a.left_out
-        for a in evidence
-        if isinstance(a, AblationResult) and settings.items() <= a.settings.items()
+        for a in evidence.of(AblationResult)
+        if settings.items() <= a.settings.items()
         if a.failure or (a.comparison and judge(a.comparison.estimate, min_effect=min_effect) is Verdict.SLOWER)
     }
-    return tuple(n for n in settings if n not in needed) if len(settings) > 1 else ()
+    return tuple(n for n in settings if n not in needed)
 
 
 def workload_name(spec: StudySpec) -> str:
@@ -219,25 +218,28 @@ def workload_name(spec: StudySpec) -> str:
     return spec.workload.entry or shlex.join(spec.workload.shown.command or ())
 
 
-def loss_of(evidence: Sequence[AnyRecord]) -> LossCheck | None:
+def loss_of(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> LossCheck | None:
     """Returns the final loss check of a proven set; first steps with another batch alone decide nothing."""
-    soaked = [r.loss for r in evidence if isinstance(r, SoakRecord) and r.loss is not None]
-    proofs = [r.loss for r in evidence if isinstance(r, ConfirmRun) and r.loss is not None]
-    if soaked or not proofs:
-        return soaked[-1] if soaked else None
-    found = next((check for check in proofs if not check.is_ok), proofs[-1])
-    if found.is_final or not found.is_ok:
-        return found
-    return found.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {found.words}"})
+    for soak in reversed(soaks):
+        if soak.loss is not None:
+            return soak.loss
+    checks = [r.loss for r in runs if r.loss is not None]
+    if not checks:
+        return None
+    check = next((c for c in checks if not c.is_ok), checks[-1])
+    if check.is_final or not check.is_ok:
+        return check
+    return check.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {check.words}"})
 
 
-def loss_addition(evidence: Sequence[AnyRecord]) -> str:
+def loss_addition(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> str:
     """Formats an addition to the conclusion: that the loss was not checked, or the result of the soak's check."""
-    check = loss_of(evidence)
-    if check is None or check.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
-        return f"; {LOSS_NOT_CHECKED}" if check is not None and check.is_ok is None else ""
-    is_soaked = any(isinstance(r, SoakRecord) and r.loss is not None for r in evidence)
-    return f"; {check.words}" if is_soaked else ""
+    check = loss_of(runs, soaks)
+    if check is None:
+        return ""
+    if check.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
+        return f"; {LOSS_NOT_CHECKED}" if check.is_ok is None else ""
+    return f"; {check.words}" if any(soak.loss is not None for soak in soaks) else ""
 
 
 def require_loss(winner: Winner) -> None:

@@ -260,7 +260,7 @@ class Store(Folders):
             store._is_sole_writer = True
             store.watch = watch or store.watch
             # The time of a killed session counts up to its last record.
-            store.watch.go_on_from(max((r.at_s for r in store.records()), default=0.0))
+            store.watch.go_on_from(store.recorded_s)
         except BaseException:
             lock.close()
             raise
@@ -408,6 +408,11 @@ class Store(Folders):
         self._refresh()
         return list(self._all)
 
+    @property
+    def recorded_s(self) -> float:
+        """Time of the study up to its last record, in seconds."""
+        return max((record.at_s for record in self.records()), default=0.0)
+
     def _refresh(self) -> None:
         """Reads appended lines (a sole writer does so once), or all if the file has become shorter."""
         if self._is_sole_writer and self._is_read:
@@ -449,6 +454,16 @@ class Store(Folders):
         """Returns the newest record of one type, or None."""
         found = self.of(kind)
         return found[-1] if found else None
+
+    def before(self, record: Stamped) -> Store:
+        """Returns a view of the records before one, or of all if it is not recorded; for reading only."""
+        view = Store(self.path, self.spec, study_dir=self.study_dir)
+        view._is_sole_writer = True  # it never reads the file again
+        view._is_read = True
+        view._all = list(itertools.takewhile(lambda other: other != record, self.records()))
+        for earlier in view._all:
+            view._by_type[type(earlier)].append(earlier)
+        return view
 
 
 def _without_secrets(record: R) -> R:

@@ -82,7 +82,7 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
         sentence += f" and {end.report.isolated} of isolated runs"
     if not confirm.isolated and aa_run.comparison.mode != ABA:
         sentence += ", isolated runs left out"
-    sentence += loss_addition([*(r for r in runs if r.stage == proven.stage), *soaks])
+    sentence += loss_addition([r for r in runs if r.stage == proven.stage], soaks)
     if earlier := earlier_runs(run.store):
         sentence += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
     share = format_share(unseen_share(count))

@@ -22,7 +22,15 @@ from autotune.model.records import (
 )
 from autotune.model.redaction import visible_line
 from autotune.model.units import format_ratio, format_seconds
-from autotune.results.format import format_aa_run, format_ablation, format_finalist, format_soak, format_trial, shorten
+from autotune.results.format import (
+    format_aa_run,
+    format_ablation,
+    format_failing_set,
+    format_finalist,
+    format_soak,
+    format_trial,
+    shorten,
+)
 
 
 class LineView:
@@ -85,9 +93,7 @@ class LineView:
             case SoakRecord():
                 self.note(format_soak(record))
             case FailingSetRecord():
-                what = "minimal" if record.is_minimal else "smallest known"
-                kind = record.failure_kind.replace("_", " ")
-                self.note(f"trial {record.trial}: {what} failing set ({kind}): {record.smallest}")
+                self.note(format_failing_set(record))
 
     def _aa_run(self, result: AaRecord) -> None:
         self._provable = self._provable if self._provable is not None else result.provable  # of the study's workload

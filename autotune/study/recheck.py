@@ -111,7 +111,7 @@ def verify_winner(winner: Winner, file: Path, records: Verification, *, study: P
         StudyFileError: If the study file is not legal.
     """
     workload = load_study(study).workload_hash if study else None
-    here = this_machine(platform=winner.conditions.platform, workload=workload, like=winner.conditions)
+    here = this_machine(winner.conditions, workload=workload)
     found, notes = differences(winner.conditions, here), list(records.notes)
     if winner.loss is not None and winner.loss.is_silent:
         notes.append(winner.loss.words)

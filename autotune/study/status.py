@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.model.records import AaRecord, LedgerRecord, ScreenRecord, SessionRecord, TrialResult
+from autotune.model.records import AaRecord, LedgerRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
 from autotune.results.format import RUNNING, run_state
-from autotune.results.screen_words import describe_screen_record
+from autotune.results.screen_words import screen_lines
 from autotune.rundir.lock import read_stage
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats.estimates import Estimate
@@ -80,8 +80,7 @@ def study_status(path: Path) -> StudyStatus:
     """Reads the status of a study; raises RunDirectoryError if the path is no run directory."""
     store = Store.open(path)
     results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
-    elapsed_s = max((r.at_s for r in store.records()), default=0.0)
-    screen = store.last(ScreenRecord)
+    elapsed_s = store.recorded_s
     ledger = store.last(LedgerRecord)
     stage = read_stage(store.path)
     left_s = None
@@ -102,7 +101,7 @@ def study_status(path: Path) -> StudyStatus:
         elapsed_s=elapsed_s,
         device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
         best=best if best.ratio < 1 else None,
-        screen=next(iter(describe_screen_record(screen)), None) if screen is not None else None,
+        screen=next(iter(screen_lines(store)), None),
         lanes=_lanes(store, is_running=state == RUNNING),
         outcome=str(ended.outcome) if ended else None,
         sentence=ended.sentence if ended else "",

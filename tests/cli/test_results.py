@@ -140,16 +140,16 @@ def test_verify_compares_the_workload_of_a_study(here: None, tmp_path: Path) -> 
 
 
 def test_a_machine_without_the_gpu_differs_and_so_does_what_was_not_recorded() -> None:
-    fields = {d.field for d in differences(make_winner({}).conditions, this_machine(platform="cuda"))}
+    fields = {d.field for d in differences(make_winner({}).conditions, this_machine(Conditions(platform="cuda")))}
     assert {"device_kind", "device_count", "jaxlib"} <= fields
-    unrecorded = {d.field for d in differences(Conditions(platform="cpu"), this_machine(platform="cpu"))}
+    unrecorded = {d.field for d in differences(Conditions(platform="cpu"), this_machine(Conditions(platform="cpu")))}
     assert {"device_kind", "jaxlib"} <= unrecorded
     assert "platform" not in unrecorded
 
 
 def cpu_winner(folder: Path, settings: Mapping[str, str]) -> Path:
     """An exported file that was proven on this very machine."""
-    mine = this_machine(platform="cpu").model_dump(exclude={"workload"})
+    mine = this_machine(Conditions(platform="cpu")).model_dump(exclude={"workload"})
     path = folder / "here.env"
     path.write_text(render_winner(make_winner(settings, **mine), "env"))
     return path

@@ -70,28 +70,31 @@ def test_who_requires_a_loss_is_refused_a_winner_without_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "said"),
+    ("runs", "soaks", "said"),
     [
-        ([], ""),
-        ([run(None)], ""),
-        ([run(CHECKED), run(CHECKED)], ""),
-        ([run(CHECKED), soak(CHECKED)], ""),
-        ([run(SILENT), run(SILENT)], f"; {LOSS_NOT_CHECKED}"),
-        ([run(CHECKED), run(SILENT)], f"; {LOSS_NOT_CHECKED}"),  # one process that told nothing is one too many
-        ([run(SILENT), soak(SILENT)], f"; {LOSS_NOT_CHECKED}"),
-        ([run(WORK)], ""),
-        ([run(WORK), soak(SOAKED)], f"; {SOAKED.words}"),
+        ([], [], ""),
+        ([run(None)], [], ""),
+        ([run(CHECKED), run(CHECKED)], [], ""),
+        ([run(CHECKED)], [soak(CHECKED)], ""),
+        ([run(SILENT), run(SILENT)], [], f"; {LOSS_NOT_CHECKED}"),
+        ([run(CHECKED), run(SILENT)], [], f"; {LOSS_NOT_CHECKED}"),  # one process that told nothing is one too many
+        ([run(SILENT)], [soak(SILENT)], f"; {LOSS_NOT_CHECKED}"),
+        ([run(WORK)], [], ""),
+        ([run(WORK)], [soak(SOAKED)], f"; {SOAKED.words}"),
+        ([run(WORK)], [soak(SOAKED), soak(None)], f"; {SOAKED.words}"),
     ],
 )
-def test_the_sentence_of_a_conclusion_says_what_is_worth_a_word(evidence: list[Any], said: str) -> None:
-    assert loss_addition(evidence) == said
+def test_the_sentence_of_a_conclusion_says_what_is_worth_a_word(
+    runs: list[ConfirmRun], soaks: list[SoakRecord], said: str
+) -> None:
+    assert loss_addition(runs, soaks) == said
 
 
 def test_first_steps_of_another_batch_are_no_last_word() -> None:
-    found = there(loss_of([run(WORK)]))
+    found = there(loss_of([run(WORK)], []))
     assert found.is_ok is None
     assert "it was never soaked" in found.words
-    assert loss_of([run(WORK), soak(SOAKED)]) == SOAKED
+    assert loss_of([run(WORK)], [soak(SOAKED)]) == SOAKED
 
 
 SENTENCE = "inconclusive: gains of step time up to 4.2 % are not ruled out (xla_a=1)"

@@ -43,7 +43,8 @@ def test_frames_hold_what_the_formula_says(finished: Store) -> None:
 
 def row(**outcome: Any) -> TrialRow:
     fields = {"number": 3, "settings": {"xla_a": "1"}, "origin": "tpe", "at_s": 9.0, "duration_s": 8.0, "by": "w"}
-    return trial_row(TrialResult.model_validate({**fields, **outcome}), min_effect=0.005, provable=None)
+    result = TrialResult.model_validate({**fields, **outcome})
+    return trial_row(result, result.finding_at(min_effect=0.005, provable=None))
 
 
 def is_known(value: object) -> bool:
