@@ -163,13 +163,13 @@ class Processes(Engine):
 
     def news(self, wait_s: float) -> list[Told]:
         """See `Engine`."""
-        for name, lane in self._lanes.items():
-            self._look_after(name, lane)
+        for lane in self._lanes.values():
+            self._look_after(lane)
         if not self._said:
             descriptors = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
             select.select(descriptors, [], [], wait_s) if descriptors else time.sleep(min(wait_s, 0.1))
-            for name, lane in self._lanes.items():
-                self._hear(name, lane)
+            for lane in self._lanes.values():
+                self._hear(lane)
         if not self._said and all(x.is_given_up for x in self._lanes.values()):
             whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
             raise NodeLostError(
@@ -183,7 +183,7 @@ class Processes(Engine):
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `Engine`; unless `for_good` the lane is started again, for its machine may be well."""
-        self._end(lane, self._lanes[lane], why)
+        self._end(self._lanes[lane], why)
         if for_good:  # not set by `_end`, and `news` fails only when all lanes are given up
             self._lanes[lane].is_given_up = True
 
@@ -196,12 +196,12 @@ class Processes(Engine):
             if lane.ending is not None:
                 lane.ending.join()
 
-    def _look_after(self, name: str, lane: _Lane) -> None:
+    def _look_after(self, lane: _Lane) -> None:
         """Starts a lane that has no process, if it may join again."""
         now_s = self._watch.session_s
         if lane.process is not None:
             if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
-                self._end(name, lane, f"it did not start within {START_LIMIT_S:.0f} s")
+                self._end(lane, f"it did not start within {START_LIMIT_S:.0f} s")
             return
         if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
             return
@@ -210,43 +210,44 @@ class Processes(Engine):
         lane.has_joined = False
         lane.ending = None
         place = lane.place
-        log = self._logs / f"{name}.log"
+        log = self._logs / f"{place.name}.log"
         try:
             lane.process = GuardedProcess(
                 [driver_python(), *LANE_COMMAND], place.env, log, LOG_BYTES, through=place.through,
                 remote_env=place.remote_env,
             )  # fmt: skip
         except WorkerFailed as error:
-            self._end(name, lane, str(error))
+            self._end(lane, str(error))
             return
         lane.process.send({**self._study, "devices": [*place.ids]})
 
-    def _hear(self, name: str, lane: _Lane) -> None:
+    def _hear(self, lane: _Lane) -> None:
         if lane.process is None:
             return
         for message in lane.process.receive():
             if message["type"] == "exit":
-                self._end(name, lane, lane.process.why_ended())
+                self._end(lane, lane.process.why_ended())
                 return
             if message["type"] != "hello":
-                self._take(name, lane, message)
+                self._take(lane, message)
 
-    def _take(self, name: str, lane: _Lane, message: Message) -> None:
+    def _take(self, lane: _Lane, message: Message) -> None:
         """Passes on a message from a lane's program; the first one means that the lane has joined."""
+        place = lane.place
         if not lane.has_joined:
             lane.has_joined = True
-            place = lane.place
-            self._said.append(Told(name, {"type": JOINED, "host": place.host, "devices": place.devices}))
-        lane.starts = 1 if message["type"] == "result" else lane.starts
-        self._said.append(Told(name, message))
+            self._said.append(Told(place.name, {"type": JOINED, "host": place.host, "devices": place.devices}))
+        if message["type"] == "result":
+            lane.starts = 1
+        self._said.append(Told(place.name, message))
 
-    def _end(self, name: str, lane: _Lane, why: str) -> None:
+    def _end(self, lane: _Lane, why: str) -> None:
         """Ends a lane's process, and plans its next start."""
         _begin_ending(lane)
         lane.is_given_up = lane.starts >= MOST_STARTS
         lane.again_s = self._watch.session_s + PAUSE_S * lane.starts
         lane.last_why = why
-        self._said.append(Told(name, {"type": LEFT, "why": why}))
+        self._said.append(Told(lane.place.name, {"type": LEFT, "why": why}))
 
 
 def _begin_ending(lane: _Lane) -> None:

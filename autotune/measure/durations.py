@@ -36,18 +36,18 @@ ABLATIONS = 4
 class Durations:
     """Seconds of one lane."""
 
-    start_s: float
-    trial_s: float
+    start_s: float = 0.0
+    trial_s: float = 0.0
     """A trial that is looked at once."""
-    block_pair_s: float
+    block_pair_s: float = 0.0
     """One pair of blocks; 0 where one process runs at a time."""
-    pair_s: float
+    pair_s: float = 0.0
     """A fresh pair of processes of a proof."""
-    isolated_s: float
+    isolated_s: float = 0.0
     """All isolated runs of each arm that come after a proof; 0 where there are none."""
-    ablation_s: float
+    ablation_s: float = 0.0
     """One setting left out, looked at once."""
-    soak_s: float
+    soak_s: float = 0.0
     """The winner for a while, and the reference as long; 0 where there is none."""
 
 
@@ -71,9 +71,8 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
         least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
         soak_s = 2.0 * (least_s + noise.start_s)
     takes = Durations(
-        start_s=noise.start_s, trial_s=aba_s, block_pair_s=0.0, pair_s=longer * pair_s, isolated_s=0.0,
-        ablation_s=aba_s, soak_s=longer * soak_s,
-    )  # fmt: skip
+        start_s=noise.start_s, trial_s=aba_s, pair_s=longer * pair_s, ablation_s=aba_s, soak_s=longer * soak_s
+    )
     if result.comparison.mode != INTERLEAVED:
         return takes
     costs = _costs(spec, result)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, Tables
-from autotune.search.failures import FailureModel
-from autotune.search.memory import MemoryModel
+from autotune.search.additive import Tables
+from autotune.search.models import Models
 from autotune.search.space import Codes, Design
 
 IMPROVING_SHARE = 2 / 3
@@ -39,9 +38,7 @@ LAST_TRIES = 200
 
 
 def propose(
-    model: AdditiveModel,
-    failures: FailureModel,
-    memory: MemoryModel,
+    models: Models,
     rng: np.random.Generator,
     is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
@@ -50,58 +47,51 @@ def propose(
     """Proposes the next set; one that is not open only if no open one is found.
 
     Args:
-        is_open: Whether a set is allowed, unknown and not being tried.
+        is_open: Whether a set is allowed, unknown, not being tried and without a known failing combination.
         tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster than all of them.
     """
+    model = models.effects
     draws = model.draws(rng, SAMPLES)
     minimal = []
     explored = []
     for at in range(DRAWN):
         tables = model.mean if at == 0 else draws.tables(at)
-        best = memory.candidates(tables, failures.risks, FAILURE_COST * model.scale, rng)
-        explored.append(_within_risk(failures, memory, rng, best[-1], tables))
+        best = _cheapest(models, tables, rng)
+        explored.append(_within_risk(models, rng, best[-1], tables))
         minimal += [_minimal(model.design, codes, tables) for codes in best]
-    is_new = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c) and failures.known_cause(c) is None}
-    if not is_new:
-        return _near(failures, memory, rng, is_open, explored[-1])
+    candidates = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c)}
+    if not candidates:
+        return _near(models, rng, is_open, explored[-1])
     if rng.random() < IMPROVING_SHARE:
-        table = np.array(list(is_new.values()))
+        table = np.array(list(candidates.values()))
         least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
         least = np.where(np.isfinite(least), least, 0.0)
-        survivals = np.exp(failures.log_survivals(table) + memory.log_chances(table))
-        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * survivals
+        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(models.log_chances(table))
         if gains.max() >= LEAST_GAIN * model.scale:
             return np.asarray(table[int(np.argmax(gains))])
-    return next((c for c in reversed(explored) if c.tobytes() in is_new), next(iter(is_new.values())))
+    return next((c for c in reversed(explored) if c.tobytes() in candidates), next(iter(candidates.values())))
 
 
-def chance_of_gain(
-    model: AdditiveModel,
-    failures: FailureModel,
-    memory: MemoryModel,
-    rng: np.random.Generator,
-    *,
-    tried: Codes,
-    least: float,
-) -> float:
+def chance_of_gain(models: Models, rng: np.random.Generator, *, tried: Codes, least: float) -> float:
     """Returns the probability that a set gains at least `least` (a log ratio), and as much over all sets `tried`.
 
     A tried set that gains less counts as the default, for its gain could not be proven.
     """
-    draws = model.draws(rng, LOOKS)
-    tables = (draws.tables(at) for at in range(LOOKS))
-    best = [memory.candidates(t, failures.risks, FAILURE_COST * model.scale, rng)[-1] for t in tables]
+    draws = models.effects.draws(rng, LOOKS)
+    best = [_cheapest(models, draws.tables(at), rng)[-1] for at in range(LOOKS)]
     reached = draws.totals(tried).min(axis=1)
     proven = np.where(reached > -least, 0.0, reached)
     return float((proven - np.diagonal(draws.totals(np.array(best))) >= least).mean())
 
 
+def _cheapest(models: Models, tables: Tables, rng: np.random.Generator) -> list[Codes]:
+    """Returns the best set under a draw, and sets of less memory; see `MemoryModel.candidates`."""
+    return models.memory.candidates(tables, models.failures.risks, FAILURE_COST * models.effects.scale, rng)
+
+
 def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
     """Resets all settings that are inert, but for those that others need."""
-    minimal = codes.copy()
-    useless = _useless(design, codes, tables)
-    minimal[useless] = design.neutral[useless]
-    return design.settle(minimal)
+    return design.reset(codes, _useless(design, codes, tables))
 
 
 def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
@@ -114,35 +104,27 @@ def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
     return [i for i in sorted(tables.inert - needed) if is_changed[i] and design.factors[i].default is not None]
 
 
-def _within_risk(
-    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, codes: Codes, tables: Tables
-) -> Codes:
+def _within_risk(models: Models, rng: np.random.Generator, codes: Codes, tables: Tables) -> Codes:
     """Resets inert settings of a set, the riskiest first, until it has a fair chance to run."""
-    design = memory.design
+    design = models.effects.design
     changed = _useless(design, codes, tables)
     rng.shuffle(changed)
-    changed.sort(key=lambda i: float(failures.risks.single[i][codes[i]]))
+    changed.sort(key=lambda i: float(models.failures.risks.single[i][codes[i]]))
     rows = [codes]
     for i in reversed(changed):
-        less = rows[-1].copy()
-        less[i] = design.neutral[i]
-        rows.append(design.settle(less))
-    table = np.array(rows)
-    is_fair = failures.log_survivals(table) + memory.log_chances(table) >= np.log(FAIR_CHANCE)
+        rows.append(design.reset(rows[-1], i))
+    is_fair = models.log_chances(np.array(rows)) >= np.log(FAIR_CHANCE)
     return rows[int(np.argmax(is_fair)) if is_fair.any() else -1]
 
 
-def _near(
-    failures: FailureModel, memory: MemoryModel, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes
-) -> Codes:
+def _near(models: Models, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes) -> Codes:
     """Finds an open set by random changes of more and more settings; else returns the set itself."""
-    design = memory.design
+    design = models.effects.design
     for attempt in range(LAST_TRIES):
         other = best.copy()
         for i in rng.integers(len(best), size=1 + attempt // 10):
-            other = design.raised(other, i, int(rng.integers(design.sizes[i])), failures.risks.single)
+            other = design.raised(other, i, int(rng.integers(design.sizes[i])), models.failures.risks.single)
         other = design.settle(other)
-        fits = memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE)
-        if fits and is_open(other) and failures.known_cause(other) is None:
+        if models.memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE) and is_open(other):
             return other
     return best

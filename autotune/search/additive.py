@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,14 +90,14 @@ class Tables:
             descent.sweep()
             if descent.codes == before:
                 break
+
+        def cost(codes: Codes) -> float:
+            return self.total(codes) + unit * risks.of(codes)
+
         best = self.design.settle(np.array(descent.codes, dtype=np.int64))
-        lowest = self.total(best) + unit * risks.of(best)
         for i in self.design.conditional:
             raised = self.design.settle(self.design.raised(best, i, int(np.argmin(costs[i])), costs))
-            cost = self.total(raised) + unit * risks.of(raised)
-            if cost < lowest:
-                best = raised
-                lowest = cost
+            best = min(best, raised, key=cost)
         return best
 
 
@@ -183,38 +184,40 @@ class AdditiveModel:
     ) -> None:
         self.design = design
         self._has_origin = has_origin
-        rows, values, variances = _as_rows(design, seen)
+        self._rows = _as_rows(design, seen)
+        values = self._rows.values
         self.scale = SMALLEST_SCALE
         if len(values):
             self.scale = max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
-        p_active = prior_of(design)
-        log_odds = np.log(p_active / (1 - p_active))
         self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
         self.spread = max(SPREAD, self._least_spread)
         inside: dict[int, int] = {}
         if len(values) >= _ENOUGH:
-            inside = self._greedy(rows, values, variances, log_odds)
-        self.chain = self._chain(rows, values, variances, log_odds)
+            inside = self._greedy()
+        self.chain = self._chain()
         self._states, self._weights = self.chain.run(np.random.default_rng(seed), inside, jumps)
 
-    def _chain(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> Chain:
+    def _chain(self) -> Chain:
+        rows, values, variances = self._rows
         weights = 1.0 / (variances + self.spread**2)
         if not self._has_origin and len(values):
             rows = rows - weights @ rows / weights.sum()
             values = values - float(weights @ values / weights.sum())
         by = np.sqrt(weights)
+        p_active = prior_of(self.design)
+        log_odds = np.log(p_active / (1 - p_active))
         return Chain(rows * (self.scale * by)[:, None], values * by, self.design.starts, log_odds)
 
-    def _greedy(self, rows: Floats, values: Floats, variances: Floats, log_odds: Floats) -> dict[int, int]:
+    def _greedy(self) -> dict[int, int]:
         """Adds the likeliest effects one by one, and sets the spread from their residuals.
 
         This repeats until the spread no longer falls: effects of a few percent become visible only once settings that
         double the step time, or several harmful ones, are accounted for.
         """
         inside: dict[int, int] = {}
-        most = min(GREEDY, len(values) // 2)
+        most = min(GREEDY, len(self._rows.values) // 2)
         for at in range(_SPREADS):
-            chain = self._chain(rows, values, variances, log_odds)
+            chain = self._chain()
             if at >= 2:  # the first spread was a guess: its effects must enter again
                 chance = chain.look(inside).chance
                 inside = {b: size for b, size in inside.items() if chance[b] >= 0.5}
@@ -229,13 +232,14 @@ class AdditiveModel:
                     break
                 inside[best] = int(state.likelier[best])
             before = self.spread
-            self.spread = self._left_over(chain.look(inside), rows, values, variances)
+            self.spread = self._left_over(chain.look(inside))
             if at > 0 and self.spread > _FALLS * before:
                 break
         return inside
 
-    def _left_over(self, state: State, rows: Floats, values: Floats, variances: Floats) -> float:
+    def _left_over(self, state: State) -> float:
         """Estimates the spread of the residuals of a state beyond the standard errors."""
+        rows, values, variances = self._rows
         columns = state.columns
         left = values - rows[:, columns] @ state.mean * self.scale
         if not self._has_origin:
@@ -297,7 +301,13 @@ class AdditiveModel:
         return np.where(has_choice, 1 - inert, 0.0)
 
 
-def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats]:
+class _Rows(NamedTuple):
+    features: Floats
+    values: Floats
+    variances: Floats
+
+
+def _as_rows(design: Design, seen: Observations) -> _Rows:
     """Features, values and variances; a duplicate is a zero for its difference from the original."""
     features = design.features(seen.codes)
     values = seen.values.copy()
@@ -305,7 +315,7 @@ def _as_rows(design: Design, seen: Observations) -> tuple[Floats, Floats, Floats
     for duplicate, original in seen.duplicates:
         features[duplicate] -= features[original]
         values[duplicate], variances[duplicate] = 0.0, 0.0
-    return features, values, variances
+    return _Rows(features, values, variances)
 
 
 def prior_of(design: Design) -> Floats:

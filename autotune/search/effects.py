@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.search.additive import AdditiveModel, Draws
-from autotune.search.failures import FailureModel
-from autotune.search.memory import MemoryModel
+from autotune.search.additive import Draws
+from autotune.search.models import Models
 from autotune.search.space import Codes, Floats
 
 LEVEL = 0.95
@@ -22,6 +21,9 @@ SURELY_ACTS = 1 - (1 - LEVEL) / 2
 
 FAILURE_COST = 1.0
 """Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
+
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+"""Quantiles at which intervals end."""
 
 DRAWS = 400
 """Draws of all effects for comparing sets."""
@@ -39,18 +41,17 @@ class Change:
 class Effects:
     """Estimates by fitted models of the same trials."""
 
-    def __init__(self, model: AdditiveModel, failures: FailureModel, memory: MemoryModel, *, seed: int) -> None:
-        self.model = model
-        self.failures = failures
-        self.memory = memory
-        self.design = model.design
-        self._rng = np.random.default_rng(seed)
-        self.p_active = model.p_active()
+    def __init__(self, models: Models, *, seed: int) -> None:
+        self._models = models
+        self._seed = seed
+        self.model = models.effects
+        self.design = self.model.design
+        self.p_active = self.model.p_active()
         """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
 
     @functools.cached_property
     def _draws(self) -> Draws:
-        return self.model.draws(self._rng, DRAWS)
+        return self.model.draws(np.random.default_rng(self._seed), DRAWS)
 
     def of(self, factor: int) -> list[Change]:
         """Effect of each value of a setting, by code, with the others at their defaults.
@@ -58,12 +59,12 @@ class Effects:
         The interval holds "no change" unless the setting surely acts; for an inert one it bounds an overlooked effect.
         """
         means = self.model.mean.main[factor]
-        low, high = np.quantile(self._draws.main(factor), [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        low, high = np.quantile(self._draws.main(factor), ENDS, axis=0)
         if self.model.chances[factor] < SURELY_ACTS:
             low = np.minimum(low, 0.0)
             high = np.maximum(high, 0.0)
-        ends = zip(means.tolist(), np.minimum(low, means).tolist(), np.maximum(high, means).tolist(), strict=True)
-        return [Change(*row) for row in ends]
+        rows = np.stack([means, np.minimum(low, means), np.maximum(high, means)], axis=1)
+        return [Change(*row) for row in rows.tolist()]
 
     def pairs(self) -> Iterator[tuple[tuple[int, int], float]]:
         """Yields pairs of settings with the probability of an interaction."""
@@ -79,31 +80,25 @@ class Effects:
             least: Smallest gain of interest, as a log ratio.
         """
         mean = self.model.mean
-        best = self.memory.candidates(mean, self.failures.risks, FAILURE_COST)[-1]
-        if not self._fits(best):
+        best = self._models.memory.candidates(mean, self._models.failures.risks, FAILURE_COST)[-1]
+        if not self._models.fits(best):
             best = min((self.design.neutral, *ran), key=mean.total)
         return self._pruned(best, least)
-
-    def _fits(self, codes: Codes) -> bool:
-        """Whether a set is more likely than not to fit into memory."""
-        return float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)
 
     def _pruned(self, codes: Codes, least: float) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
             whole = self.totals(codes)
-            found = list[tuple[float, int, Codes]]()
+            useless = list[tuple[float, int, Codes]]()
             for i in np.flatnonzero(codes != self.design.neutral).tolist():
                 if self.design.factors[i].default is None:
                     continue  # one of its values must be chosen
-                less = codes.copy()
-                less[i] = self.design.neutral[i]
-                less = self.design.settle(less)
+                less = self.design.reset(codes, i)
                 chance = float((whole < self.totals(less) - least).mean())
                 if chance <= 0.5:
-                    found.append((chance, i, less))
-            found.sort(key=lambda f: f[:2])
-            better = next((less for _, _, less in found if self._fits(less)), None)
+                    useless.append((chance, i, less))
+            useless.sort(key=lambda f: f[:2])
+            better = next((less for _, _, less in useless if self._models.fits(less)), None)
             if better is None:
                 return codes
             codes = better
@@ -116,11 +111,9 @@ class Effects:
         """Expected change by a set; the interval includes the spread beyond the model."""
         if (codes == self.design.neutral).all():
             return Change(0.0, 0.0, 0.0)
-        drawn = self.totals(codes)
+        beyond = self.model.spread * np.random.default_rng(DRAWS).standard_normal(DRAWS)
+        low, high = np.quantile(self.totals(codes) + beyond, ENDS)
         mean = self.model.mean.total(codes)
-        rng = np.random.default_rng(len(drawn))
-        drawn = drawn + self.model.spread * rng.standard_normal(len(drawn))
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, 1 - (1 - LEVEL) / 2])
         return Change(mean, min(float(low), mean), max(float(high), mean))
 
 

@@ -106,7 +106,7 @@ class FailureModel:
         """Risks of all values and suspected pairs."""
 
         def risk(chances: Floats) -> Floats:
-            return np.where(chances >= SURE, FORBIDDEN, -np.log1p(-np.minimum(chances, SURE)))
+            return np.where(chances >= SURE, FORBIDDEN, -_log_survival(chances))
 
         single = [risk(own[: size + 1]) for own, size in zip(self.single, self._sizes, strict=True)]
         return Risks(single, self.pairs._replace(numbers=risk(self.pairs.numbers)))
@@ -114,10 +114,14 @@ class FailureModel:
     def log_survivals(self, rows: Codes) -> Floats:
         """Log of the probability that each set runs, of sets of shape (sets, factors)."""
         chances = self.single[np.arange(rows.shape[1]), rows]
-        found = np.log1p(-np.minimum(chances, SURE)).sum(axis=1)
-        found += self.pairs.held(rows) @ np.log1p(-np.minimum(self.pairs.numbers, SURE))
-        found[[self.known_cause(row) is not None for row in rows]] = np.log1p(-SURE)
-        return np.asarray(found)
+        survivals = _log_survival(chances).sum(axis=1) + self.pairs.held(rows) @ _log_survival(self.pairs.numbers)
+        survivals[[self.known_cause(row) is not None for row in rows]] = np.log1p(-SURE)
+        return np.asarray(survivals)
+
+
+def _log_survival(chances: Floats) -> Floats:
+    """Log of the probability to run in spite of causes of some probability; that of known ones is a little below 1."""
+    return np.log1p(-np.minimum(chances, SURE))
 
 
 def _suspects(failed: Sequence[Cause], ran: Codes, width: int) -> tuple[Codes, Codes, Codes]:

@@ -64,8 +64,8 @@ class MemoryModel:
             self._mean = self._cov @ (features.T @ values) / SPREAD**2
             values = np.where(peaks.is_least, np.maximum(features @ self._mean, least), values)
             squares = np.bincount(of, self._mean**2 + np.diag(self._cov), len(usual))
-            found = squares / np.maximum(np.bincount(of, minlength=len(usual)), 1)
-            variances = np.maximum(usual, np.minimum(found, OPTION**2))
+            learned = squares / np.maximum(np.bincount(of, minlength=len(usual)), 1)
+            variances = np.maximum(usual, np.minimum(learned, OPTION**2))
 
     def log_chances(self, codes: Codes) -> Floats:
         """Log of the probability that each set fits, of sets of shape (sets, factors)."""
@@ -85,17 +85,17 @@ class MemoryModel:
         Args:
             rng: Draws the effects on memory, so that sets which may fit are tried; None for their means.
         """
-        found = [tables.smallest(risks, unit)]
+        sets = [tables.smallest(risks, unit)]
         if not self.is_known:
-            return found
+            return sets
         coefs = self._mean
         if rng is not None:
             coefs = coefs + np.linalg.cholesky(self._cov) @ rng.standard_normal(len(coefs))
         for price in PRICES:
-            if float((self.design.features(found[-1][None]) @ coefs)[0]) <= self._limit:
+            if float((self.design.features(sets[-1][None]) @ coefs)[0]) <= self._limit:
                 break
-            found.append(self._priced(tables, price * coefs).smallest(risks, unit))
-        return found
+            sets.append(self._priced(tables, price * coefs).smallest(risks, unit))
+        return sets
 
     def _priced(self, tables: Tables, coefs: Floats) -> Tables:
         """Adds the cost of memory to effects."""

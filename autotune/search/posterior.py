@@ -103,11 +103,9 @@ class Chain:
         self._features = np.zeros((total + 1, len(features)))
         self._features[:total] = features.T
         self.moment = self._features @ values
-        self.own = np.zeros((len(sizes), rank, rank))
+        padded = self._features[self.index]
+        self.own = padded @ padded.transpose(0, 2, 1)
         """Products of each block's features, shape (blocks, rank, rank)."""
-        for block, size in enumerate(sizes.tolist()):
-            mine = self._features[starts[block] : starts[block + 1]]
-            self.own[block, :size, :size] = mine @ mine.T
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
@@ -116,8 +114,8 @@ class Chain:
         Cached by block: few blocks are ever in the model, and all products for hundreds of pairs would take seconds.
         """
         if (found := self._products.get(block)) is None:
-            own = self._features[self.starts[block] : self.starts[block + 1]]
-            found = self._products[block] = self._features @ own.T
+            features = self._features[self.starts[block] : self.starts[block + 1]]
+            found = self._products[block] = self._features @ features.T
         return found
 
     def run(self, rng: np.random.Generator, start: Mapping[int, int], jumps: int) -> tuple[list[State], Floats]:

@@ -10,11 +10,12 @@ A study of autotune adds prior knowledge of settings (`Flag`): defaults, groups,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial
 
@@ -22,6 +23,7 @@ from autotune.search.acquisition import chance_of_gain, propose
 from autotune.search.additive import JUMPS, AdditiveModel, Observations
 from autotune.search.failures import FailureModel
 from autotune.search.memory import MemoryModel, Peaks
+from autotune.search.models import Models
 from autotune.search.space import FINISHED, Coded, CodedSpace, Codes, Design, Flag, Floats, likely_pairs
 
 SD_KEY = "autotune:log_sd"
@@ -49,22 +51,22 @@ WORST_SD = 1.0
 """Standard error of a trial with an unbounded interval."""
 
 
-class Fitted(NamedTuple):
-    """A space with the models fitted to its trials."""
+@dataclass(frozen=True, slots=True)
+class Fitted(Models):
+    """The models fitted to the trials of a space."""
 
     coded: CodedSpace
-    model: AdditiveModel
-    failures: FailureModel
-    memory: MemoryModel
 
     def may_fit(self, values: Mapping[str, Any]) -> bool:
         """Whether a set is more likely than not to fit into memory, by what is known."""
         codes = self.coded.codes(values)
-        return codes is None or bool(self.memory.log_chances(codes[None])[0] >= np.log(0.5))
+        return codes is None or self.fits(codes)
 
 
-class AdditiveFlagSampler(BaseSampler):
+class AdditiveFlagSampler(RandomSampler):
     """Proposes by a sparse additive model: few settings act, some together with another of their group.
+
+    A setting without finished trials gets a random value.
 
     Failed trials (infeasible by a constraint, pruned or failed) inform the failure model only. Equal seeds and
     histories give equal proposals.
@@ -83,11 +85,11 @@ class AdditiveFlagSampler(BaseSampler):
         seed: int | None = None,
         is_log_ratio: bool = False,
     ) -> None:
+        super().__init__(seed)
         self._given = dict(space) if space is not None else None
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
-        self._independent = RandomSampler(seed=seed)
         self.known_failing: list[Mapping[str, Any]] = []
         """Known failing combinations of values."""
         self.memory_limit: float | None = None
@@ -99,10 +101,6 @@ class AdditiveFlagSampler(BaseSampler):
         self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
         """Whether a set keeps the rules of its space; forbidden ones are proposed only if no other is found."""
 
-    def reseed_rng(self) -> None:
-        """Implements `optuna.samplers.BaseSampler`; draws in parallel processes differ by their trials' numbers."""
-        self._independent.reseed_rng()
-
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Returns all settings; without a given space, those of finished trials."""
         return self._space_of(study.get_trials(deepcopy=False, states=FINISHED))
@@ -110,10 +108,11 @@ class AdditiveFlagSampler(BaseSampler):
     def _space_of(self, trials: Iterable[FrozenTrial]) -> dict[str, BaseDistribution]:
         if self._given is not None:
             return dict(self._given)
-        found: dict[str, BaseDistribution] = {}
+        space: dict[str, BaseDistribution] = {}
         for past in trials:
-            found.update({n: d for n, d in past.distributions.items() if n not in found})
-        return found
+            for name, distribution in past.distributions.items():
+                space.setdefault(name, distribution)
+        return space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -136,26 +135,19 @@ class AdditiveFlagSampler(BaseSampler):
         rng = np.random.default_rng([self._seed, turn, len(trials)])
         kept, failed = coded.split(trials)
         fitted = self._fit(coded, kept, failed, sign, rng)
-        under_way = [
-            c for t in trials if t.state not in FINISHED and t.params and (c := coded.codes(t.params)) is not None
-        ]
+        begun = [t.params for t in trials if t.state not in FINISHED and t.params]
+        under_way = [codes for params in begun if (codes := coded.codes(params)) is not None]
         tried = [*(c for c, _ in kept), *under_way]
         if self._is_log_ratio:  # the default's value is known
-            tried.append(fitted.model.design.neutral)
+            tried.append(fitted.effects.design.neutral)
         known = {c.tobytes() for c in (*tried, *(c for c, _ in failed))}
 
         def is_open(codes: Codes) -> bool:
-            is_new = codes.tobytes() not in known
-            return is_new and (self.is_allowed is None or self.is_allowed(coded.values(codes)))
+            if codes.tobytes() in known or fitted.failures.known_cause(codes) is not None:
+                return False
+            return self.is_allowed is None or self.is_allowed(coded.values(codes))
 
-        _, model, failures, memory = fitted
-        return coded.values(propose(model, failures, memory, rng, is_open, tried=coded.table(tried)))
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Returns a random value of a setting without finished trials."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        return coded.values(propose(fitted, rng, is_open, tried=coded.table(tried)))
 
     def fit(self, trials: Sequence[FrozenTrial]) -> Fitted:
         """Fits the models to finished and failed trials of any sampler; smaller values are better."""
@@ -165,11 +157,11 @@ class AdditiveFlagSampler(BaseSampler):
 
     def chance_of_gain(self, trials: Sequence[FrozenTrial], *, least: float) -> float:
         """Returns the probability that another set gains `least` (a log ratio) over all finished trials' sets."""
-        coded, model, failures, memory = self.fit(trials)
-        rows = [codes for codes, _ in coded.split(trials)[0]]
-        tried = coded.table([*rows, model.design.neutral])
+        fitted = self.fit(trials)
+        rows = [codes for codes, _ in fitted.coded.split(trials)[0]]
+        tried = fitted.coded.table([*rows, fitted.effects.design.neutral])
         rng = np.random.default_rng([self._seed, len(trials)])
-        return chance_of_gain(model, failures, memory, rng, tried=tried, least=least)
+        return chance_of_gain(fitted, rng, tried=tried, least=least)
 
     def _fit(
         self,
@@ -181,7 +173,7 @@ class AdditiveFlagSampler(BaseSampler):
         jumps: int = JUMPS,
     ) -> Fitted:
         rows = coded.table([codes for codes, _ in kept])
-        seen = self._with_expected(coded, self._observations(coded, [t for _, t in kept], rows, sign))
+        seen = self._observations(coded, [t for _, t in kept], rows, sign)
 
         def fit(design: Design) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
@@ -195,14 +187,17 @@ class AdditiveFlagSampler(BaseSampler):
         known = [c for part in self.known_failing if (c := coded.part(part)) is not None]
         failures = FailureModel(design, rows, coded.table([c for c, _ in failed]), known)
         memory = MemoryModel(design, self._peaks(coded, kept, failed), self.memory_limit)
-        return Fitted(coded, fit(design), failures, memory)
+        return Fitted(fit(design), failures, memory, coded)
 
     def _peaks(self, coded: CodedSpace, kept: Sequence[Coded], failed: Sequence[Coded]) -> Peaks:
-        told = [(c, t, False) for c, t in kept] + [(c, t, True) for c, t in failed]
-        found = [(c, float(t.user_attrs[MEMORY_KEY]), least) for c, t, least in told if MEMORY_KEY in t.user_attrs]
-        found += [(c, peak, False) for part, peak in self.known_peaks if (c := coded.codes(part)) is not None]
-        codes, ratios, is_least = zip(*found, strict=True) if found else ((), (), ())
-        return Peaks(coded.table(codes), np.array(ratios), np.array(is_least, dtype=bool))
+        peaks = [(c, peak, False) for part, peak in self.known_peaks if (c := coded.codes(part)) is not None]
+        for trials, is_least in ((kept, False), (failed, True)):
+            peaks += [(c, t.user_attrs[MEMORY_KEY], is_least) for c, t in trials if MEMORY_KEY in t.user_attrs]
+        return Peaks(
+            coded.table([codes for codes, _, _ in peaks]),
+            np.array([ratio for _, ratio, _ in peaks], dtype=float),
+            np.array([is_least for _, _, is_least in peaks], dtype=bool),
+        )
 
     def _observations(self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float) -> Observations:
         sds = np.array([_sd(t) for t in kept])
@@ -213,16 +208,13 @@ class AdditiveFlagSampler(BaseSampler):
             if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
         )
         values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
+        for part, log_ratio, sd in self.expected:  # as if it had been observed, so that trials soon outweigh it
+            codes = coded.codes(part)
+            if codes is not None:
+                rows = np.vstack([rows, codes])
+                values = np.append(values, log_ratio)
+                sds = np.append(sds, sd)
         return Observations(rows, values, sds, duplicates)
-
-    def _with_expected(self, coded: CodedSpace, seen: Observations) -> Observations:
-        """Adds what is expected as if it had been observed, so that trials soon outweigh it."""
-        known = [(c, log_ratio, sd) for part, log_ratio, sd in self.expected if (c := coded.codes(part)) is not None]
-        if not known:
-            return seen
-        codes, values, sds = zip(*known, strict=True)
-        rows = np.concatenate([seen.codes, coded.table(codes)])
-        return Observations(rows, np.append(seen.values, values), np.append(seen.sds, sds), seen.duplicates)
 
     def _as_logs(self, values: Floats) -> Floats:
         if self._is_log_ratio:

@@ -8,6 +8,7 @@ common part. The effect of the default is zero.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -100,7 +101,7 @@ class Design:
         self.pairs = list(pairs) if pairs is not None else likely_pairs(self.factors)
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
         self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
-        self.starts = np.concatenate([[0], np.cumsum([b.table.shape[1] for b in self.blocks])]).astype(np.int64)
+        self.starts = np.cumsum([0, *(b.table.shape[1] for b in self.blocks)])
         """Start of each block's features, and end of the last."""
         self.conditional = [i for i, f in enumerate(factors) if f.needs]
         """Settings that act only under values of others."""
@@ -109,14 +110,13 @@ class Design:
 
     def features(self, codes: Codes) -> Floats:
         """All features of sets, shape (sets, features); zero for the default."""
-        found = [np.zeros((len(codes), 0))]
+        tables = [np.zeros((len(codes), 0))]
         for block in self.blocks:
-            first, *second = block.factors
-            rows = codes[:, first]
-            for other in second:
-                rows = rows * (self.sizes[other] + 1) + codes[:, other]
-            found.append(block.table[rows])
-        return np.concatenate(found, axis=1)
+            rows = np.zeros(len(codes), dtype=np.int64)
+            for factor in block.factors:
+                rows = rows * (self.sizes[factor] + 1) + codes[:, factor]
+            tables.append(block.table[rows])
+        return np.concatenate(tables, axis=1)
 
     def settle(self, codes: Codes) -> Codes:
         """Resets settings that another setting of the set switches off."""
@@ -125,6 +125,12 @@ class Design:
             if any(settled[other] not in values for other, values in self.factors[i].needs.items()):
                 settled[i] = self.neutral[i]
         return settled
+
+    def reset(self, codes: Codes, factors: int | Sequence[int]) -> Codes:
+        """Returns a set with settings at their defaults, and without what these switch off."""
+        less = codes.copy()
+        less[factors] = self.neutral[factors]
+        return self.settle(less)
 
     def raised(self, codes: Codes, i: int, code: int, costs: Sequence[Floats]) -> Codes:
         """Returns a set with a value of a setting, and what that needs at the cheapest values under which it acts."""
@@ -152,32 +158,27 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
     if not kept:
         return np.zeros((size + 1, 0))
     if scale is None:
-        table = np.zeros((size + 1, len(kept)))
-        kernel = np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept))
-        table[kept] = np.linalg.cholesky(kernel)
-        return table
-    places = np.array(scale)
-    grid = places[kept]
-    length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
-    kernel = np.exp(-np.abs(grid[:, None] - grid[None, :]) / length)
-    if default is not None and not np.isnan(places[default]):  # given that the default's effect is zero
-        near = np.exp(-np.abs(grid - places[default]) / length)
-        kernel -= near[:, None] * near[None, :]
-    values, vectors = np.linalg.eigh(kernel)
-    best = np.argsort(values)[::-1][:MAIN_RANK]
-    best = best[values[best] > 1e-6]
-    found = vectors[:, best] * np.sqrt(values[best])
-    found /= max(float(np.sqrt((found**2).sum(axis=1).mean())), _TINY)
-    table = np.zeros((size + 1, found.shape[1]))
-    table[kept] = found
+        features = np.linalg.cholesky(np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept)))
+    else:
+        places = np.array(scale)
+        grid = places[kept]
+        length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
+        kernel = np.exp(-np.abs(np.subtract.outer(grid, grid)) / length)
+        if default is not None and not np.isnan(places[default]):  # given that the default's effect is zero
+            near = np.exp(-np.abs(grid - places[default]) / length)
+            kernel -= np.outer(near, near)
+        values, vectors = np.linalg.eigh(kernel)  # in ascending order
+        best = np.flatnonzero(values > 1e-6)[::-1][:MAIN_RANK]
+        features = vectors[:, best] * np.sqrt(values[best])
+        features /= max(float(np.sqrt((features**2).sum(axis=1).mean())), _TINY)
+    table = np.zeros((size + 1, features.shape[1]))
+    table[kept] = features
     return table
 
 
 def _pair_table(one: Floats, other: Floats) -> Floats:
     """Features of each combination: the largest products of both settings' features."""
-    products: Floats = (one[:, None, :, None] * other[None, :, None, :]).reshape(
-        len(one) * len(other), one.shape[1] * other.shape[1]
-    )
+    products = np.kron(one, other)
     size = (products**2).sum(axis=0)
     best = np.sort(np.argsort(-size, kind="stable")[:PAIR_RANK])
     return np.ascontiguousarray(products[:, best])
@@ -189,19 +190,17 @@ class CodedSpace:
     def __init__(self, space: Mapping[str, BaseDistribution], flags: Mapping[str, Flag]) -> None:
         self.names = _ordered(list(space), flags)
         self._at = {n: i for i, n in enumerate(self.names)}
-        self._flags = [flags.get(n, Flag()) for n in self.names]
-        self.choices = [_values_of(space[n], flag.default) for n, flag in zip(self.names, self._flags, strict=True)]
-        self._ranges = [
-            None if isinstance(space[n], CategoricalDistribution) else np.array(values, dtype=float)
-            for n, values in zip(self.names, self.choices, strict=True)
-        ]
-        self.factors = [self._factor(i, space[n]) for i, n in enumerate(self.names)]
+        self._space = space
+        known = {n: flags.get(n, Flag()) for n in self.names}
+        self.choices = [_values_of(space[n], flag.default) for n, flag in known.items()]
+        self.factors = [self._factor(n, flag) for n, flag in known.items()]
         self._plain = Design(self.factors, [])
 
-    def _factor(self, i: int, distribution: BaseDistribution) -> Factor:
-        flag, values = self._flags[i], self.choices[i]
-        is_known = flag.default is not None and flag.default in values
-        default = values.index(flag.default) if is_known else None
+    def _factor(self, name: str, flag: Flag) -> Factor:
+        values = self.choices[self._at[name]]
+        default: int | None = None
+        if flag.default is not None and flag.default in values:
+            default = values.index(flag.default)
         needs = {
             self._at[other]: frozenset(k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted)
             for other, wanted in flag.needs.items()
@@ -210,7 +209,7 @@ class CodedSpace:
         return Factor(
             size=len(values),
             default=default,
-            scale=_scale(distribution, values, default, flag.default_place),
+            scale=_scale(self._space[name], values, default, flag.default_place),
             group=flag.group,
             needs=needs,
             p_active=flag.p_active,
@@ -226,17 +225,18 @@ class CodedSpace:
         part = self.part({n: v for n, v in params.items() if n in self._at})
         if part is None:
             return None
-        found = self._plain.neutral.copy()
+        codes = self._plain.neutral.copy()
         for i, code in part:
-            found[i] = code
-        return self._plain.settle(found)
+            codes[i] = code
+        return self._plain.settle(codes)
 
     def _code(self, i: int, value: Any) -> int | None:
-        if value in self.choices[i]:
-            return self.choices[i].index(value)
-        if (numbers := self._ranges[i]) is None or not isinstance(value, int | float):
+        choices = self.choices[i]
+        if value in choices:
+            return choices.index(value)
+        if isinstance(self._space[self.names[i]], CategoricalDistribution) or not isinstance(value, int | float):
             return None
-        return int(np.argmin(np.abs(numbers - float(value))))
+        return int(np.argmin(np.abs(np.array(choices) - value)))
 
     def values(self, codes: Codes) -> dict[str, Any]:
         """Decodes a set; a setting that is not set gets its first value."""
@@ -245,13 +245,13 @@ class CodedSpace:
 
     def part(self, values: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
         """Encodes part of a set as (factor, code); None if a value is not in the space."""
-        found = []
+        encoded = []
         for name, value in values.items():
             code = self._code(self._at[name], value) if name in self._at else None
             if code is None:
                 return None
-            found.append((self._at[name], code))
-        return tuple(found)
+            encoded.append((self._at[name], code))
+        return tuple(encoded)
 
     def split(self, trials: Sequence[FrozenTrial]) -> tuple[list[Coded], list[Coded]]:
         """Splits finished trials into successful and failed ones, with their sets."""
@@ -259,10 +259,9 @@ class CodedSpace:
         failed: list[Coded] = []
         for trial in trials:
             codes = self.codes(trial.params) if trial.state in FINISHED and trial.params else None
-            if codes is not None and _is_feasible(trial):
-                ran.append((codes, trial))
-            elif codes is not None:
-                failed.append((codes, trial))
+            if codes is not None:
+                alike = ran if _is_feasible(trial) else failed
+                alike.append((codes, trial))
         return ran, failed
 
 
@@ -280,34 +279,35 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
     """Proposed values; a long range is thinned, its default kept."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
-    if isinstance(distribution, IntDistribution):
-        if (distribution.high - distribution.low) // distribution.step < LONGEST:
-            return list(range(distribution.low, distribution.high + 1, distribution.step))
-        low, high, step = distribution.low, distribution.high, distribution.step
-        grid = np.geomspace(low, high, LONGEST) if distribution.log else np.linspace(low, high, LONGEST)
-        whole = {low + min(round((v - low) / step), (high - low) // step) * step for v in grid.tolist()}
-        return sorted({*whole, default} if isinstance(default, int) else whole)
-    raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
+    if not isinstance(distribution, IntDistribution):
+        raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
+    values = range(distribution.low, distribution.high + 1, distribution.step)
+    if len(values) <= LONGEST:
+        return list(values)
+    spaced = np.geomspace if distribution.log else np.linspace
+    places = spaced(distribution.low, distribution.high, LONGEST).tolist()
+    thinned = {values[round((place - distribution.low) / distribution.step)] for place in places}
+    if isinstance(default, int):
+        thinned.add(default)
+    return sorted(thinned)
 
 
 def _scale(
     distribution: BaseDistribution, values: Sequence[Any], default: int | None, default_place: float | None
 ) -> tuple[float, ...] | None:
     """Places of the values on their scale; None without one. The default's may be unknown (nan)."""
-    if not isinstance(distribution, CategoricalDistribution):
-        is_log = getattr(distribution, "log", False)
-        return tuple(math.log2(v) if is_log else float(v) for v in values)
-    numbers: list[float | None] = [_number(v) for v in values]
-    if default is not None and numbers[default] is None and default_place is not None:
+    if isinstance(distribution, IntDistribution):
+        return tuple(map(math.log2 if distribution.log else float, values))
+    numbers = list(map(_number, values))
+    if default is not None and default_place is not None and math.isnan(numbers[default]):
         numbers[default] = default_place
-    others = [n for k, n in enumerate(numbers) if k != default]
-    if len(values) < 3 or any(n is None or n < 0 for n in others) or len(set(others)) < len(others):
-        return None
-    return _places([math.nan if n is None or n < 0 else n for n in numbers])
+    others = {n for k, n in enumerate(numbers) if k != default and n >= 0}
+    is_scale = len(values) >= 3 and len(others) == len(values) - (default is not None)
+    return _places(numbers) if is_scale else None
 
 
 def _places(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Places of non-negative numbers on a log scale; nan stays.
+    """Places of non-negative numbers on a log scale; nan for others.
 
     Zero (no threshold) is below the smallest number by the median distance of the others, at least one doubling.
     """
@@ -317,14 +317,13 @@ def _places(numbers: Sequence[float]) -> tuple[float, ...]:
     return tuple(math.log2(n) if n > 0 else none if n == 0 else math.nan for n in numbers)
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or value is None:
-        return None
-    try:
-        found = float(value)
-    except (TypeError, ValueError):
-        return None
-    return found if math.isfinite(found) else None
+def _number(value: Any) -> float:
+    """Returns a value as a finite number; nan if it is none."""
+    number = math.nan
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError, ValueError):
+            number = float(value)
+    return number if math.isfinite(number) else math.nan
 
 
 def _is_feasible(trial: FrozenTrial) -> bool:

@@ -42,12 +42,12 @@ def record_conclusion(run: StudyRun, end: Conclude) -> ConclusionRecord:
 def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict[str, object]:
     if end.winner is not None:
         return _of_winner(run, end, end.winner)
-    budget_s = needed_s(run) if end.unproven is not None else None
+    budget_s = run.time.elapsed_s + run.time.least_s if end.unproven is not None else None
     if not results:
         outcome = Outcome.INCONCLUSIVE
         sentence = "inconclusive: nothing was tried on this machine"
-        if (table := run.time.timetable()) is not None:
-            budget_s = table.needed_s
+        if run.time.has_budget:
+            budget_s = run.time.needed_s
             sentence += (
                 ": the A/A run left no time for a trial; with a time budget of at least "
                 f"{format_seconds(budget_s)} the same command continues the study"
@@ -111,11 +111,6 @@ def _objections(run: StudyRun, refused: Mapping[FlagSet, str]) -> list[str]:
     return [f"{s} looked {looked[s]}, but is not accepted because {why}" for s, why in refused.items()]
 
 
-def needed_s(run: StudyRun) -> float:
-    """Returns the time budget, seconds, in which a proof can follow what was done so far."""
-    return run.time.elapsed_s + run.time.kept_after("search")
-
-
 def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
     """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
     min_effect, best = run.spec.measure.min_effect, end.unproven
@@ -142,22 +137,19 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
         f"{confirm.processes}), `confirm.isolated` (now {confirm.isolated}) or time budget continues the study"
     )
     if best is not None and best.comparison is not None:
-        more_s = max(0.0, needed_s(run) - run.time.elapsed_s)
         estimate = best.comparison.estimate
         lead = "best so far, unproven" if estimate.ratio < 1.0 else "nothing looks faster so far, most open"
         sentence += (
             f"; {lead}: {best.settings}, ratio {format_estimate(estimate)}; the budget left no time for its proof, "
-            f"which needs {format_seconds(more_s)} more"
+            f"which needs {format_seconds(run.time.least_s)} more"
         )
     return Outcome.INCONCLUSIVE, sentence
 
 
 def _clock_resolution(run: StudyRun) -> float:
     """Returns the share of a step that the program's clock can tell, by the steps of the A/A run."""
-    aa_run = run.store.last(AaRecord)
-    if aa_run is None:
-        return 0.0
-    return clock_resolution([t for pair in run.store.pairs(aa_run.directory) for t in pair.reference_s])
+    pairs = run.store.pairs(run.store.of(AaRecord)[-1].directory)
+    return clock_resolution([t for pair in pairs for t in pair.reference_s])
 
 
 def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
@@ -168,11 +160,11 @@ def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) ->
     judged |= {s.settings for s in soaks if s.failure is not None}
     judged -= {s.settings for s in soaks if s.unsettled is not None}
     judged |= end.objections.keys()
-    found = []
+    gains = []
     for result in results:
         if result.settings in judged or result.same_as is not None or result.comparison is None:
             continue  # a duplicate is judged by the trial that has its figures
         proof = last.get(result.settings)
         estimate = proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
-        found.append((1.0 - estimate.low, str(result.settings)))
-    return found
+        gains.append((1.0 - estimate.low, str(result.settings)))
+    return gains

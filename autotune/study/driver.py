@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,16 @@ from autotune.study.conclude import record_conclusion
 from autotune.study.plan import Conclude, EndSearch, Give, Plan, Step, TryNext, Wait, Write, next_step
 from autotune.study.preflight import Setup, prepare
 from autotune.study.run import StudyRun
-from autotune.study.screen import open_study_screener
-from autotune.study.trials import Trials, open_trials
+from autotune.study.screen import StudyScreener
+from autotune.study.trials import Trials
 
 
 def run_study(run: StudyRun) -> ConclusionRecord:
     """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay."""
     with contextlib.closing(run):
         begin(run)
-        with open_study_screener(run.store, run.view) as screener:
-            end = Driver(run, open_trials(run, screener)).work()
+        with contextlib.closing(StudyScreener(run)) as screener:
+            end = SearchDriver(run, Trials(run, screener)).work()
         run.conclusion = record_conclusion(run, end)
     return run.conclusion
 
@@ -58,30 +58,16 @@ def begin(run: StudyRun) -> WorkerReport:
 
 
 class Driver:
-    """Does the steps of one session; `trials` is None where nothing is searched."""
+    """Does the steps of one session in which nothing is searched."""
 
-    def __init__(self, run: StudyRun, trials: Trials | None = None) -> None:
+    def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._store = run.store
-        self._trials = trials
-        self._in_hand: list[AnyTask] = []
         self._stage = ("", "")
 
-    def work(self) -> Conclude:
-        """Works until the study concludes."""
-        trials, spec, table = self._trials, self._run.spec, self._run.time.timetable()
-        assert trials is not None
-        trials.refresh()
-        left = spec.search.trials - len(self._store.of(TrialResult))
-        if left > 0 and table is not None:
-            self._run.view.note(format_timetable(table, asked=spec.search.trials))
-
-        def plan() -> Step | None:
-            return next_step(spec, self._store, self._run.time, self._in_hand)
-
-        end = self._do(plan)
-        assert isinstance(end, Conclude)
-        return end
+    @property
+    def _in_hand(self) -> Sequence[AnyTask]:
+        return self._run.lanes.in_hand
 
     def prove(self, settings: FlagSet, *, trial: int, stage: str) -> FinalistResult:
         """Proves one set in fresh pairs of processes; goes on from its recorded pairs.
@@ -121,7 +107,6 @@ class Driver:
                 if isinstance(begun, Wait):
                     return None
                 if begun is not None:
-                    self._in_hand.append(begun.task)
                     return begun
 
         self._run.lanes.work(next_task)
@@ -130,66 +115,73 @@ class Driver:
     def _begin(self, step: Step) -> PendingTask | Wait | None:
         """Returns the task of a step for a lane; None if the step is done without one, Wait if it must wait."""
         match step:
-            case TryNext():
-                return self._try(step)
-            case EndSearch(reason):
-                if reason:
-                    self._run.view.note(reason)
-                if self._trials is not None:
-                    self._trials.end_search()
             case Write(records):
                 for record in records:
                     self._run.record(record)
             case Give(task=task):
-                return self._give(step, task)
+                if step.detail:
+                    self._begin_stage(step.stage, step.detail)
+                return PendingTask(task, step.folder, step.name, self._run.record)
         return None
-
-    def _try(self, step: TryNext) -> PendingTask | Wait | None:
-        trials, asked = self._trials, self._run.spec.search.trials
-        assert trials is not None
-        trials.refresh()
-        count = len(self._store.of(TrialResult))
-        self._begin_stage("search", f"{asked - count} of {asked} trials to go")
-        trying = [task.config.settings for task in self._in_hand if isinstance(task, TrialTask)]
-        config = trials.propose(step, trying)
-        if config is None and self._in_hand:
-            return Wait()  # what is being tried may fail, or open the space
-        if config is None and trials.settle(wait=True):
-            return None
-        if config is None:
-            self._run.view.note(f"{trials.why_none}: the search ends after {count} of {asked} trials")
-            trials.end_search(is_exhausted=True)
-            return None
-        pending = trials.begin(config, most=step.most)
-        return self._counted(pending) if pending is not None else None
-
-    def _give(self, step: Give, task: AnyTask) -> PendingTask | None:
-        if step.detail:
-            self._begin_stage(step.stage, step.detail)
-        if isinstance(task, AblationTask) and self._is_same_program(task):
-            kept, reason = pays(None, self._run.spec.measure.min_effect)
-            self._run.record(AblationResult(settings=task.settings, left_out=task.left_out, kept=kept, reason=reason))
-            return None
-        return self._counted(PendingTask(task, step.folder, step.name, self._run.record))
-
-    def _is_same_program(self, task: AblationTask) -> bool:
-        return self._trials is not None and self._trials.is_same_program(task.settings, task.rest)
-
-    def _counted(self, pending: PendingTask) -> PendingTask:
-        """Takes a task out of those in hand once it is done."""
-        done, task = pending.done, pending.task
-
-        def end(record: Any) -> None:
-            self._in_hand.remove(task)
-            done(record)
-
-        pending.done = end
-        return pending
 
     def _begin_stage(self, name: str, detail: str) -> None:
         if name != self._stage[0] or (name != "search" and detail != self._stage[1]):
             self._stage = (name, detail)
             self._run.begin_stage(name, detail)
+
+
+class SearchDriver(Driver):
+    """Does the steps of one session of a study that searches."""
+
+    def __init__(self, run: StudyRun, trials: Trials) -> None:
+        super().__init__(run)
+        self._trials = trials
+
+    def work(self) -> Conclude:
+        """Works until the study concludes."""
+        spec = self._run.spec
+        self._trials.refresh()
+        if self._run.time.has_budget and len(self._store.of(TrialResult)) < spec.search.trials:
+            self._run.view.note(format_timetable(self._run.time))
+
+        def plan() -> Step | None:
+            return next_step(spec, self._store, self._run.time, self._in_hand)
+
+        end = self._do(plan)
+        assert isinstance(end, Conclude)
+        return end
+
+    def _begin(self, step: Step) -> PendingTask | Wait | None:
+        """See `Driver`."""
+        match step:
+            case TryNext():
+                return self._try(step)
+            case EndSearch(reason):
+                if reason:
+                    self._run.view.note(reason)
+                self._trials.end_search()
+            case Give(task=AblationTask() as task) if self._trials.is_same_program(task.settings, task.rest):
+                self._begin_stage(step.stage, step.detail)
+                kept, reason = pays(None, self._run.spec.measure.min_effect)
+                result = AblationResult(settings=task.settings, left_out=task.left_out, kept=kept, reason=reason)
+                self._run.record(result)
+            case _:
+                return super()._begin(step)
+        return None
+
+    def _try(self, step: TryNext) -> PendingTask | Wait | None:
+        trials, asked = self._trials, self._run.spec.search.trials
+        trials.refresh()
+        self._begin_stage("search", f"{asked - len(self._store.of(TrialResult))} of {asked} trials to go")
+        trying = [task.config.settings for task in self._in_hand if isinstance(task, TrialTask)]
+        config = trials.propose(step, trying)
+        if config is not None:
+            return trials.begin(config, most=step.most)
+        if self._in_hand:
+            return Wait()  # what is being tried may fail, or open the space
+        if not trials.settle(wait=True):
+            trials.exhaust()
+        return None
 
 
 def new_run(
@@ -210,11 +202,10 @@ def new_run(
         watch: Counts the study's time; the view may show it.
         setup: Default: of the build that a probe finds.
     """
-    create = functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir)
     return StudyRun(
         spec=spec,
         view=view,
-        open_store=lambda: create(watch=watch),
+        open_store=functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir, watch=watch),
         prepare=lambda note: setup or prepare(spec, study_dir=study_dir, storage=storage, note=note),
         storage=storage,
         **session,

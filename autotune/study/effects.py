@@ -39,7 +39,7 @@ class StudyEffects:
         self._least = -math.log1p(-least)
         fitted = sampler.fit(trials)
         self._coded = fitted.coded
-        self._effects = Effects(fitted.model, fitted.failures, fitted.memory, seed=_SEED)
+        self._effects = Effects(fitted, seed=_SEED)
         self._ran, _ = self._coded.split(trials)
 
     @property
@@ -50,7 +50,7 @@ class StudyEffects:
     @property
     def best(self) -> FlagSet:
         """The best expected set, tried or not, without settings that are not expected to gain `least`."""
-        return self._set(self._best)
+        return self._points.point(self._coded.values(self._best))
 
     @functools.cached_property
     def _best(self) -> Codes:
@@ -89,33 +89,32 @@ class StudyEffects:
     def _setting(self, i: int, name: str) -> SettingEffect:
         parameter = self._points.parameters[name]
         neutral = self._effects.design.neutral[i]
-        counts = Counter(t.params[name] for codes, t in self._ran if name in t.params and codes[i] != neutral)
-        texts = {str(value): (value, count) for value, count in counts.items()}
-        changes, values = self._effects.of(i), []
-        for text in sorted(texts, key=_natural):
-            value, count = texts[text]
-            code = self._coded.part({name: value})
-            if text != parameter.default_choice and code is not None:
-                values.append(ValueEffect(value=text, trials=count, **_figures(changes[code[0][1]])))
+        changing = [(codes[i], t) for codes, t in self._ran if codes[i] != neutral]
+        counts = Counter((str(t.params[name]), code) for code, t in changing)
+        changes = self._effects.of(i)
+        values = [
+            ValueEffect(value=text, trials=counts[text, code], **_figures(changes[code]))
+            for text, code in sorted(counts, key=_natural)
+            if text != parameter.default_choice
+        ]
         chance = float(self._effects.p_active[i])
-        if chance < SURELY_ACTS and not self._is_shown_by_a_trial(i):
+        if chance < SURELY_ACTS and not any(_is_clear(t) for _, t in changing):
             chance = min(chance, LIKELY)  # more of it is the prior's
         return SettingEffect(
             name=name, chance=round(chance, 3), values=tuple(values), needs=tuple(parameter.condition or ())
         )
-
-    def _is_shown_by_a_trial(self, i: int) -> bool:
-        """Whether the interval of a trial that changes the setting is all faster or all slower."""
-        ran = (t for codes, t in self._ran if codes[i] != self._effects.design.neutral[i])
-        return any(abs(t.value or 0.0) > 1.96 * t.user_attrs[SD_KEY] for t in ran if SD_KEY in t.user_attrs)
-
-    def _set(self, codes: Codes) -> FlagSet:
-        return self._points.point(self._coded.values(codes))
 
 
 def _figures(change: Change) -> dict[str, float]:
     return {"ratio": as_ratio(change.mean), "low": as_ratio(change.low), "high": as_ratio(change.high)}
 
 
-def _natural(text: str) -> tuple[int, int, str]:
+def _is_clear(trial: FrozenTrial) -> bool:
+    """Whether the interval of a trial is all faster or all slower."""
+    return SD_KEY in trial.user_attrs and abs(trial.value or 0.0) > 1.96 * trial.user_attrs[SD_KEY]
+
+
+def _natural(tried: tuple[str, int]) -> tuple[int, int, str]:
+    """Orders tried values: numbers by their size, before words."""
+    text, _ = tried
     return (0, int(text), "") if text.lstrip("-").isdigit() else (1, 0, text)

@@ -119,7 +119,7 @@ class Lanes:
             self._begin_aa_runs()
             while (lane := self._free()) is not None and (pending := self._next(source)) is not None:
                 self._begin(lane, pending)
-            if not self._at_work():
+            if not self.in_hand:
                 if (pending := self._next(source)) is None:  # nothing to do, even if a lane joins
                     return
                 self._pending.insert(0, pending)
@@ -147,6 +147,12 @@ class Lanes:
         return sorted(self._lanes)
 
     @property
+    def in_hand(self) -> list[AnyTask]:
+        """Tasks that were given to lanes and have no result yet; A/A runs do not count."""
+        pending = [*self._pending, *(x.pending for x in self._lanes.values() if x.pending is not None)]
+        return [p.task for p in pending if not isinstance(p.task, AaTask)]
+
+    @property
     def is_measuring(self) -> bool:
         """Whether a lane is busy."""
         return any(x.pending is not None for x in self._lanes.values())
@@ -158,9 +164,6 @@ class Lanes:
 
     def _free(self) -> _Lane | None:
         return next((x for x in self._lanes.values() if x.pending is None and x.aa_run is not None), None)
-
-    def _at_work(self) -> bool:
-        return any(x.pending is not None and not isinstance(x.pending.task, AaTask) for x in self._lanes.values())
 
     def _begin_aa_runs(self) -> None:
         for lane in [x for x in self._lanes.values() if x.aa_run is None and x.pending is None]:
@@ -244,10 +247,11 @@ class Lanes:
         if name in self._dismissed:
             return
         lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
-        known = [f for f in self._store.of(AaRecord) if f.by == (name or None)]
-        if known and (not name or known[-1].provenance.get("host") == lane.host):
-            refuse_upgraded(known[-1], measured_versions())
-            self._adopt(lane, known[-1])
+        aa_runs = {f.by: f for f in self._store.of(AaRecord)}
+        aa_run = aa_runs.get(name or None)
+        if aa_run is not None and (not name or aa_run.provenance.get("host") == lane.host):
+            refuse_upgraded(aa_run, measured_versions())
+            self._adopt(lane, aa_run)
         self._lanes[name] = lane
         if name:
             self._view.note(f"lane {name} on {lane.host} joins")
@@ -364,9 +368,9 @@ def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
     """Refuses to resume after an upgrade of JAX, jaxlib or a CUDA plugin, by a LaunchError: nothing is comparable."""
     before = known.provenance.get("versions", {})
     changed = [
-        f"{name} was {before[name]} and is {versions.get(name, 'not there')} now"
-        for name in before
-        if (name in MUST_AGREE or name.startswith("jax-cuda")) and before[name] != versions.get(name)
+        f"{name} was {version} and is {versions.get(name, 'not there')} now"
+        for name, version in before.items()
+        if (name in MUST_AGREE or name.startswith("jax-cuda")) and version != versions.get(name)
     ]
     if changed:
         raise LaunchError(

@@ -202,45 +202,43 @@ class Plan:
 
     @property
     def _kept_for_proofs(self) -> float:
-        """Seconds that the search leaves to proofs: to one of them, where those before it named no winner."""
-        table = self._clock.timetable()
-        if table is None:
+        """Seconds that the search leaves to proofs: to one of them, where those before it named no winner.
+
+        Where no proof fits, the search gets the time, and names the best set so far.
+        """
+        if not self._clock.is_enough:
             return 0.0
         if self._last_end is None:
-            return self._clock.still_kept(table)
-        return table.least_s if self._clock.allows_proof() else 0.0
+            return self._clock.still_kept_s
+        return self._clock.least_s if self._clock.allows_proof() else 0.0
 
     def _more_search(self) -> Step | None:
         """Returns a step of a search that goes on with the time that proofs left; None if it cannot.
 
         Where no other proof fits, the search gets all of it, and the best set stays unproven.
         """
-        table, end = self._clock.timetable(), self._last_end
-        if table is None or not table.is_enough or (end is not None and end.is_exhausted):
+        end = self._last_end
+        if not self._clock.is_enough or (end is not None and end.is_exhausted):
             return None
-        steps = (self._search(kept_s) for kept_s in (table.least_s, 0.0))
+        steps = (self._search(kept_s) for kept_s in (self._clock.least_s, 0.0))
         return next((step for step in steps if not isinstance(step, EndSearch)), None)
 
     def _search(self, kept_s: float) -> Step:
-        table = self._clock.timetable()
-        trying = [t for t in self._in_hand if isinstance(t, TrialTask)]
-        count, reason = len(self._results), ""
-        trial_s = longer_trial_s(table.trial_s, self._results) if table is not None else 0.0
-        if table is not None and not table.is_enough:
-            kept_s = 0.0  # no proof fits: the search gets the time, and names the best set so far
-        if count + len(trying) >= self._asked:
+        count = len(self._results)
+        trial_s = longer_trial_s(self._clock.takes.trial_s, self._results)
+        numbers = {r.number for r in self._results}
+        numbers.update(t.config.number for t in self._in_hand if isinstance(t, TrialTask))
+        left = self._asked - len(numbers)
+        if left <= 0:
             return self._end_search("")
         if self._clock.is_used_up(trial_s, kept_s):
             kept = ", what is left is kept for proofs" if kept_s else ""
-            reason = f"time budget used: the search ends after {count} of {self._asked} trials{kept}"
-            return self._end_search(reason)
+            return self._end_search(f"time budget used: the search ends after {count} of {self._asked} trials{kept}")
         if (cause := self._failing_set(kept_s)) is not None:
             return cause
-        is_last = count + len(trying) + 1 >= self._asked
-        is_last = is_last or (trial_s > 0 and self._clock.is_used_up(2 * trial_s, kept_s))
-        taken = {r.number for r in self._results} | {t.config.number for t in trying}
+        is_last = left == 1 or self._clock.is_used_up(2 * trial_s, kept_s)
         return TryNext(
-            number=next(n for n in itertools.count(1) if n not in taken),
+            number=_first_free(numbers, start=1),
             is_last=is_last and count >= ENOUGH_TO_TELL,
             most=self._clock.pairs_for(kept_s, starts=1, share=TRIAL_SHARE),
         )
@@ -250,17 +248,17 @@ class Plan:
 
     def _failing_set(self, kept_s: float) -> Give | None:
         """Returns the task of finding a minimal failing set, if a trial crashed or hung and there is time for it."""
-        known = self._records.of(FailingSetRecord)
+        causes = self._records.of(FailingSetRecord)
         busy = {t.trial for t in self._in_hand if isinstance(t, FailingSetTask)}
         for trial in self._results:
-            if trial.failure is None or trial.number in busy or not needs_search(trial, known):
+            if trial.failure is None or trial.number in busy or not needs_search(trial, causes):
                 continue
             kind = trial.failure.kind
-            aa_run, takes = self._records.of(AaRecord)[0], self._clock.takes
-            if takes is not None:
-                each_s = time_limits_after(self._study, aa_run).start_s if kind is FailureKind.HANG else takes.start_s
-                if self._clock.is_used_up(most_starts(kind) * each_s, kept_s):
-                    return None
+            start_s = self._clock.takes.start_s
+            if kind is FailureKind.HANG:
+                start_s = time_limits_after(self._study, self._records.of(AaRecord)[0]).start_s
+            if self._clock.is_used_up(most_starts(kind) * start_s, kept_s):
+                return None
             task = failing_task(trial, kind, self._results)
             number = f"{trial.number:04d}"
             return Give(task=task, folder=("failing", number), name=f"failing-{number}", stage="search", detail="")
@@ -273,15 +271,17 @@ class Plan:
         """The plans of the finalists' proofs."""
         return [p for p in self._records.of(ProofRecord) if p.stage == CONFIRM]
 
+    @functools.cached_property
+    def _since_search(self) -> Sequence[AnyRecord]:
+        """Records after the end of the last search."""
+        records = self._records.records()
+        begins = [at + 1 for at, record in enumerate(records) if isinstance(record, SearchEnd)]
+        return records[max(begins, default=0) :]
+
     @property
     def _is_round_due(self) -> bool:
-        """Whether a search has ended after the last pair of a finalist's proof."""
-        for record in reversed(self._records.records()):
-            if isinstance(record, SearchEnd):
-                return True
-            if isinstance(record, ConfirmRun) and record.stage == CONFIRM:
-                return False
-        return False
+        """Whether no pair of a finalist's proof was run since the last search."""
+        return not any(isinstance(r, ConfirmRun) and r.stage == CONFIRM for r in self._since_search)
 
     def _chosen(self, without: Container[int] = ()) -> list[TrialResult]:
         results = [r for r in self._results if r.number not in without]
@@ -337,25 +337,21 @@ class Plan:
         """
         if not self._study.confirm.minimise or len(settings) < 2:
             return settings
-        current = settings
         detail = f"{len(settings)} settings, each left out once; no gain: dropped"
         group = self._of_no_use(settings)
+        current = settings
+        waiting: list[LeftOut] = list(settings)
         if len(group) >= LEAST_GROUP:
-            share = 1.0 / (1 + len(settings) - len(group))
-            match self._ablation(current, group, share, detail):
-                case AblationResult() as result:
-                    current = current if result.kept else current.without(*group)
-                case step:
-                    return step or current
-        names = tuple(current)
-        for at, name in enumerate(names):
-            if len(current) == 1:
-                break
-            match self._ablation(current, name, 1.0 / (len(names) - at), detail):
-                case AblationResult() as result:
-                    current = current if result.kept else current.without(name)
-                case step:
-                    return step or current
+            waiting = [group, *settings.without(*group)]
+        while waiting and len(current) > 1:
+            left_out = waiting.pop(0)
+            result = self._ablation(current, left_out, 1.0 / (1 + len(waiting)), detail)
+            if not isinstance(result, AblationResult):
+                return result or current
+            if not result.kept:
+                current = current.without(*names_left_out(left_out))
+            elif left_out == group:
+                waiting = list(settings)
         return current
 
     def _of_no_use(self, settings: FlagSet) -> tuple[str, ...]:
@@ -408,32 +404,41 @@ class Plan:
         if report.objection is not None:
             self._objections[settings] = report.objection
             return None
-        least_s, least_steps = confirm.soak, self._study.soak_steps(settings)
-        if not least_s:
-            return Conclude(winner=proven, report=report, objections=self._objections)
-        for record in reversed(self._records.of(SoakRecord)):
-            is_enough = record.steps_s >= least_s and record.step_count >= least_steps
-            if record.settings != settings or not (is_enough or record.failure is not None):
-                continue
-            if record.unsettled is not None and record.arms is not None and record.arms.most < confirm.soaks:
-                continue
-            if record.failure is not None or record.unsettled is not None:
+        if confirm.soak:
+            soak = self._last_soak(settings)
+            if soak is None:
+                return Wait() if self._in_hand else self._soak_task(proven)
+            if soak.failure is not None or soak.unsettled is not None:
                 return None
-            report = report_of(proven, isolated, runs, record.arms)
-            return Conclude(winner=proven, report=report, objections=self._objections)
-        if self._in_hand:
-            return Wait()
+            report = report_of(proven, isolated, runs, soak.arms)
+        return Conclude(winner=proven, report=report, objections=self._objections)
+
+    def _last_soak(self, settings: FlagSet) -> SoakRecord | None:
+        """Returns the newest soak of a set that failed, or was as long as the study asks for now."""
+        confirm = self._study.confirm
+        for record in reversed(self._records.of(SoakRecord)):
+            steps_are_enough = record.step_count >= self._study.soak_steps(settings)
+            is_enough = record.failure is not None or (record.steps_s >= confirm.soak and steps_are_enough)
+            may_settle = record.unsettled is not None and record.arms is not None and record.arms.most < confirm.soaks
+            if record.settings == settings and is_enough and not may_settle:
+                return record
+        return None
+
+    def _soak_task(self, proven: FinalistResult) -> Give:
+        settings, confirm = proven.settings, self._study.confirm
+        least_s, least_steps = confirm.soak, self._study.soak_steps(settings)
         name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}-{confirm.soaks}"
-        mine = [r for r in runs if r.settings == settings]
-        judged = [r.loss.basis for r in mine if r.loss is not None]
-        measured = [r.total.candidate.steps for r in mine if r.stage == proven.stage and r.total is not None]
+        runs = self._records.of(ConfirmRun)
+        runs_of_set = [r for r in runs if r.settings == settings]
+        bases = [r.loss.basis for r in runs_of_set if r.loss is not None]
+        step_counts = [r.total.candidate.steps for r in runs_of_set if r.stage == proven.stage and r.total is not None]
         task = SoakTask(
             settings=settings, least_s=least_s, least_steps=least_steps,
-            basis=judged[-1] if judged else LossBasis.STEPS,
+            basis=bases[-1] if bases else LossBasis.STEPS,
             typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
             proven=proven.corrected,
-            process_sd=max(_spread(mine, proven.stage), _spread(mine, ISOLATED)),
-            proven_steps=round(statistics.median(measured)) if measured else 0,
+            process_sd=max(_spread(runs_of_set, proven.stage), _spread(runs_of_set, ISOLATED)),
+            proven_steps=round(statistics.median(step_counts)) if step_counts else 0,
             most=confirm.soaks,
         )  # fmt: skip
         detail = (
@@ -452,12 +457,12 @@ class Plan:
     def _standing(self, plan: ProofRecord) -> Standing:
         """Returns the proof's verdict so far, and whether it is over."""
         runs, most = self._runs(plan), most_pairs(self._study, plan.stage)
-        known = _STANDINGS.setdefault(self._records, {})
+        standings = _STANDINGS.setdefault(self._records, {})
         key = (plan.stage, plan.settings, len(runs), most)
-        if key not in known:
+        if key not in standings:
             min_effect = self._study.measure.min_effect
-            known[key] = standing(plan, runs, most=most, min_effect=min_effect)
-        return known[key]
+            standings[key] = standing(plan, runs, most=most, min_effect=min_effect)
+        return standings[key]
 
     def _ratio(self, plan: ProofRecord) -> float:
         """Returns the ratio so far, 1 of too few pairs."""
@@ -470,18 +475,19 @@ class Plan:
             return None
         done = {r.repeat for r in self._runs(plan)}
         done |= {t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)}
-        repeat = next(n for n in itertools.count() if n not in done)
+        repeat = _first_free(done)
         return repeat if repeat < most_pairs(self._study, plan.stage) else None
 
     def _next_of(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
         """Returns the next pair, or the verdicts to record; None if these are all recorded, or there are no plans."""
         passed = [self._ratio(p) for p in plans if self._standing(p).result.is_passed]
         best = min(passed, default=math.inf)
-        waiting = [p for p in plans if self._next_pair(p) is not None and self._ratio(p) < best]
-        if waiting and self._clock.allows_pair(stage, is_needed=not passed):
-            repeat = self._next_pair(waiting[0])
-            assert repeat is not None
-            return self._pair(waiting[0], repeat)
+        for plan in plans:
+            repeat = self._next_pair(plan)
+            if repeat is None or self._ratio(plan) >= best:
+                continue
+            if self._clock.allows_pair(stage, is_needed=not passed):
+                return self._pair(plan, repeat)
         if any(task.stage == stage for task in self._pairs):
             return Wait()
         results = [self._standing(p).result for p in plans]
@@ -521,14 +527,14 @@ class Plan:
     def _share(self, stage: str, left: int) -> float:
         """Returns the error of each of the `left` proofs: that of those before it since the last search."""
         used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
-        begun = list[ProofRecord]()
-        for record in reversed(self._records.records()):
-            if isinstance(record, SearchEnd):
-                break
-            if isinstance(record, ProofRecord) and record.stage == stage:
-                begun.append(record)
+        begun = [r for r in self._since_search if isinstance(r, ProofRecord) and r.stage == stage]
         share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + left)
         return share if used + left * share <= ERROR else allot(ERROR, used, left)
+
+
+def _first_free(numbers: Container[int], *, start: int = 0) -> int:
+    """Returns the least number from `start` on that is not among some."""
+    return next(n for n in itertools.count(start) if n not in numbers)
 
 
 def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
@@ -558,12 +564,16 @@ def worth_proving(
     Args:
         effects: Estimates from all trials; None where none of them is a point of the space.
     """
-    measured = [(r.comparison.estimate, r) for r in results if r.status is TrialStatus.MEASURED and r.comparison]
-    hopeful = [(estimate, r) for estimate, r in measured if estimate.low < 1.0 - min_effect]
+    hopeful = [
+        (r.comparison.estimate, r)
+        for r in results
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
+    ]
+    hopeful.sort(key=lambda pair: pair[0].ratio)
     if effects is None or not hopeful:
-        return [r for _, r in sorted(hopeful, key=lambda pair: pair[0].ratio)[:count]]
+        return [r for _, r in hopeful[:count]]
     expected, best = dict(effects.expected), effects.best.settings
-    fastest = min((estimate for estimate, _ in hopeful), key=lambda estimate: estimate.ratio)
+    fastest, _ = hopeful[0]
 
     def rank(pair: tuple[Estimate, TrialResult]) -> tuple[bool, float, float]:
         estimate, result = pair

@@ -35,9 +35,6 @@ from autotune.workers.srun import SrunLauncher
 RECIPE = "recipe "
 """Start of the origin of a set that is a published recipe."""
 
-REFUSED = frozenset({SettingVerdict.DANGEROUS})
-"""Verdicts of refused settings with which a process would start."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -89,10 +86,11 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
     if spec.workload.command is not None and spec.device.node_count == 1:
         topology = None  # it may start processes elsewhere
     machines = target.scopes(topology) if target is not None else {}
-    if ran is not None and ran.infiniband_ports is not None:
-        machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
-    if ran is not None and ran.cloud_networks is not None:
-        machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
+    if ran is not None:
+        if ran.infiniband_ports is not None:
+            machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
+        if ran.cloud_networks is not None:
+            machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
     here = KnownSettings(known.build, target.name) if target is not None else known
     space = build_space(spec, here, facts, machines=machines)
     mesh = spec.workload.mesh or {}
@@ -171,18 +169,13 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     """Refuses every setting that the build refuses."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
-    problems: list[str] = []
+    problems = ""
     for place, settings in places:
         for check in check_settings(FlagSet().merge(settings), known):  # DEFAULT is no value
-            if not check.starts or check.verdict in REFUSED:
-                line = f"{place}: {check.name}={check.value}: {check.reason}; {check.advice}"
-                if line not in problems:
-                    problems.append(line)
+            if not check.starts or check.verdict is SettingVerdict.DANGEROUS:
+                problems += f"\n  - {place}: {check.name}={check.value}: {check.reason}; {check.advice}"
     if problems:
-        raise SettingError(
-            f"every setting of a study must be one that {known.build.build} takes but:\n"
-            + "\n".join(f"  - {p}" for p in problems)
-        )
+        raise SettingError(f"every setting of a study must be one that {known.build.build} takes but:{problems}")
 
 
 def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialRe
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_share
 from autotune.rundir.optuna_study import ENQUEUED_KEY, NUMBER_KEY, OptunaStudy
-from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
+from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler, Fitted
 from autotune.settings.space import Parameter, SearchSpace, format_condition, format_domain
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import ENOUGH_TO_TELL
@@ -43,7 +43,6 @@ from autotune.study.samplers import (
     read_value,
     suggest,
 )  # fmt: skip
-from autotune.study.screen import NO_OPS_TOGETHER, NoOpRecheck, contradicts
 
 ENQUEUED = "enqueued"
 """Origin of a set that somebody enqueued in the study's Optuna storage."""
@@ -92,13 +91,13 @@ def known_memory(
     shares = [FlagSet({p.name: v}) for p in space.parameters if p.name in MEMORY_FRACTIONS for v in p.choices]
     peaks = [(part, 1 / room(part)) for part in shares]
     if screened is not None and (usual := screened.reference.peak_bytes):
-        values = [(FlagSet({s.name: v.value}), v.peak_bytes) for s in screened.settings for v in s.values]
-        peaks += [(part, own / usual) for part, own in values if own]
+        for setting in screened.settings:
+            peaks += [(FlagSet({setting.name: v.value}), v.peak_bytes / usual) for v in setting.values if v.peak_bytes]
     return KnownMemory(peak, limit / peak, peaks, room)
 
 
 class Proposer:
-    """Proposes the next set, never a known one: those of `first` and of `recheck` before the sampler's.
+    """Proposes the next set, never a known one: those of `first` before the sampler's.
 
     Args:
         provable: The smallest gain (a share) that proofs of the study can show.
@@ -110,58 +109,49 @@ class Proposer:
         space: SearchSpace,
         *,
         first: Sequence[tuple[str, FlagSet]],
-        stored: OptunaStudy | None = None,
-        recheck: NoOpRecheck | None = None,
         priors: Mapping[str, float] | None = None,
         memory: KnownMemory | None = None,
         provable: float = 0.0,
     ) -> None:
         self._spec = spec
         self._points = Points(space)
-        self._recheck = recheck
-        self._min_effect = spec.measure.min_effect
-        self._least = max(self._min_effect, provable)
+        self._least = max(spec.measure.min_effect, provable)
         self.why_none = ""
         """Why no set was proposed when there was none."""
-        self._notes: list[str] = []
-        self._first = [*first, *self._rechecks]
+        self._first = list(first)
         self.failing: list[FlagSet] = []
         """Minimal failing sets: proposals that contain one are passed over."""
         self._seen = {FlagSet()}
         """Sets that are not proposed: the default, and all that were tried."""
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
-        self._replay = Replay(lambda number: make_sampler(spec.search, _seed(f"{spec.seed}/{number}")))
-        self._priors = priors or {}
+        self._replay = Replay(lambda number: make_sampler(spec.search, self._seed(number)))
+        self.priors = priors or {}
+        """The prior probability of each parameter to act, as far as there is one."""
         self._memory = memory
-        self._stored = stored
-        self._enqueued: dict[FlagSet, dict[str, Any]] = {}
+        self._enqueued: dict[FlagSet, Mapping[str, Any]] = {}
         """Sets that somebody enqueued in the study's storage, with the values by which it names them."""
 
     @property
-    def _rechecks(self) -> list[tuple[str, FlagSet]]:
-        """The sets of all no-ops of the screen."""
-        no_ops = self._recheck.sets if self._recheck is not None else ()
-        return [(NO_OPS_TOGETHER, s) for s in no_ops]
+    def space(self) -> SearchSpace:
+        """The space that is searched now."""
+        return self._points.space
 
-    def begin(self, config: TrialConfig) -> None:
-        """Opens a trial in the study's storage."""
-        if self._stored is not None:
-            self._stored.put(self._under_way(config.settings, _attributes(config)))
+    def begun(self, config: TrialConfig) -> FrozenTrial:
+        """Returns a trial that begins, for the study's storage."""
+        return self._under_way(config.settings, _attributes(config))
 
     def _under_way(self, settings: FlagSet, attributes: dict[str, Any]) -> FrozenTrial:
         return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings))
 
-    def tell(self, result: TrialResult) -> None:
-        """Adds a finished trial; a failed one as infeasible, for samplers ignore failed trials.
+    def tell(self, result: TrialResult) -> FrozenTrial | None:
+        """Adds a finished trial, a failed one as infeasible, for samplers ignore failed trials; returns it as Optuna's.
 
         One that was ended from outside is not tried again, but tells the models nothing.
         """
         self._seen.add(result.settings)
-        if self._recheck is not None and contradicts([result], min_effect=self._min_effect):
-            self._widen(self._recheck.whole)
         if result.failure is not None and result.failure.is_from_outside:
-            return
+            return None
         value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
         self._worst = max(self._worst, value)
         attributes = {**_attributes(result), "status": str(result.status), **certainty_of(result)}
@@ -180,8 +170,7 @@ class Proposer:
         )
         trial.number = len(self._history)
         self._history.append(trial)
-        if self._stored is not None:
-            self._stored.put(trial)
+        return trial
 
     def _peak_of(self, result: TrialResult) -> float | None:
         """Returns the peak of memory over the reference's, as it would be at the reference's limit."""
@@ -192,62 +181,44 @@ class Proposer:
         peak = result.worker.peak_bytes if result.worker is not None else None
         return peak / self._memory.default_bytes / self._memory.room(result.settings) if peak else None
 
-    def finish(self) -> None:
-        """Brings the study's storage up to date, if it has one."""
-        if self._stored is not None:
-            self._stored.finish()
-
-    def news(self) -> list[str]:
-        """Returns notes for the user since the last call."""
-        notes, self._notes = self._notes, []
-        return notes + (self._stored.news() if self._stored is not None else [])
-
-    def _widen(self, whole: SearchSpace) -> None:
-        more = len(whole.parameters) - len(self._points.parameters)
-        self._notes.append(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
-        self.move_to(whole, recheck=None, priors=self._priors)
-
-    def move_to(self, space: SearchSpace, *, recheck: NoOpRecheck | None, priors: Mapping[str, float]) -> None:
-        """Searches another space from now on; what was tried counts in it."""
-        self._recheck = recheck
-        self._priors = priors
+    def move_to(self, space: SearchSpace, *, first: Sequence[tuple[str, FlagSet]], priors: Mapping[str, float]) -> None:
+        """Searches another space from now on, after the sets of `first`; what was tried counts in it."""
+        self.priors = priors
         self._points = Points(space)
-        self._first += self._rechecks
+        self._first += first
         for trial in self._history:
             values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
             trial.params = values["params"]
             trial.distributions = values["distributions"]
         self._replay.forget()
 
-    def ask(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
+    def ask(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
         """Returns the set to try as trial `number`; None if the space is exhausted.
 
         Equal numbers after equal histories give equal proposals. `taken` are the sets that other lanes are trying.
         """
-        now_tried = set(taken) - self._seen
+        known = self._seen.union(taken)
         mended = [(origin, rest) for origin, settings in self._first for rest in self._without_failing(settings)]
         for origin, settings in (*self._first, *mended):
-            if settings not in self._seen and settings not in now_tried:
+            if settings not in known:
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
-        points = self._points.space.points()
-        if all(point in self._seen or point in now_tried for point in points):
+        if all(point in known for point in self.space.points()):
             return None
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         if not self._is_gain_likely(number, shown):
             self.why_none = f"no gain of {format_share(self._least)} or more is expected from another set"
-            return self.ask_best(number, taken=now_tried)  # it has fewer settings to leave out than tried sets
-        others = [self._under_way(s, {}) for s in sorted(now_tried, key=str)]
-        answer = self._answers(number, shown, others)
-        fitted = functools.cache(lambda: self._expecting(0).fit([*shown, *others]))
-        for repeat in range(MAX_REPEATS):
-            settings, origin = self._propose(number, repeat, answer)
-            is_known = settings in self._seen or settings in now_tried
-            is_bound = origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2
-            if is_known or (is_bound and not fitted().may_fit(self._points.values(settings) or {})):
+            return self.ask_best(number, taken=taken)  # it has fewer settings to leave out than tried sets
+        others = [self._under_way(s, {}) for s in sorted(known - self._seen, key=str)]
+        fitted: Fitted | None = None
+        for repeat, (settings, origin) in enumerate(self._proposals(number, shown, others)):
+            if settings in known or contains_failing(settings, self.failing):
                 continue
-            if not contains_failing(settings, self.failing):
-                return self._config(number, settings, origin)
+            if origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2:
+                fitted = fitted or self._expecting(0).fit([*shown, *others])
+                if not fitted.may_fit(self._points.values(settings) or {}):
+                    continue
+            return self._config(number, settings, origin)
         return None
 
     def _without_failing(self, settings: FlagSet) -> Iterator[FlagSet]:
@@ -267,27 +238,15 @@ class Proposer:
         measured = sum("failure" not in t.user_attrs for t in shown)
         if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._points.parameters)):
             return True
-        sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
-        return sampler.chance_of_gain(shown, least=-math.log1p(-self._least)) >= LEAST_CHANCE
+        chance = self._expecting(self._seed(number)).chance_of_gain(shown, least=-math.log1p(-self._least))
+        return chance >= LEAST_CHANCE
 
-    def ask_enqueued(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
-        """Returns the first set that somebody enqueued in the study's storage; those that cannot be run are refused."""
-        for trial in self._stored.enqueued() if self._stored is not None else ():
-            values = trial.system_attrs[ENQUEUED_KEY]
-            try:
-                settings = self._named_by(values)
-            except SettingError as error:
-                if trial.state is TrialState.WAITING and self._stored is not None:
-                    self._notes.append(f"the enqueued trial {trial.number} ({values}) is not run: {error}")
-                    self._stored.refuse(trial)
-                continue
-            if settings not in taken:
-                self._enqueued[settings] = values
-                return self._config(number, settings, ENQUEUED)
-        return None
+    def enqueued(self, number: int, values: Mapping[str, Any]) -> TrialConfig:
+        """Returns a trial of a set that somebody enqueued in the storage; SettingError if it is not to be tried.
 
-    def _named_by(self, values: Mapping[str, Any]) -> FlagSet:
-        """Returns the set with these values and defaults; SettingError if it is not to be tried."""
+        Args:
+            values: Of the set's settings; others have their defaults.
+        """
         parameters = self._points.parameters
         if unknown := [n for n in values if n not in parameters]:
             raise SettingError(f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}")
@@ -297,16 +256,17 @@ class Proposer:
             if text is None:
                 raise SettingError(f"{name} must be one of {format_domain(parameters[name])} but is {value!r}")
             texts[name] = text
-        settings = self._points.space.suggest(lambda p: texts[p.name])
-        if idle := sorted(values.keys() - (self._points.space.locate(settings) or {})):
+        settings = self.space.suggest(lambda p: texts[p.name])
+        if idle := sorted(values.keys() - (self.space.locate(settings) or {})):
             raise SettingError(f"{idle[0]} is searched {format_condition(parameters[idle[0]])}")
         if settings in self._seen:
             raise SettingError("it is tried already")
         if contains_failing(settings, self.failing):
             raise SettingError("a part of it fails")
-        return settings
+        self._enqueued[settings] = values
+        return self._config(number, settings, ENQUEUED)
 
-    def ask_best(self, number: int, *, taken: Iterable[FlagSet] = ()) -> TrialConfig | None:
+    def ask_best(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
         """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
         settings = self._estimates().best
         if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
@@ -314,49 +274,46 @@ class Proposer:
         return self._config(number, settings, PREDICTED_BEST)
 
     def _config(self, number: int, settings: FlagSet, origin: str) -> TrialConfig:
-        params = self._points.space.locate(settings) or {}
+        params = self.space.locate(settings) or {}
         return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
         """Returns estimates from all trials, whichever sampler proposed them; None if none was measured."""
-        found = self._estimates()
-        return found.record() if found.measured else None
+        estimates = self._estimates()
+        return estimates.record() if estimates.measured else None
 
     def _estimates(self) -> StudyEffects:
-        sampler = self._additive(_seed(f"{self._spec.seed}/effects"))
-        return StudyEffects(self._points, sampler, self._history, least=self._min_effect)
+        sampler = self._additive(self._seed("effects"))
+        return StudyEffects(self._points, sampler, self._history, least=self._spec.measure.min_effect)
 
-    def _propose(self, number: int, repeat: int, answer: Callable[[], FlagSet]) -> tuple[FlagSet, str]:
-        """Returns one point of the space, known or not, and its origin."""
-        seed = _seed(f"{self._spec.seed}/{number}/{repeat}")
-        name = self._spec.search.sampler
-        # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
-        if repeat >= FEW_REPEATS:
-            return self._random(seed, changes=len(self._points.parameters)), RANDOM
-        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
-            return self._random(seed, changes=CHANGES), RANDOM
-        return answer(), name
-
-    def _answers(
+    def _proposals(
         self, number: int, shown: Sequence[FrozenTrial], others: Sequence[FrozenTrial]
-    ) -> Callable[[], FlagSet]:
-        """Returns what asks the sampler for trial `number`, after the trials `shown` and while the `others` run."""
-        if self._spec.search.sampler == ADDITIVE:  # the same trials, the same answer
-            sampler = self._expecting(_seed(f"{self._spec.seed}/{number}"))
-            return functools.cache(lambda: self._points.point(sampler.propose([*shown, *others])))
+    ) -> Iterator[tuple[FlagSet, str]]:
+        """Yields points of the space for trial `number`, known or not, and their origins.
 
-        @functools.cache
-        def study() -> optuna.Study:
-            made = self._replay.up_to(shown, number)
-            made.add_trials(others)
-            return made
-
-        return lambda: self._points.space.suggest(functools.partial(suggest, study().ask()))
+        Args:
+            shown: Trials of which the sampler knows.
+            others: Trials that are running.
+        """
+        name = self._spec.search.sampler
+        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
+            for repeat in range(FEW_REPEATS):
+                yield self._random(self._seed(f"{number}/{repeat}"), changes=CHANGES), RANDOM
+        elif name == ADDITIVE:  # the same trials, the same answer
+            yield self._points.point(self._expecting(self._seed(number)).propose([*shown, *others])), name
+        else:
+            study = self._replay.up_to(shown, number)
+            study.add_trials(others)
+            for _ in range(FEW_REPEATS):
+                yield self.space.suggest(functools.partial(suggest, study.ask())), name
+        # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
+        for repeat in range(FEW_REPEATS, MAX_REPEATS):
+            yield self._random(self._seed(f"{number}/{repeat}"), changes=len(self._points.parameters)), RANDOM
 
     def _expecting(self, seed: int) -> AdditiveFlagSampler:
         """Returns the additive sampler that knows what others published; estimates are of the trials alone."""
         sampler = self._additive(seed)
-        for expected in self._points.space.expected:
+        for expected in self.space.expected:
             values = self._points.values(expected.settings)
             if values is not None:
                 sampler.expected.append((values, expected.log_ratio, expected.sd))
@@ -366,7 +323,7 @@ class Proposer:
         """Returns the additive sampler, whose model also estimates effects for any other sampler."""
         points = self._points
         flags = {
-            n: flag_of(p, self._priors.get(n), self._spec.baseline.get(n), among=points.parameters)
+            n: flag_of(p, self.priors.get(n), self._spec.baseline.get(n), among=points.parameters)
             for n, p in points.parameters.items()
         }
         sampler = AdditiveFlagSampler(points.distributions, flags, seed=seed, is_log_ratio=True)
@@ -393,7 +350,12 @@ class Proposer:
                 return parameter.default_choice
             return suggest(trial, parameter)
 
-        return self._points.space.suggest(choose)
+        return self.space.suggest(choose)
+
+    def _seed(self, what: object) -> int:
+        """Returns the seed of one of the study's draws."""
+        text = f"{self._spec.seed}/{what}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
         """Returns what makes a trial of Optuna of a set: values that are in the space, and how it was enqueued."""
@@ -412,7 +374,3 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
 
 def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")

@@ -113,8 +113,7 @@ class Points:
     def located(self, settings: FlagSet) -> dict[str, Any]:
         """Returns Optuna's values of those settings of a point that have a value of the space."""
         located = self.space.locate(settings) or {}
-        held = {n: self.parameters[n] for n, text in located.items() if text in self.parameters[n].choices}
-        return {n: from_text(p, located[n]) for n, p in held.items()}
+        return {n: from_text(p, located[n]) for n, p in self.parameters.items() if located.get(n) in p.choices}
 
 
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:

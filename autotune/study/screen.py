@@ -15,7 +15,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +39,15 @@ from autotune.measure.memory import compiled_failure
 from autotune.model.errors import AutotuneError, LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, WorkerReport
-from autotune.model.records import Callbacks, ScreenRecord, TrialResult
-from autotune.model.spec import StudySpec
+from autotune.model.records import ScreenRecord, TrialResult
+from autotune.model.spec import FEWEST_TRIALS, StudySpec
 from autotune.model.stop import result_of
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Verdict, judge
+from autotune.study.run import StudyRun
 
 R = TypeVar("R")
 
@@ -86,36 +87,41 @@ class StudyScreener:
     """The screen of one study, open as long as the study runs.
 
     Attributes:
-        report: None before it ran, and if it cannot run.
-        is_measuring: Whether this machine is measuring now, which compiling must not disturb.
-        kept_s: Seconds of the time budget that are reserved for search and proofs.
+        report: None before it ran, and if it cannot run or is not wanted.
     """
 
-    def __init__(self, store: Store, view: Callbacks) -> None:
+    def __init__(self, run: StudyRun) -> None:
         self.report: ScreenReport | None = None
-        self.is_measuring: Callable[[], bool] = lambda: False
-        self._store = store
-        self._spec = store.spec
-        self._view = view
+        self._run = run
+        self._store = run.store
+        self._spec = run.spec
+        self._view = run.view
+        self._is_on, why_not = is_wanted(run.spec)
+        if why_not:
+            self._view.note(why_not)
         self._resources = contextlib.ExitStack()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="screen")
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
         self._groups: Future[ScreenReport] | None = None
         self._groups_end_s = math.inf
         self._screen: Screener | None = None
-        self._is_on = True
-        self._believes_memory = True
-        self.kept_s = 0.0
+
+    @property
+    def _is_measuring(self) -> bool:
+        """Whether this machine is measuring now, which compiling must not disturb."""
+        return self._run.lanes.is_measuring
 
     def narrow(self, space: SearchSpace, reference: WorkerReport) -> SearchSpace:
-        """Screens a space, unless that was done; returns the space to search first."""
+        """Screens a space, unless that was done or there is no time for it; returns the space to search first."""
+        if not (self._is_on and self._run.time.is_enough):
+            return space
         target: Target | None = None
         topology: Topology | None = None
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
             screen = self._open(target, topology)
-            self.report = self._known(screen) or self._run(screen, space)
+            self.report = self._known(screen) or self._compile_alone(screen, space)
             if self.report.of_effect(Effect.ALONE):
                 self._begin_groups(screen, self.report, space)
                 if not self._has_room_beside(screen):
@@ -124,12 +130,16 @@ class StudyScreener:
         except Exception as error:
             self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
             return space
-        self._believes_memory = self.report.reference.fits is not False
         if not self._believes_memory:
             self._view.note(
                 "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
             )
         return left
+
+    @property
+    def _believes_memory(self) -> bool:
+        """Whether what compiling says of memory is not refuted by the reference, which runs."""
+        return self.report is not None and self.report.reference.fits is not False
 
     def left(self, space: SearchSpace) -> SearchSpace:
         """Returns what of a space needs measurements by the report, and says so."""
@@ -152,7 +162,7 @@ class StudyScreener:
 
     def _show(self, done: str) -> None:
         """Shows what is compiled, unless something is measured, which is shown then."""
-        if not self.is_measuring():
+        if not self._is_measuring:
             self._view.phase(f"screening, {done[:80]}")
 
     def settled(self, *, wait: bool = False) -> bool:
@@ -212,7 +222,7 @@ class StudyScreener:
                 return report
         return None
 
-    def _run(self, screen: Screener, space: SearchSpace) -> ScreenReport:
+    def _compile_alone(self, screen: Screener, space: SearchSpace) -> ScreenReport:
         values = domains(space)
         self._store.tell_stage("screen")
         self._view.stage("screen", f"{len(values)} settings are compiled, none is launched")
@@ -237,22 +247,24 @@ class StudyScreener:
         budget_s = self._spec.search.time_budget
         if budget_s is None:
             return math.inf
-        left_s = budget_s - self._store.watch.total_s - self.kept_s
+        time_left = self._run.time
+        kept_s = time_left.reserved_s + FEWEST_TRIALS * time_left.takes.trial_s
+        left_s = budget_s - time_left.elapsed_s - kept_s
         waited_s = sum(r.duration_s for r in self._store.of(ScreenRecord))
         return max(0.0, min(SHARE_OF_BUDGET * budget_s - waited_s, left_s))
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         self._is_on = False
-        said = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-        self._view.note(f"the study continues without a screen: {said}")
+        reason = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+        self._view.note(f"the study continues without a screen: {reason}")
         if target:
-            self._store.append(ScreenRecord(target=target, topology=topology, reason=said))
+            self._store.append(ScreenRecord(target=target, topology=topology, reason=reason))
 
     def _wait(self, work: Callable[[], R]) -> R:
         """Runs work on the compiling thread, beside a measurement on processors that it can spare, and waits for it."""
         if self._screen is not None:
             here = self._screen.job.topology
-            spare = spare_processors(here.gpus_per_node) if self.is_measuring() else ()
+            spare = spare_processors(here.gpus_per_node) if self._is_measuring else ()
             self._screen.compiler.kept_to = frozenset(spare)
         return result_of(self._pool.submit(work))
 
@@ -279,45 +291,20 @@ class StudyScreener:
         self._resources.close()
 
 
-@contextlib.contextmanager
-def open_study_screener(store: Store, view: Callbacks) -> Iterator[StudyScreener | None]:
-    """Opens the screen of a study for the block; yields None, with a note, if the study has none."""
-    asked, why_not = is_wanted(store.spec)
-    if why_not:
-        view.note(why_not)
-    if not asked:
-        yield None
-        return
-    opened = StudyScreener(store, view)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
 # ---------------------------------------------------------------------- no-op recheck
 
 
-@dataclass(frozen=True, slots=True)
-class NoOpRecheck:
-    """Sets that are tried because the screen may be wrong on the actual GPU."""
+def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tuple[str, FlagSet]]:
+    """Returns one or two sets of all no-ops that a screen removed from a space, for the actual GPU may differ.
 
-    sets: tuple[FlagSet, ...]
-    """One or two sets of all no-op settings."""
-    whole: SearchSpace
-    """The space to search if one of them differs from the reference."""
-
-
-def recheck_of(space: SearchSpace, report: ScreenReport) -> NoOpRecheck | None:
-    """Returns the recheck of the no-ops that a screen removed from a space; None without any."""
+    There are none without a screen, and where it compiled for the very CPU that runs.
+    """
+    if report is None or report.limit_bytes is None:
+        return []
     names = {p.name for p in space.parameters}
-    no_ops = {
-        s.name: [v.value for v in s.values] for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values
-    }
-    if not no_ops:
-        return None
-    sets = (FlagSet({n: values[i] for n, values in no_ops.items()}) for i in (0, -1))
-    return NoOpRecheck(tuple(dict.fromkeys(sets)), narrowed(space, report, keeps_no_ops=True))
+    no_ops = [s for s in report.of_effect(Effect.NO_OP) if s.name in names and s.values]
+    sets = (FlagSet({s.name: s.values[at].value for s in no_ops}) for at in (0, -1))
+    return [(NO_OPS_TOGETHER, settings) for settings in dict.fromkeys(sets) if settings]
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:

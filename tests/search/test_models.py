@@ -14,6 +14,7 @@ from autotune.search.additive import AdditiveModel, Observations, Tables
 from autotune.search.effects import Effects
 from autotune.search.failures import PAIR, SINGLE, Cause, FailureModel, Pairs, Risks
 from autotune.search.memory import MemoryModel, Peaks
+from autotune.search.models import Models
 from autotune.search.posterior import SHARES, SIZES, Chain, State
 from autotune.search.space import MAIN_RANK, PAIR_RANK, Codes, Design, Factor, Floats
 from tests.tables import toml_beside
@@ -354,7 +355,7 @@ def learn(
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
     model, failures = AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, [])
-    return Effects(model, failures, MemoryModel(design, NO_PEAKS, None), seed=seed)
+    return Effects(Models(model, failures, MemoryModel(design, NO_PEAKS, None)), seed=seed)
 
 
 def plant(seed: int) -> Planted:

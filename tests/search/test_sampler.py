@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,12 +15,19 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import TrialState
 
 from autotune.search.acquisition import propose
-from autotune.search.additive import GREEDY, AdditiveModel
+from autotune.search.additive import GREEDY
 from autotune.search.failures import FailureModel
-from autotune.search.memory import MemoryModel
 from autotune.search.posterior import BURN_IN
-from autotune.search.sampler import DUPLICATE_KEY, MANY_JUMPS, MEMORY_KEY, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
-from autotune.search.space import CodedSpace, Codes, Flag
+from autotune.search.sampler import (
+    DUPLICATE_KEY,
+    MANY_JUMPS,
+    MEMORY_KEY,
+    MOST_PAIRS,
+    SD_KEY,
+    AdditiveFlagSampler,
+    Fitted,
+)
+from autotune.search.space import Codes, Flag
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
 SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(["false", "true"]) for n in SETTINGS}
@@ -72,7 +80,7 @@ def searched(trials: int, seed: int = 0) -> optuna.Study:
 def chances(made: AdditiveFlagSampler, trials: Sequence[optuna.trial.FrozenTrial]) -> dict[str, float]:
     """What is believed of each setting after some trials."""
     fitted = made.fit(trials)
-    coded, model = fitted.coded, fitted.model
+    coded, model = fitted.coded, fitted.effects
     return dict(zip(coded.names, map(float, model.p_active()), strict=True))
 
 
@@ -95,10 +103,7 @@ def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
 class Learned(NamedTuple):
     """What was learned of some trials, and the sets that ran."""
 
-    coded: CodedSpace
-    model: AdditiveModel
-    failures: FailureModel
-    memory: MemoryModel
+    fitted: Fitted
     ran: Codes
 
 
@@ -106,7 +111,7 @@ def learned(trials: int) -> Learned:
     study = searched(trials)
     fitted = sampler().fit(study.trials)
     coded = fitted.coded
-    return Learned(*fitted, coded.table([c for c, _ in coded.split(study.trials)[0]]))
+    return Learned(fitted, coded.table([c for c, _ in coded.split(study.trials)[0]]))
 
 
 def test_equal_seeds_and_histories_give_equal_proposals() -> None:
@@ -186,7 +191,7 @@ def test_priors_lead_until_data_wash_them_out() -> None:
     assert chance["flag_02"] > 0.75
     assert chance["flag_03"] < 0.05
     fitted = made.fit(searched(50).trials)
-    coded, model = fitted.coded, fitted.model
+    coded, model = fitted.coded, fitted.effects
     chance = chances(made, searched(50).trials)
     assert chance["flag_02"] < 0.75
     assert abs(model.mean.main[coded.names.index("flag_02")][1]) < 0.01  # it does nothing
@@ -278,7 +283,7 @@ def test_more_settings_than_all_pairs_of_can_be_told_apart() -> None:
         both = (params["p1"] > 3) and (params["p2"] > 3)
         value = math.exp(-0.3 * both - 0.1 * (params["p1"] > 3))
         study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-    model = made.fit(study.trials).model
+    model = made.fit(study.trials).effects
     assert len(model.design.pairs) == MOST_PAIRS
     assert (1, 2) in model.design.pairs
 
@@ -294,7 +299,7 @@ def test_a_proposal_takes_no_longer_for_more_settings_in_a_group() -> None:
             params = {n: int(rng.integers(11)) for n in space}
             value = -0.05 * (params["p3"] > 0) - 0.03 * (params["p7"] > 4) + 0.01 * float(rng.standard_normal())
             study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
-        model = made.fit(study.trials).model
+        model = made.fit(study.trials).effects
         looks.append(len(model.design.blocks))
         # Products of all features with those of a block are taken for the few blocks that were ever in.
         products.append(len(model.chain._products))
@@ -318,28 +323,29 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
     is_risky: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the definition of expected improvement, over draws that the proposals did not see."""
-    coded, model, failures, memory, ran = learned(14)
+    fitted, ran = learned(14)
+    coded, model = fitted.coded, fitted.effects
     if is_risky:  # one of two settings that pay, or of three that do nothing, made two sets fail
         suspects = [coded.names.index(n) for n in ("flag_00", "flag_03", "flag_04", "flag_11", "flag_21")]
         cleared, failed = ran.copy(), np.zeros((2, len(coded.names)), dtype=np.int64)
         cleared[:, suspects], failed[:, suspects] = 0, 1
-        failures = FailureModel(model.design, cleared, failed, [])
+        fitted = replace(fitted, failures=FailureModel(model.design, cleared, failed, []))
     draws = model.draws(np.random.default_rng(1), 600)
     least = np.minimum(draws.totals(ran).min(axis=1), 0.0)
 
     def improvement(share: float) -> float:
         monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", share)
         rngs = [np.random.default_rng(seed) for seed in range(40)]
-        codes = np.array([propose(model, failures, memory, rng, tried=ran) for rng in rngs])
+        codes = np.array([propose(fitted, rng, tried=ran) for rng in rngs])
         gains = np.maximum(least[:, None] - draws.totals(codes), 0.0).mean(axis=0)
-        return float((gains * np.exp(failures.log_survivals(codes))).mean())
+        return float((gains * np.exp(fitted.failures.log_survivals(codes))).mean())
 
     assert improvement(1.0) > 1.2 * improvement(0.0)
 
 
 def test_totals_of_samples_are_on_average_what_is_expected() -> None:
     found = learned(25)
-    model, codes = found.model, found.ran
+    model, codes = found.fitted.effects, found.ran
     many = model.draws(np.random.default_rng(0), 4000).totals(codes)
     expected = np.array([model.mean.total(c) for c in codes])
     errors = many.std(axis=0) / math.sqrt(len(many))
@@ -349,9 +355,9 @@ def test_totals_of_samples_are_on_average_what_is_expected() -> None:
 def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker tries is known to the next one: the same belief then proposes another set."""
     monkeypatch.setattr("autotune.search.acquisition.IMPROVING_SHARE", 1.0)
-    _, model, failures, memory, ran = learned(25)
-    first = propose(model, failures, memory, np.random.default_rng(3), tried=ran)
-    draws = model.draws(np.random.default_rng(1), 2000)
+    fitted, ran = learned(25)
+    first = propose(fitted, np.random.default_rng(3), tried=ran)
+    draws = fitted.effects.draws(np.random.default_rng(1), 2000)
 
     def improvement(codes: Codes, known: Codes) -> float:
         least = draws.totals(known).min(axis=1)
@@ -359,7 +365,7 @@ def test_no_set_that_is_known_or_being_tried_counts_as_an_improvement(monkeypatc
 
     assert improvement(first, ran) > 0
     assert improvement(first, np.concatenate([ran, first[None]])) == pytest.approx(0)
-    second = propose(model, failures, memory, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]))
+    second = propose(fitted, np.random.default_rng(3), tried=np.concatenate([ran, first[None]]))
     assert improvement(second, np.concatenate([ran, first[None]])) > 0
 
 
@@ -372,7 +378,8 @@ def test_chances_to_run_of_many_sets_are_those_of_each() -> None:
     made = sampler()
     made.known_failing = [{"flag_13": "true"}]
     study = search(made, measure, 12)
-    coded, _, failures, _ = made.fit(study.trials)
+    fitted = made.fit(study.trials)
+    coded, failures = fitted.coded, fitted.failures
     rows = np.random.default_rng(0).integers(2, size=(40, len(coded.names)))
     together = failures.log_survivals(rows)
     np.testing.assert_allclose(together, [float(failures.log_survivals(row[None])[0]) for row in rows])

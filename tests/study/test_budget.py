@@ -29,7 +29,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.model.stop import Stopped
 from autotune.stats.estimates import TrialFinding
-from autotune.study.budget import TimeLeft, Timetable, format_timetable
+from autotune.study.budget import TimeLeft, format_timetable
 from autotune.study.driver import run_study
 from autotune.study.plan import longer_trial_s
 from harness.simulated import GivenSetup
@@ -55,7 +55,7 @@ class Ended:
         self.timed = TimedStudy(GivenSetup(given_space=SPACE), start_factor=start_factor)
         self.diary = Diary()
         self.conclusion: ConclusionRecord | None = None
-        self.table: Timetable | None = None
+        self.time: TimeLeft | None = None
         for stop_s in stops:
             self.timed.clock.stop_at_s = stop_s
             self.go_on(spec)
@@ -70,7 +70,7 @@ class Ended:
         except (Stopped, LaunchError) as error:
             self.diary.note(f"ended by {error!r}")
             return
-        self.table = run.time.timetable()
+        self.time = run.time
 
     def of(self, kind: Any) -> Any:
         return there(self.timed.store).of(kind)
@@ -93,7 +93,7 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
     if ended.conclusion is None:  # refused as soon as the reference had started
         assert ended.said("search.time_budget must hold"), name
         return
-    if not there(ended.table).is_enough:
+    if not there(ended.time).is_enough:
         assert ended.said("too small for a proof here"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
@@ -232,22 +232,23 @@ def test_hanging_sets_do_not_use_up_the_time_of_the_proof() -> None:
 
 def test_the_split_is_told_before_the_search() -> None:
     ended = Ended(study(0.25, 20.0, 60 * MINUTE))
-    table = there(ended.table)
-    assert format_timetable(table, asked=30) in ended.diary.notes[:2]
-    assert 0 < table.reserved_s < table.budget_s - table.used_s
-    assert len(ended.of(TrialResult)) <= table.trials
+    time = there(ended.time)
+    assert format_timetable(time) in ended.diary.notes[:2]
+    assert 0 < time.reserved_s < time.budget_s - time.used_s
+    assert len(ended.of(TrialResult)) <= time.trials
 
 
 def test_without_a_budget_nothing_is_split() -> None:
     ended = Ended(study(0.25, 20.0, None, trials=12))
-    assert ended.table is None
+    assert not there(ended.time).has_budget
     assert not ended.said("budget")
     assert len(ended.of(FinalistResult)) > 1
 
 
 def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that would break: who keeps nothing back ends late or proves nothing."""
-    monkeypatch.setattr(TimeLeft, "timetable", lambda self: None)
+    monkeypatch.setattr(TimeLeft, "still_kept_s", 0.0)
+    monkeypatch.setattr(TimeLeft, "least_s", 0.0)
     ended = Ended(study(0.25, 20.0, 30 * MINUTE, trials=60, search={"sampler": "random"}))
     assert ended.found
     assert there(ended.conclusion).outcome is not Outcome.WINNER
@@ -297,9 +298,9 @@ def test_a_study_without_a_winner_ends_when_no_trial_and_proof_fit_any_more(mode
     spec = study(0.1, 5.0, 14 * MINUTE, trials=500, replay=replay, measure={"mode": mode}, search={"sampler": "random"})
     spec = spec.model_copy(update={"seed": seed})
     ended = Ended(spec)
-    table, before = there(ended.table), there(ended.conclusion)
+    time, before = there(ended.time), there(ended.conclusion)
     assert before.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert 14 * MINUTE - ended.timed.clock.now_s < table.least_s + 1.5 * table.trial_s
+    assert 14 * MINUTE - ended.timed.clock.now_s < time.least_s + 1.5 * time.takes.trial_s
     ended.go_on(spec)
     assert there(ended.conclusion).sentence == before.sentence
 
@@ -308,9 +309,8 @@ def test_time_kept_for_a_proof_that_exists_is_free_for_more_trials() -> None:
     spec = study(0.1, 20.0, 40 * MINUTE, trials=4, search={"sampler": "random"})
     ended = Ended(spec)
     assert there(ended.conclusion).outcome is Outcome.WINNER
-    table = there(ended.table)
     used_s = ended.timed.clock.now_s
-    budget_s = used_s + table.reserved_s
+    budget_s = used_s + there(ended.time).reserved_s
     ended.go_on(study(0.1, 20.0, budget_s, trials=6, search={"sampler": "random"}))
     assert len(ended.of(TrialResult)) == 6
     assert there(ended.conclusion).outcome is Outcome.WINNER

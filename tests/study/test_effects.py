@@ -87,7 +87,7 @@ def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio
         user_attrs={SD_KEY: 0.01, NUMBER_KEY: 1},
     )
     sampler = AdditiveFlagSampler(distributions, flags, seed=0, is_log_ratio=True)
-    assert min(sampler.fit([trial]).model.p_active()[1:]) > 0.5  # the prior's, with that of pairs
+    assert min(sampler.fit([trial]).effects.p_active()[1:]) > 0.5  # the prior's, with that of pairs
     found = StudyEffects(Points(space), sampler, [trial], least=0.0).record()
     assert {s.name for s in found.settings if s.chance > 0.5} == shown
 
