@@ -21,7 +21,6 @@ from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener, find_can
 from autotune.compiler.targets import compiler_versions, load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import load_catalog
 
 RESULTS = Path(__file__).parent / "results"
 _SHARDED: dict[str, Any] = {"mesh": {"fsdp": 8}}
@@ -77,7 +76,7 @@ def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     job = CompileJob(entry=entry, options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8"))
     with Compiler(job) as compiler:
-        screener = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
+        screener = Screener(compiler, baseline=FlagSet())
         result = screener.result(FlagSet())
         if result.program is None:
             return {"failure": result.failure.message if result.failure else ""}

@@ -12,7 +12,6 @@ from autotune.compiler.compiler import Compiler
 from autotune.compiler.screen import Effect, Screener
 from autotune.compiler.targets import load_target, parse_topology
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import load_catalog
 from harness.known_programs import Domains, lost_programs, points
 
 
@@ -77,7 +76,7 @@ def brute_force(space: Space) -> dict[str, Any]:
         paths=(str(Path(__file__).parents[1]),),
     )
     with Compiler(job) as compiler:
-        screen = Screener(compiler, baseline=FlagSet(space.baseline), catalog=load_catalog())
+        screen = Screener(compiler, baseline=FlagSet(space.baseline))
         started = time.monotonic()
         report = screen.run(space.domains)
         screened_s = time.monotonic() - started

@@ -16,6 +16,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED, Comparison, Pair, Stamped, WorkloadFacts
 from autotune.model.records import Callbacks, TrialOutcome, TrialStatus
 from autotune.model.spec import StudySpec
+from autotune.rundir.files import FileEnd
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import NORMAL, Estimate
@@ -79,8 +80,8 @@ class MemoryStore(Store):
         """Another session takes it up."""
         self.spec, self._is_sole_writer = spec, True
 
-    def _persist(self, record: Stamped) -> int:
-        return 0
+    def _persist(self, record: Stamped) -> FileEnd:
+        return FileEnd(0)
 
     def _refresh(self) -> None:
         pass

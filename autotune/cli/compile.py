@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +108,7 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
     """Yields the study for a cluster and its screener; progress goes to stderr."""
     from autotune.compiler.screen import open_screener
     from autotune.compiler.targets import load_target, parse_topology, target_here
-    from autotune.machine.environment import caller_environment, default_cache_dir
+    from autotune.machine.environment import default_cache_dir
     from autotune.model.spec import load_study
 
     spec = load_study(study)
@@ -119,8 +118,7 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
         study_dir=study.resolve().parent,
         target=load_target(target) if target else attached,
         topology=parse_topology(topology) if topology else None,
-        cache_dir=default_cache_dir(caller_environment()) / "screen",
+        cache_dir=default_cache_dir() / "screen",
         progress=note,
-        processors=lambda: len(os.sched_getaffinity(0)),
     ) as screener:
         yield screener

@@ -111,10 +111,12 @@ class CompileWorker:
         self._folder = self._scratch.path
         devices = job.topology.device_count if job.target is None else None
         env = with_packages(child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices))
-        env["CUDA_VISIBLE_DEVICES"] = ""  # described GPUs only: attached ones are being measured
-        env["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # else the plugin requires cuPTI, useless without a GPU
-        env["OPENBLAS_NUM_THREADS"] = "1"  # threads that a fork would lose
-        env["TF_CPP_MIN_LOG_LEVEL"] = "1"
+        env |= {
+            "CUDA_VISIBLE_DEVICES": "",  # described GPUs only: attached ones are being measured
+            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # else the plugin requires cuPTI, useless without a GPU
+            "OPENBLAS_NUM_THREADS": "1",  # threads that a fork would lose
+            "TF_CPP_MIN_LOG_LEVEL": "1",
+        }
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
         self._send(
@@ -128,9 +130,9 @@ class CompileWorker:
             lowers_first=lowers_first,
         )
         progress("lower")
-        answer = self._process.first(("ready", "error"), START_LIMIT_S)
-        self.broken = None if answer and answer["type"] == "ready" else self._why_broken(answer)
-        self.is_touched = bool(answer and answer.get("is_touched"))
+        answer = self._process.first(("ready", "error"), START_LIMIT_S) or {}
+        self.broken = None if answer.get("type") == "ready" else self._why_broken(answer)
+        self.is_touched = bool(answer.get("is_touched"))
 
     def _send(self, kind: str, **order: Any) -> None:
         self._process.send({"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order})
@@ -141,8 +143,10 @@ class CompileWorker:
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)
             flags = [flags_given.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
-            flags += [ESTIMATES] if has_estimates and self._job.target else []
-            flags += [f"--{KERNEL_CACHE}={self._folder / 'kernels'}"] if self._job.target else []
+            if self._job.target is not None:
+                flags.append(f"--{KERNEL_CACHE}={self._folder / 'kernels'}")
+                if has_estimates:
+                    flags.append(ESTIMATES)
             self._send(
                 "compile",
                 folder=str(folder),
@@ -155,7 +159,7 @@ class CompileWorker:
             if answer is None:
                 return None
             report = json.loads(read_log(folder / RESULT) or "{}")
-            cost = {n: answer[n] for n in ("duration_s", "cpu_s", "host_bytes")}
+            cost = {n: answer[n] for n in ("cpu_s", "host_bytes")}
             if answer["exit_status"] != 0 or answer["timed_out"]:
                 failure = _failure(last_lines(folder / LOG), limits, answer, report)
                 return CompileResult(settings=settings, failure=failure, **cost)
@@ -166,14 +170,16 @@ class CompileWorker:
             program = read_program(folder, report, self._job.topology, is_gpu=self._job.target is not None)
             return CompileResult(settings=settings, program=program, **cost)
 
-    def _why_broken(self, answer: Mapping[str, Any] | None) -> Failure:
+    def _why_broken(self, answer: Mapping[str, Any]) -> Failure:
         """Returns the failure of a worker that cannot compile any set."""
         lines = tuple((self._process.end or {}).get("last_lines", ()))
-        if answer is not None and answer.get("error_type"):
+        if answer.get("error_type"):
+            kind = FailureKind.WORKLOAD_ERROR
             message = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
-            return Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="lower", last_lines=lines)
-        message = "the compile worker did not start: " + (" | ".join(lines[-3:]) or "it said nothing")
-        return Failure(kind=FailureKind.LAUNCH, message=message, phase="lower", last_lines=lines)
+        else:
+            kind = FailureKind.LAUNCH
+            message = f"the compile worker did not start: {' | '.join(lines[-3:]) or 'it said nothing'}"
+        return Failure(kind=kind, message=message, phase="lower", last_lines=lines)
 
     def close(self) -> None:
         """Ends the process and removes its folder."""
@@ -186,7 +192,7 @@ class CompileWorker:
 
 
 def _failure(
-    lines: tuple[str, ...], limits: CompileLimits, answer: Mapping[str, Any], found: Mapping[str, Any]
+    lines: tuple[str, ...], limits: CompileLimits, answer: Mapping[str, Any], report: Mapping[str, Any]
 ) -> Failure:
     """Returns the failure of a compilation, by the last lines of its log and what the worker says of its end."""
     if answer["timed_out"]:
@@ -201,8 +207,8 @@ def _failure(
             kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", last_lines=lines, signal=TOO_SLOW
         )
     return classify_failure(
-        exit_status=answer["exit_status"], phase="compile", error_type=found.get("error_type"),
-        message=found.get("message"), last_lines=lines, log=None,
+        exit_status=answer["exit_status"], phase="compile", error_type=report.get("error_type"),
+        message=report.get("message"), last_lines=lines, log=None,
     )  # fmt: skip
 
 
@@ -220,10 +226,9 @@ def require_applied(asked: FlagSet, *, marker: str, written: str, jax_options: M
     lost = [*check_options(asked, jax_options), *check_debug_options(asked, options)]
     if options.get("xla_dump_to") != [marker]:
         lost = ["XLA does not say that it read them"]
-    missing = [n for n in asked.of_kind("jax") if n not in jax_options]
-    if lost or missing:
-        why = "; ".join([*lost, *(f"{n}: this JAX has no such option" for n in missing)])
+    lost += [f"{n}: this JAX has no such option" for n in asked.of_kind("jax") if n not in jax_options]
+    if lost:
         raise LaunchError(
-            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: {why}; a workload "
-            "must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
+            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: {'; '.join(lost)}; a "
+            "workload must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
         )

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,10 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 """Bits of the types whose name does not give them, as ``bf16`` and ``f8e4m3fn`` do."""
 
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](\{[^{}]*S\(5\)[^{}]*\})?")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
-_LITERAL = re.compile(r"[su]\d+\[\](?:\{\S*\})? -?\d+$")
+_LITERAL = re.compile(r"[su]\d+ (-?\d+)")
 _REFERENCE = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)")
 
 
@@ -60,31 +60,48 @@ class Array:
         return math.ceil(self.elements * bits / 8)
 
 
-@dataclass(slots=True)
+class Operand(NamedTuple):
+    """An instruction whose result another one takes."""
+
+    instruction: Instruction
+    member: int | None
+    """Index of a member of its tuple (``%while#4``); None for all of it."""
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """Its arrays."""
+        shape = self.instruction.shape
+        return shape if self.member is None else shape[self.member : self.member + 1]
+
+
+@dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction."""
+    """One instruction, linked to those of its computation that it depends on and that depend on it."""
 
     name: str
-    opcode: str
+    computation: Computation
+    opcode: str = ""
     """``fusion``, ``all-gather-start``, ``custom-call`` ..."""
-    shape: tuple[Array, ...]
+    shape: tuple[Array, ...] = ()
     """The arrays of its result, tuples flattened."""
-    operands: tuple[str, ...]
-    members: tuple[int | None, ...]
-    """For each operand, the index of a member of its tuple (``%while#4``); None for all of it."""
-    attributes: str
-    called: Mapping[str, str]
-    """Attribute (``calls``, ``body``, ``condition``, ``to_apply``) to the name of a computation."""
-    is_root: bool = False
-    index: int | None = None
-    """Number of a parameter."""
-    literal: int | None = None
-    """Value of a scalar integer constant."""
+    operands: tuple[Operand, ...] = ()
+    inside: str = ""
+    """The text between its parentheses: operands, the number of a parameter, the value of a constant."""
+    attributes: str = ""
+    called: Mapping[str, Computation] = field(default_factory=dict)
+    """Computations that it runs, by attribute (``calls``, ``body``, ``condition``, ``to_apply``)."""
+    users: list[Instruction] = field(default_factory=list)
+    """Instructions that take its result, once for each operand."""
 
     @property
     def bytes(self) -> int:
         """Bytes of the result."""
         return sum(a.bytes for a in self.shape)
+
+    @property
+    def call_target(self) -> str:
+        """Name of the library function that a custom call runs; empty for other instructions."""
+        return self.attribute(r'custom_call_target="([^"]*)"') or ""
 
     def attribute(self, pattern: str) -> str | None:
         """Returns the first group of a pattern in the attributes."""
@@ -92,37 +109,25 @@ class Instruction:
         return match[1] if match else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Computation:
     """Instructions by name, in the order in which they run."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
-
-    @property
-    def root(self) -> Instruction:
-        """The instruction whose value is the computation's result."""
-        return next(i for i in reversed(self.instructions.values()) if i.is_root)
+    root_name: str = ""
+    """Name of the instruction whose value is the computation's result."""
 
 
 @dataclass(slots=True)
 class Module:
-    """Computations by name."""
+    """Computations by name; one stands behind those that it calls."""
 
     computations: dict[str, Computation]
 
-    @staticmethod
-    def operand_arrays(computation: Computation, instruction: Instruction) -> list[tuple[Array, ...]]:
-        """Returns the arrays of each operand; empty for operands outside the computation."""
-        arrays = []
-        for name, member in zip(instruction.operands, instruction.members, strict=True):
-            shape = computation.instructions[name].shape if name in computation.instructions else ()
-            arrays.append(shape if member is None else shape[member : member + 1])
-        return arrays
-
-    def index(self) -> dict[str, tuple[Computation, Instruction]]:
-        """Maps each name (unique in a module) to its computation and instruction."""
-        return {i.name: (c, i) for c in self.computations.values() for i in c.instructions.values()}
+    def instructions(self) -> dict[str, Instruction]:
+        """Returns all instructions by name, which is unique in a module."""
+        return {i.name: i for c in self.computations.values() for i in c.instructions.values()}
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
@@ -136,46 +141,47 @@ def parse_shape(text: str) -> tuple[Array, ...]:
 def parse_module(text: str) -> Module:
     """Parses a module and skips lines of unknown form."""
     computations: dict[str, Computation] = {}
-    current: Computation | None = None
+    current = Computation("")
     for line in text.splitlines():
-        if line and not line[0].isspace():
-            match = _COMPUTATION.match(line)
-            if match:
-                current = Computation(match[2])
-                computations[current.name] = current
-            continue
+        header = _COMPUTATION.match(line)
+        if header:
+            current = Computation(header[1])
+            computations[current.name] = current
         match = _INSTRUCTION.match(line)
-        if match and current is not None:
-            instruction = _parse_instruction(bool(match[1]), match[2], match[3])
-            if instruction is not None:
-                current.instructions[instruction.name] = instruction
+        if match:
+            _add_instruction(current, match[2], match[3], computations)
+            if match[1]:
+                current.root_name = match[2]
     return Module(computations)
 
 
-def _parse_instruction(is_root: bool, name: str, rest: str) -> Instruction | None:
-    """Parses the right-hand side of an instruction."""
+def _add_instruction(computation: Computation, name: str, rest: str, computations: Mapping[str, Computation]) -> None:
+    """Parses the right-hand side of an instruction, and links it; does nothing if it is of unknown form."""
     end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    shape = rest[:end]
-    body = rest[end:].lstrip()
-    opcode, parenthesis, _ = body.partition("(")
+    call = rest[end:].lstrip()
+    opcode, parenthesis, _ = call.partition("(")
     if not parenthesis or end <= 0:
-        return None
-    close = _matching(body, len(opcode))
-    inside = body[len(opcode) + 1 : close]
-    attributes = body[close + 1 :]
-    references = _OPERAND.findall(inside)
-    return Instruction(
+        return
+    close = _matching(call, len(opcode))
+    inside = call[len(opcode) + 1 : close]
+    attributes = call[close + 1 :]
+    operands = []
+    for operand, member in _OPERAND.findall(inside):
+        source = computation.instructions.get(operand) or Instruction(operand, computation)
+        operands.append(Operand(source, int(member) if member else None))
+    instruction = Instruction(
         name=name,
+        computation=computation,
         opcode=opcode,
-        shape=parse_shape(shape),
-        operands=tuple(n for n, _ in references),
-        members=tuple(int(m) if m else None for _, m in references),
+        shape=parse_shape(rest[:end]),
+        operands=tuple(operands),
+        inside=inside,
         attributes=attributes,
-        called=dict(_REFERENCE.findall(attributes)),
-        is_root=is_root,
-        index=int(inside) if opcode == "parameter" and inside.isdigit() else None,
-        literal=int(inside) if opcode == "constant" and _LITERAL.match(f"{shape} {inside}") else None,
+        called={kind: computations[body] for kind, body in _REFERENCE.findall(attributes) if body in computations},
     )
+    computation.instructions[name] = instruction
+    for operand in instruction.operands:
+        operand.instruction.users.append(instruction)
 
 
 def _matching(text: str, start: int) -> int:
@@ -193,26 +199,15 @@ def _matching(text: str, start: int) -> int:
 
 def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
     """Returns the device groups of a collective (not of its start); for a permute, its pairs."""
-    text = instruction.attributes
-    pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
-    if pairs:
-        return _explicit(pairs[1])
-    groups = re.search(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[^\]]*\]<=\[[^\]]*\](?:T\([\d,]*\))?|mesh\[.*)", text)
-    if not groups or groups[1] == "{}":
-        return [list(range(device_count))]
-    body = groups[1]
-    if body.startswith("{"):
-        return _explicit(body)
-    if body.startswith("["):
-        shape, _, source = body.partition("<=")
-        count, size = (int(n) for n in re.findall(r"\d+", shape)[:2])
-        groups_of_all: list[list[int]] = _iota(source).reshape(count, size).tolist()
-        return groups_of_all
-    return _mesh_groups(body)
-
-
-def _explicit(text: str) -> list[list[int]]:
-    return [[int(n) for n in group.split(",")] for group in re.findall(r"\{?([\d,]+)\}", text) if group.strip(",")]
+    listed = instruction.attribute(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}")
+    if listed is not None:
+        return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed)]
+    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes)
+    if iota:
+        groups: list[list[int]] = _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
+        return groups
+    mesh = instruction.attribute(r"replica_groups=(mesh\[.*)")
+    return [list(range(device_count))] if mesh is None else _mesh_groups(mesh)
 
 
 def _iota(text: str) -> Devices:
@@ -256,49 +251,56 @@ Value = int | list[Any] | None
 """A scalar integer, the values of a tuple's members, or nothing that is known."""
 
 
-def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+def trip_count(loop: Instruction) -> int | None:
     """Iterations of a ``while``; None if unknown."""
     count_by_xla = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
     if count_by_xla is not None:
         return int(count_by_xla)
-    condition, body = (module.computations.get(loop.called.get(name, "")) for name in ("condition", "body"))
-    if condition is None or body is None or len(loop.operands) != 1:
+    if not {"condition", "body"} <= loop.called.keys():
         return None
-    (state,) = _operands(loop, _values(module, computation, []))
+    (state,) = _operand_values(loop, _values(loop.computation, []))
     for count in range(MOST_TRIPS):
-        goes_on = _values(module, condition, [state]).get(condition.root.name)
+        goes_on = _result(loop.called["condition"], [state])
         if not goes_on:
             return count if goes_on is not None else None
-        state = _values(module, body, [state]).get(body.root.name)
+        state = _result(loop.called["body"], [state])
     return None
 
 
-def _values(module: Module, computation: Computation, arguments: list[Value]) -> dict[str, Value]:
+def _result(computation: Computation, arguments: list[Value]) -> Value:
+    return _values(computation, arguments).get(computation.root_name)
+
+
+def _values(computation: Computation, arguments: list[Value]) -> dict[str, Value]:
     """Runs a computation as far as it is about scalars; values by name of the instruction."""
     values: dict[str, Value] = {}
     for instruction in computation.instructions.values():
         if any(not array.dims for array in instruction.shape):
-            values[instruction.name] = _value(module, instruction, _operands(instruction, values), arguments)
+            values[instruction.name] = _value(instruction, _operand_values(instruction, values), arguments)
     return values
 
 
-def _operands(instruction: Instruction, known: Mapping[str, Value]) -> list[Value]:
-    references = zip(instruction.operands, instruction.members, strict=True)
-    return [known.get(name) if member is None else _member(known.get(name), member) for name, member in references]
+def _operand_values(instruction: Instruction, values: Mapping[str, Value]) -> list[Value]:
+    operands = []
+    for operand in instruction.operands:
+        value = values.get(operand.instruction.name)
+        operands.append(value if operand.member is None else _member(value, operand.member))
+    return operands
 
 
 def _member(value: Value, number: int) -> Value:
     return value[number] if isinstance(value, list) and number < len(value) else None
 
 
-def _value(module: Module, instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
+def _value(instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
     """Evaluates one instruction."""
     opcode = instruction.opcode
     operand = _member(operands, 0)
     if opcode == "parameter":
-        return _member(arguments, instruction.index or 0)
+        return _member(arguments, int(instruction.inside))
     if opcode == "constant":
-        return instruction.literal
+        literal = _LITERAL.fullmatch(f"{instruction.shape[0].dtype} {instruction.inside}")
+        return int(literal[1]) if literal else None
     if opcode == "tuple":
         return operands
     if opcode == "get-tuple-element":
@@ -306,8 +308,7 @@ def _value(module: Module, instruction: Instruction, operands: list[Value], argu
     if opcode in ("bitcast", "copy", "opt-barrier"):
         return operand
     if opcode in ("call", "fusion"):
-        called = module.computations.get(instruction.called.get("calls", instruction.called.get("to_apply", "")))
-        return _values(module, called, operands).get(called.root.name) if called is not None else None
+        return next((_result(called, operands) for called in instruction.called.values()), None)
     does = _DOES.get(instruction.attribute(r"direction=(\w+)") or opcode)
     numbers = [value for value in operands if isinstance(value, int)]
     return int(does(*numbers)) if does is not None and len(numbers) == len(operands) == 2 else None
@@ -332,33 +333,43 @@ class Work(Record):
     """The largest matrix product; None without one, and of attention."""
 
 
-def kernel_work(module: Module, computation: Computation, instruction: Instruction) -> Work:
+def kernel_work(instruction: Instruction) -> Work:
     """Counts the work of an instruction outside of fusions."""
-    operands = module.operand_arrays(computation, instruction)
-    is_on_host = any(a.is_on_host for arrays in (instruction.shape, *operands) for a in arrays)
-    moved = 0.0
+    arrays = [array for operand in instruction.operands for array in operand.arrays]
     if instruction.opcode == "fusion":
-        fused = module.computations[instruction.called["calls"]]
-        work = _of_computation(module, fused)
-        touched = _fusion_bytes(fused, instruction)
-        if is_on_host:
-            moved = touched / 2  # reads a slice, writes a slice
+        touched = _fusion_bytes(instruction)
+        copied = touched / 2  # reads a slice, writes a slice
     else:
-        touched = float(sum(a.bytes for arrays in operands for a in arrays) + instruction.bytes)
-        if instruction.opcode == "custom-call":
-            work = _of_custom_call(instruction, [arrays[0] for arrays in operands if arrays])
-        else:
-            work = _of_one(module, computation, instruction)
-            if is_on_host and instruction.shape:
-                moved = float(instruction.shape[0].bytes)
-    return work.model_copy(update={"bytes": touched, "host_bytes": moved})
+        touched = sum(array.bytes for array in arrays) + instruction.bytes
+        copied = float(sum(array.bytes for array in instruction.shape[:1]))
+    is_on_host = any(array.is_on_host for array in (*instruction.shape, *arrays))
+    if not is_on_host or instruction.opcode == "custom-call":
+        copied = 0.0
+    return _flops(instruction).model_copy(update={"bytes": float(touched), "host_bytes": copied})
 
 
-def _of_computation(module: Module, computation: Computation) -> Work:
+def _flops(instruction: Instruction) -> Work:
+    """Counts the FLOPs of an instruction, those of a fusion's computation included."""
+    opcode = instruction.opcode
+    arrays = [operand.arrays[0] for operand in instruction.operands if operand.arrays]
+    target = instruction.call_target
+    if opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
+        return _flops_of_all(instruction.called["calls"])
+    if opcode in ("dot", "scaled-dot") or target.startswith("__cublas"):
+        return _product(instruction, arrays)
+    if target.startswith("__cudnn$fmha"):
+        return _attention(instruction, arrays)
+    if opcode in NAMES["free"]:
+        return Work()
+    counted = arrays if opcode in ("reduce", "reduce-window") else instruction.shape
+    return Work(flops=float(sum(array.elements for array in counted[:1])))
+
+
+def _flops_of_all(computation: Computation) -> Work:
     """Returns the FLOPs of a computation, dtype of its last product, shape of its largest."""
     total = Work()
     for instruction in computation.instructions.values():
-        work = _of_one(module, computation, instruction)
+        work = _flops(instruction)
         total = Work(
             flops=total.flops + work.flops,
             matrix_flops=total.matrix_flops + work.matrix_flops,
@@ -368,26 +379,17 @@ def _of_computation(module: Module, computation: Computation) -> Work:
     return total
 
 
-def _of_one(module: Module, computation: Computation, instruction: Instruction) -> Work:
-    """Returns the FLOPs of one instruction."""
-    if instruction.opcode in ("dot", "scaled-dot"):
-        return _of_dot(module, computation, instruction)
-    if instruction.opcode in ("reduce", "reduce-window"):
-        arrays = module.operand_arrays(computation, instruction)
-        return Work(flops=float(sum(a.elements for operand in arrays[:1] for a in operand[:1])))
-    if instruction.opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
-        return _of_computation(module, module.computations[instruction.called["calls"]])
-    if instruction.opcode in NAMES["free"] or not instruction.shape:
+def _product(instruction: Instruction, factors: Sequence[Array]) -> Work:
+    """Returns the work of a matrix product: a dot, or a call of cuBLAS."""
+    if not factors or not instruction.shape:
         return Work()
-    return Work(flops=float(instruction.shape[0].elements))
-
-
-def _of_dot(module: Module, computation: Computation, dot: Instruction) -> Work:
-    factor = next(iter(module.operand_arrays(computation, dot)), ())
-    if not factor or not dot.shape:
-        return Work()
-    depth, batch = (_size_along(dot, name, factor[0]) or 1 for name in ("lhs_contracting", "lhs_batch"))
-    return _product(factor[0], dot.shape[0], depth, batch)
+    left = factors[0]
+    result = instruction.shape[0]
+    depth = _size_along(instruction, "lhs_contracting", left) or math.prod(left.dims[-1:])
+    batch = _size_along(instruction, "lhs_batch", left) or 1
+    rows = max(1, left.elements // max(1, depth * batch))
+    shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
+    return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
 
 
 def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
@@ -396,80 +398,53 @@ def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
     return None if dimensions is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", dimensions))
 
 
-def _product(left: Array, result: Array, depth: int, batch: int) -> Work:
-    rows = max(1, left.elements // max(1, depth * batch))
-    shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
-    return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
-
-
-def _fusion_bytes(fused: Computation, fusion: Instruction) -> float:
-    """Returns the bytes a fusion reads and writes; slices and in-place updates count as such."""
-    users: dict[str, list[Instruction]] = {}
-    for instruction in fused.instructions.values():
-        for operand in instruction.operands:
-            users.setdefault(operand, []).append(instruction)
-    read = sum(_read_bytes(i, users) for i in fused.instructions.values() if i.opcode == "parameter")
-    written = sum(_written_bytes(fused, root) for root in _roots(fused))
-    return float(read + (written or fusion.bytes))
-
-
-def _read_bytes(value: Instruction, users: dict[str, list[Instruction]]) -> float:
-    """Returns the bytes read of one operand of a fusion."""
-    total = 0.0
-    for user in users.get(value.name, ()):
-        if user.opcode in NAMES["slicers"] and user.operands[0] == value.name:
-            total += user.bytes
-        elif user.opcode in NAMES["views"]:
-            total += _read_bytes(user, users)
-        elif user.opcode == "dynamic-update-slice" and user.operands[0] == value.name:
-            continue  # overwritten in place
-        elif user.opcode != "tuple":
-            return float(value.bytes)
-    return min(total, float(value.bytes))
-
-
-def _roots(fused: Computation) -> Iterable[Instruction]:
-    root = fused.root
-    if root.opcode != "tuple":
-        return [root]
-    return [fused.instructions[o] for o in root.operands if o in fused.instructions]
-
-
-def _written_bytes(fused: Computation, root: Instruction) -> float:
-    """Returns the bytes written for one result of a fusion."""
-    source = root
-    while source.opcode in NAMES["views"] and source.operands and source.operands[0] in fused.instructions:
-        source = fused.instructions[source.operands[0]]
-    if (
-        source.opcode == "dynamic-update-slice"
-        and len(source.operands) > 1
-        and source.operands[1] in fused.instructions
-    ):
-        return float(fused.instructions[source.operands[1]].bytes)
-    return float(root.bytes)
-
-
-def _of_custom_call(call: Instruction, operands: list[Array]) -> Work:
-    """Returns the work of cuBLAS and cuDNN calls."""
-    target = call.attribute(r'custom_call_target="([^"]*)"') or ""
-    if target.startswith("__cublas") and operands:
-        factor = operands[0]
-        depth, batch = (_size_along(call, name, factor) for name in ("lhs_contracting", "lhs_batch"))
-        return _product(factor, call.shape[0], depth or factor.dims[-1], batch or 1)
-    if target.startswith("__cudnn$fmha") and len(operands) >= 2:
-        flops = _attention_flops(call, target, operands[0], operands[1])
-        return Work(matrix_flops=flops, matrix_dtype=operands[0].dtype)
-    return Work()
-
-
-def _attention_flops(call: Instruction, target: str, query: Array, key: Array) -> float:
-    """Returns the FLOPs: two products forward, five backward (FlashAttention-2, arXiv:2307.08691, section 3).
+def _attention(call: Instruction, operands: Sequence[Array]) -> Work:
+    """Returns the work of attention: two products forward, five backward (FlashAttention-2, arXiv:2307.08691, part 3).
 
     Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section 3.1.1 there). Both
     operands are [batch, length, heads, size].
     """
-    if len(query.dims) != 4 or len(key.dims) != 4:
-        return 0.0
+    if [len(array.dims) for array in operands[:2]] != [4, 4]:
+        return Work()
+    query, key = operands[:2]
     # JAX writes a space behind the colon, XLA none.
-    pairs = 0.5 if re.search(r'"mask_type":\s*"(PADDING_)?CAUSAL"', call.attributes) else 1.0
-    return (5 if "Backward" in target else 2) * 2.0 * query.elements * key.dims[1] * pairs
+    pairs = 0.5 if call.attribute(r'("mask_type":\s*"(?:PADDING_)?CAUSAL")') else 1.0
+    products = 5 if "Backward" in call.call_target else 2
+    flops = products * 2.0 * query.elements * key.dims[1] * pairs
+    return Work(matrix_flops=flops, matrix_dtype=query.dtype)
+
+
+def _fusion_bytes(fusion: Instruction) -> int:
+    """Returns the bytes a fusion reads and writes; slices and in-place updates count as such."""
+    fused = fusion.called["calls"]
+    read = sum(_read_bytes(i) for i in fused.instructions.values() if i.opcode == "parameter")
+    root = fused.instructions[fused.root_name]
+    results = [operand.instruction for operand in root.operands] if root.opcode == "tuple" else [root]
+    written = sum(_written_bytes(result) for result in results)
+    return read + (written or fusion.bytes)
+
+
+def _read_bytes(value: Instruction) -> int:
+    """Returns the bytes read of one operand of a fusion."""
+    total = 0
+    for user in value.users:
+        is_first = user.operands[0].instruction is value
+        if is_first and user.opcode in NAMES["slicers"]:
+            total += user.bytes
+        elif user.opcode in NAMES["views"]:
+            total += _read_bytes(user)
+        elif is_first and user.opcode == "dynamic-update-slice":
+            continue  # overwritten in place
+        elif user.opcode != "tuple":
+            return value.bytes
+    return min(total, value.bytes)
+
+
+def _written_bytes(result: Instruction) -> int:
+    """Returns the bytes written for one result of a fusion."""
+    source = result
+    while source.opcode in NAMES["views"]:
+        source = source.operands[0].instruction
+    if source.opcode == "dynamic-update-slice":
+        return source.operands[1].instruction.bytes
+    return result.bytes

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet
@@ -31,6 +32,12 @@ Programs = Callable[[Sequence[FlagSet]], list[str | None]]
 Domains = Mapping[str, Sequence[str]]
 Chains = Mapping[str, Sequence[FlagSet]]
 """Setting to the sets under which its conditions are true."""
+
+Combination = tuple[str, ...]
+"""A setting and its value, two settings with their values, or two settings of any value and one that must be absent."""
+
+ROWS_AHEAD = 2
+"""Rows that are compiled side by side."""
 
 RANDOM_ROWS = 8
 """Random rows, of which the one with most combinations is compiled."""
@@ -68,10 +75,7 @@ class InteractionSearch:
         found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
             context, which was not minimized. Empty for what acts alone.
         is_settled: Whether the time sufficed; else nothing is known of the `no_ops` that are left.
-        rows_ahead: Rows that are compiled side by side.
     """
-
-    rows_ahead = 2
 
     def __init__(
         self,
@@ -93,7 +97,7 @@ class InteractionSearch:
         self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
-        self._asked: dict[tuple[str, ...], int] = {}
+        self._asked = Counter[Combination]()
 
     def run(self, chains: Chains, progress: Callable[[int], None]) -> None:
         """Compiles rows until all combinations are covered, or the time is up; `progress` gets the number of rows.
@@ -108,7 +112,7 @@ class InteractionSearch:
                 raise StoppedError("the default does not compile")
             self._queue = [*self._chained(chains), *self._mending()]
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
-                self._compile([s for row in self._queue[: self.rows_ahead] for s in (row.without(*self.no_ops), row)])
+                self._compile([s for row in self._queue[:ROWS_AHEAD] for s in (row.without(*self.no_ops), row)])
                 self._try(self._queue.pop(0))
                 rows += 1
                 progress(rows)
@@ -123,13 +127,16 @@ class InteractionSearch:
 
     def _mending(self) -> list[FlagSet]:
         """Rows of values that do not compile alone, which leave the domains: a no-op that repairs one is active."""
-        alone = [(n, v) for n in self._domains if n not in self.no_ops for v in self._domains[n]]
-        failing = [(n, v) for n, v in alone if self._program(FlagSet({n: v})) is None]
-        self._domains = {n: [v for v in values if (n, v) not in failing] for n, values in self._domains.items()}
-        self._domains = {n: values for n, values in self._domains.items() if values}
-        longest = max(map(len, self.no_ops.values()), default=0)
+        longest = max(map(len, self.no_ops.values()))
         rows = [FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}) for i in range(longest)]
-        return [row.merge({n: v}) for n, v in failing for row in rows]
+        mending = []
+        for name in [n for n in self._domains if n not in self.no_ops]:
+            failing = [v for v in self._domains[name] if self._program(FlagSet({name: v})) is None]
+            mending += [row.merge({name: v}) for v in failing for row in rows]
+            self._domains[name] = [v for v in self._domains[name] if v not in failing]
+            if not self._domains[name]:
+                del self._domains[name]
+        return mending
 
     def _chained(self, chains: Chains) -> list[FlagSet]:
         """Rows in which the conditions of a no-op are true, for each of its values."""
@@ -163,92 +170,87 @@ class InteractionSearch:
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
         """Returns a minimal part of no-ops that changes the program of a context; that fails, where all of them do."""
-        base = self._program(context)
-        if base is not None and self._program(context.merge(part)) is None:
-            return shrink(part, lambda some: self._program(context.merge(some)) is None)[0]
-        return shrink(part, lambda some: self._program(context.merge(some)) != base)[0]
+        base, whole = self._compile([context, context.merge(part)])
+
+        def changes(some: FlagSet) -> bool:
+            program = self._program(context.merge(some))
+            return program != base if whole is not None else program is None
+
+        return shrink(part, changes)[0]
 
     def _activate(self, minimal: FlagSet, context: FlagSet) -> None:
         """Marks settings as active, and queues the equal rows that hold them again."""
         for name in minimal:
             del self.no_ops[name]
             self.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
-        self._queue += [row for row in self._equal if any(n in row for n in minimal)]
-        self._equal = [row for row in self._equal if not any(n in row for n in minimal)]
+        self._queue += [row for row in self._equal if not minimal.keys().isdisjoint(row)]
+        self._equal = [row for row in self._equal if minimal.keys().isdisjoint(row)]
 
     def _plan(self) -> bool:
         """Queues rows that hold all uncovered combinations; whether there are any."""
-        missing: dict[tuple[str, ...], None] = dict.fromkeys(self._wanted())
-        for row in self._equal:
-            for combination in self._combinations(row):
-                missing.pop(combination, None)
-        for combination in [c for c in missing if self._asked.get(c, 0) > FULL_ROWS]:
-            del missing[combination]  # tried alone: it does not compile, with or without the no-op
+        missing = dict.fromkeys(self._wanted())
+        # What was tried alone as well does not compile, with or without the no-op.
+        settled = (combination for combination, rows in self._asked.items() if rows > FULL_ROWS)
+        for combination in itertools.chain(settled, *map(self._combinations, self._equal)):
+            missing.pop(combination, None)
         while missing:
             seed = next(iter(missing))
-            rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked.get(seed, 0) < FULL_ROWS else 1)]
-            held = [[c for c in self._combinations(row) if c in missing] for row in rows]
-            best = max(range(len(rows)), key=lambda i: len(held[i]))
-            self._queue.append(rows[best])
-            self._asked[seed] = self._asked.get(seed, 0) + 1
-            for combination in (seed, *held[best]):
+            rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1)]
+            best = max(rows, key=lambda row: sum(c in missing for c in self._combinations(row)))
+            self._queue.append(best)
+            self._asked[seed] += 1
+            for combination in (seed, *self._combinations(best)):
                 missing.pop(combination, None)
         return bool(self._queue)
 
     def _plan_pairs(self) -> bool:
         """Queues every pair of values alone, once, if they are few; whether there are any."""
-        values = [(n, v) for n, choices in self._domains.items() for v in choices]
-        pairs = [
-            FlagSet(pair)
-            for pair in itertools.combinations(values, 2)
-            if pair[0][0] != pair[1][0] and any(n in self.no_ops for n, _ in pair)
-        ]
+        pairs = [FlagSet(zip(c[::2], c[1::2], strict=True)) for c in self._wanted() if len(c) == 4]
         if len(pairs) <= self._pairs_alone:
             self._queue += [row for row in pairs if row not in self._equal]
         self._pairs_alone = 0
         return bool(self._queue)
 
-    def _wanted(self) -> Iterator[tuple[str, ...]]:
+    def _wanted(self) -> Iterator[Combination]:
         """Yields all combinations to cover, those of no-ops first: their rows have the cheapest context."""
         active = [n for n in self._domains if n not in self.no_ops]
-        for name, values in self.no_ops.items():
-            yield from ((name, v) for v in values)
+        for name in self.no_ops:
+            yield from self._items(name)
         together = [tuple(sorted(p)) for p in itertools.combinations(self.no_ops, 2)]
         mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
         for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
-            for name_a, name_b in pairs:
-                for v, w in itertools.product(self._domains[name_a], self._domains[name_b]):
-                    yield name_a, v, name_b, w
-            for name_a, name_b in pairs:
-                yield from ((name_a, name_b, third) for third in thirds if third not in (name_a, name_b))
+            for pair in pairs:
+                yield from (item + other for item, other in itertools.product(*map(self._items, pair)))
+            for pair in pairs:
+                yield from ((*pair, third) for third in thirds if third not in pair)
 
-    def _combinations(self, row: FlagSet) -> Iterable[tuple[str, ...]]:
+    def _items(self, name: str) -> list[tuple[str, str]]:
+        return [(name, value) for value in self._domains[name]]
+
+    def _combinations(self, row: FlagSet) -> Iterator[Combination]:
         """Yields the combinations of `_wanted` that a row holds."""
-        out = [n for n in self._domains if n not in row]
+        absent = [n for n in self._domains if n not in row]
         yield from row.items()
-        for (name_a, v), (name_b, w) in itertools.combinations(row.items(), 2):
-            if name_a in self.no_ops or name_b in self.no_ops:
-                yield name_a, v, name_b, w
-                yield from ((name_a, name_b, third) for third in out)
+        for item, other in itertools.combinations(row.items(), 2):
+            if item[0] in self.no_ops or other[0] in self.no_ops:
+                yield item + other
+                yield from ((item[0], other[0], third) for third in absent)
 
-    def _row(self, combination: tuple[str, ...]) -> FlagSet:
+    def _row(self, combination: Combination) -> FlagSet:
         """Draws a row that holds a combination, many no-ops, and active settings if the combination has one."""
         draw = self._random
-        wanted_values, out = _parts(combination)
-        fixed = {n: v if v is not None else draw.choice(self._domains[n]) for n, v in wanted_values.items()}
-        if self._asked.get(combination, 0) >= FULL_ROWS:
-            return FlagSet(fixed)
-        share_no_ops = 2 / 3 if out else 1.0
-        share_active = 0.0 if all(n in self.no_ops for n in wanted_values) else draw.choice((1 / 3, 1 / 2, 1.0))
+        absent = ""
+        if len(combination) == 3:
+            absent = combination[2]
+            row = {name: draw.choice(self._domains[name]) for name in combination[:2]}
+        else:
+            row = dict(zip(combination[::2], combination[1::2], strict=True))
+        if self._asked[combination] >= FULL_ROWS:
+            return FlagSet(row)
+        share_no_ops = 2 / 3 if absent else 1.0
+        share_active = 0.0 if all(n in self.no_ops for n in row) else draw.choice((1 / 3, 1 / 2, 1.0))
         for name, values in self._domains.items():
             share = share_no_ops if name in self.no_ops else share_active
-            if name not in fixed and name != out and draw.random() < share:
-                fixed[name] = draw.choice(values)
-        return FlagSet(fixed)
-
-
-def _parts(combination: tuple[str, ...]) -> tuple[dict[str, str | None], str | None]:
-    """Splits a combination into settings (with values where those count) and the one that must be absent."""
-    if len(combination) == 3:
-        return {combination[0]: None, combination[1]: None}, combination[2]
-    return dict(zip(combination[::2], combination[1::2], strict=True)), None
+            if name not in row and name != absent and draw.random() < share:
+                row[name] = draw.choice(values)
+        return FlagSet(row)

@@ -86,10 +86,10 @@ def kernel_time(op: Op, target: Target) -> float:
     """
     memory_s = op.bytes / (target.memory_bytes_per_s * FIGURES["memory_share"])
     roofline_s: float = max(_matrix_time(op, target), op.flops / target.flops_per_s["scalar"], memory_s)
-    if op.matrix_flops or op.xla_s is None:
-        return roofline_s
     sane = FIGURES["sane"]
-    return op.xla_s if roofline_s / sane <= op.xla_s <= roofline_s * sane else roofline_s
+    if op.matrix_flops or op.xla_s is None or not roofline_s / sane <= op.xla_s <= roofline_s * sane:
+        return roofline_s
+    return op.xla_s
 
 
 def _matrix_time(op: Op, target: Target) -> float:
@@ -97,10 +97,10 @@ def _matrix_time(op: Op, target: Target) -> float:
     dtype = op.matrix_dtype or ""
     rate = "f8" if dtype.startswith("f8") else FIGURES["rates"].get(dtype, "bf16")
     peak = target.flops_per_s.get(rate, target.flops_per_s["scalar"])
+    share = target.matrix_share
     if op.detail.startswith("__cudnn$fmha"):
-        share: float = FIGURES["attention_backward_share" if "Backward" in op.detail else "attention_share"]
-        return op.matrix_flops / (peak * share)
-    reached = peak * target.matrix_share
+        share = FIGURES["attention_backward_share" if "Backward" in op.detail else "attention_share"]
+    reached = peak * share
     if op.product is None:
         return op.matrix_flops / reached
     alone = product_time(op.product, reached, target.core_count)
@@ -117,7 +117,7 @@ class _Simulation:
         """When each stream, the last collective (``moving``) and the last copy on `LINK` end."""
         self._finished = defaultdict[int | None, float](float)
         self._in_graph = False
-        self.sums = {"host": 0.0, "compute": 0.0, "communication": 0.0, "exposed": 0.0}
+        self.sums = defaultdict[str, float](float)
         self.unknown_loops: set[str] = set()
         self._special = {
             OpKind.LOOP: self._loop,
@@ -139,7 +139,7 @@ class _Simulation:
             elif op.collective is not None:
                 seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
                 self._launch(stream, seconds, "communication")
-                self._clock["moving"] = max(self._clock["moving"], self._clock[stream])
+                self._wait("moving", self._clock[stream])
             elif op.host_bytes:
                 self._copy(op.host_bytes, stream)
             elif op.kind in (OpKind.KERNEL, OpKind.COPY):
@@ -164,7 +164,7 @@ class _Simulation:
         """Runs a copy to or from the host, one at a time."""
         network = self._target.network
         rate = network.host_bytes_per_s or FIGURES["pcie_share"] * network.pcie_bytes_per_s
-        self._clock[stream] = max(self._clock[stream], self._clock[LINK])
+        self._wait(stream, self._clock[LINK])
         self._launch(stream, moved / rate, "communication")
         self._clock[LINK] = self._clock[stream]
 
@@ -177,26 +177,30 @@ class _Simulation:
 
     def _graph(self, op: Op, stream: str) -> None:
         """Runs a command buffer with one launch of the host."""
-        if not self._in_graph:
+        is_outermost = not self._in_graph
+        if is_outermost:
             self.sums["host"] += FIGURES["host_launch_s"]
-            self._clock[stream] = max(self._clock[stream], self.sums["host"])
-        was_in_graph = self._in_graph
+            self._wait(stream, self.sums["host"])
         self._in_graph = True
         self.run(op.content, stream)
-        self._in_graph = was_in_graph
+        self._in_graph = not is_outermost
+
+    def _wait(self, stream: str, until_s: float) -> None:
+        self._clock[stream] = max(self._clock[stream], until_s)
 
     def _start(self, op: Op, stream: str) -> None:
         """Runs the content on another stream, after all work issued on this one."""
-        target_stream = op.stream or "stream"
-        self._clock[target_stream] = max(self._clock[target_stream], self._clock[stream])
-        self.run(op.content, target_stream)
-        self._finished[op.async_id] = self._clock[target_stream]
+        other = op.stream or "stream"
+        self._wait(other, self._clock[stream])
+        self.run(op.content, other)
+        self._finished[op.async_id] = self._clock[other]
 
     def _done(self, op: Op, stream: str) -> None:
         waits = self._finished[op.async_id] - self._clock[stream]
         if op.async_id is not None and waits > 0:
-            self._clock[stream] = self._finished[op.async_id]
-            self.sums["exposed"] += waits if stream == MAIN else 0.0
+            self._wait(stream, self._finished[op.async_id])
+            if stream == MAIN:
+                self.sums["exposed"] += waits
 
     def _loop(self, op: Op, stream: str) -> None:
         """Simulates some iterations and extrapolates the rest from the last one."""
@@ -205,17 +209,12 @@ class _Simulation:
             self.unknown_loops.add(op.name)
             trips = 1
         for _ in range(min(trips, _EXACT_TRIPS)):
-            clock_before = self._clock.copy()
-            sums_before = dict(self.sums)
+            before = [(seconds, seconds.copy()) for seconds in (self._clock, self.sums)]
             self.run((*op.condition, *op.content), stream)
-        if trips <= _EXACT_TRIPS:
-            return
-        iteration_s = self._clock[stream] - clock_before[stream]
-        for name, end_s in self._clock.items():
-            if end_s > clock_before[name]:  # the loop uses it
-                self._clock[name] = end_s + iteration_s * (trips - _EXACT_TRIPS)
-        for name, value in self.sums.items():
-            self.sums[name] = value + (value - sums_before[name]) * (trips - _EXACT_TRIPS)
+        if trips > _EXACT_TRIPS:
+            for seconds, earlier in before:
+                for name, value in seconds.items():
+                    seconds[name] = value + (value - earlier[name]) * (trips - _EXACT_TRIPS)
 
 
 def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
@@ -230,27 +229,31 @@ def collective_time(collective: Collective, network: Network, gpus_per_node: int
 
 
 class _Links:
-    """Links that one GPU of a collective's group can use."""
+    """Links that one GPU of a collective's group can use; `hop` is the place of a local one in NCCL's latencies."""
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
         self.local_count = max(1, collective.group_size // collective.node_count)
-        self.has_nvlink = network.nvlink_links > 0 and network.nvlink_domain > 1
+        self.nic_bytes_per_s: float = network.nic_bytes_per_s / (1 + FIGURES["header_overhead"])
         # A group within one NVLink domain never uses the network, whatever machines it spreads over.
-        joined = max(1, network.nvlink_domain // gpus_per_node) if self.has_nvlink else 1
+        joined = network.joined_nodes(gpus_per_node)
         self.crosses = collective.node_count > joined
         self.node_count = math.ceil(collective.node_count / joined)
-        nvlink = network.nvlink_links * network.nvlink_bytes_per_s
-        pcie: float = FIGURES["pcie_share"] * network.pcie_bytes_per_s
-        self.local_bytes_per_s = nvlink if self.has_nvlink else pcie
-        self.nic_bytes_per_s: float = network.nic_bytes_per_s / (1 + FIGURES["header_overhead"])
+        if network.nvlink_links > 0 and network.nvlink_domain > 1:
+            self.hop = 1
+            self.local_bytes_per_s: float = network.nvlink_links * network.nvlink_bytes_per_s
+        else:
+            self.hop = 2
+            self.local_bytes_per_s = FIGURES["pcie_share"] * network.pcie_bytes_per_s
 
     @property
     def ring_bytes_per_s(self) -> float:
         """Rate of a ring: the slower of the local links and the group's network cards on one machine."""
-        if not self.crosses:
-            return self.local_bytes_per_s
-        outside = self.nic_bytes_per_s * self.local_count
-        return outside if self.local_count == 1 else min(self.local_bytes_per_s, outside)
+        rates = []
+        if not self.crosses or self.local_count > 1:
+            rates.append(self.local_bytes_per_s)
+        if self.crosses:
+            rates.append(self.nic_bytes_per_s * self.local_count)
+        return min(rates)
 
 
 def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
@@ -259,13 +262,12 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
     rounds = FIGURES["rounds"][collective.kind]
     steps = rounds * (size - 1)
     outside = rounds * (link.node_count - 1) if link.crosses else 0
-    local = 1 if link.has_nvlink else 2
     for name, protocol in FIGURES["protocols"].items():
         rate = link.ring_bytes_per_s * _ring_share(name, collective.kind, link)
         ring = protocol["ring"]
-        yield ring[0] + (steps - outside) * ring[local] + outside * ring[3] + collective.bytes * steps / size / rate
+        yield ring[0] + (steps - outside) * ring[link.hop] + outside * ring[3] + collective.bytes * steps / size / rate
         if collective.kind == "all-reduce":
-            yield _tree(collective, link, name, protocol["tree"], local)
+            yield _tree(collective, link, name, protocol["tree"])
     if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
         # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
         moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
@@ -279,13 +281,13 @@ def _ring_share(protocol: str, kind: str, link: _Links) -> float:
     return 0.92 if protocol == "LL128" else 1.0
 
 
-def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[float], local: int) -> float:
+def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[float]) -> float:
     """Returns the seconds of an all-reduce by a tree over machines with chains inside each."""
     share = {"LL": 1 / 3.8, "LL128": 0.915 if link.crosses else 7 / 9, "Simple": 1.0}[name]
     rate = 0.9 * link.ring_bytes_per_s * share
     depth = math.log2(link.node_count) if link.crosses else 0
     inside = collective.group_size / max(link.node_count, 1) - 1
-    wait = hops_s[0] + 2 * (inside * hops_s[local] + depth * hops_s[3])
+    wait = hops_s[0] + 2 * (inside * hops_s[link.hop] + depth * hops_s[3])
     return wait + 2 * collective.bytes / rate
 
 
@@ -297,13 +299,10 @@ def _direct(collective: Collective, link: _Links) -> float:
     share_in = (near - 1) / size
     if collective.kind in ("collective-permute", "send", "recv"):
         share_out = float(link.crosses)
-        share_in = float(not link.crosses)
-    moved = max(
-        share_out * collective.bytes / link.nic_bytes_per_s, share_in * collective.bytes / link.local_bytes_per_s
-    )
+        share_in = 1.0 - share_out
+    moved = collective.bytes * max(share_out / link.nic_bytes_per_s, share_in / link.local_bytes_per_s)
     simple = FIGURES["protocols"]["Simple"]["ring"]
-    hop = simple[3] if link.crosses else simple[1 if link.has_nvlink else 2]
-    return float(simple[0] + hop + moved)
+    return float(simple[0] + simple[3 if link.crosses else link.hop] + moved)
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
@@ -364,14 +363,17 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
-    row["program"] = result.program.fingerprint
     reference = screener.result(FlagSet()).program
-    row["changes"] = changes(reference, result.program) if reference is not None else []
     flags = settings.without(*settings.of_kind("option"))
-    row["not_modelled"] = [name for name in flags if screener.stage(name) is not Stage.PROGRAM]
+    row |= {
+        "program": result.program.fingerprint,
+        "changes": changes(reference, result.program) if reference is not None else [],
+        "not_modelled": [name for name in flags if screener.stage(name) is not Stage.PROGRAM],
+    }
     if not flags:
-        row |= {"predicted": True, **asdict(predict_step(result.program, job.target, job.topology))}
-        row["no_interval"] = why_no_interval(job.entry, {**job.options, **options_in(settings)})
-        ends = published()["interval"] if row["no_interval"] is None else ()
-        row["interval_s"] = [row["step_s"] * end for end in ends] or None
+        prediction = predict_step(result.program, job.target, job.topology)
+        why_not = why_no_interval(job.entry, {**job.options, **options_in(settings)})
+        ends = published()["interval"] if why_not is None else ()
+        interval_s = [prediction.step_s * end for end in ends] or None
+        row |= {"predicted": True, **asdict(prediction), "no_interval": why_not, "interval_s": interval_s}
     return row

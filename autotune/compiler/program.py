@@ -8,12 +8,12 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from autotune.compiler.hlo import Work
+from autotune.compiler.hlo import NAMES, Work
 from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 """Schema of cached results; raised when their form or meaning changes."""
 
 
@@ -64,7 +64,7 @@ class Op(Work):
     trip_count: int | None = None
     """Iterations of a loop; None if unknown."""
     xla_s: float | None = None
-    """Seconds of a kernel by XLA's own cost model."""
+    """Seconds of a kernel by XLA's own cost model; None for a matrix product."""
     collective: Collective | None = None
 
 
@@ -91,7 +91,6 @@ class CompiledProgram(Record):
     """Equal for equal programs: optimized HLO (without metadata) and thunk sequence."""
     versions: dict[str, str]
     device_count: int
-    compile_s: float
     memory: Memory | None
     schedule: tuple[Op, ...] = ()
     """Entries in the order of issue by the host; empty for CPU programs."""
@@ -116,8 +115,6 @@ class CompileResult(Record):
     program: CompiledProgram | None = None
     failure: Failure | None = None
     from_cache: bool = False
-    duration_s: float = 0.0
-    """Wall time, fork included."""
     cpu_s: float = 0.0
     """Processor time over all cores, which load on the machine does not stretch."""
     host_bytes: int = 0
@@ -134,7 +131,7 @@ def walk(
     for op in ops:
         yield op, times, within
         inner_times = times
-        if op.kind is OpKind.LOOP and op.trip_count is not None:
+        if op.trip_count is not None:
             inner_times = times * op.trip_count
         yield from walk((*op.condition, *op.content), inner_times, within | {op.kind})
 
@@ -142,11 +139,9 @@ def walk(
 def figures(program: CompiledProgram) -> Counter[str]:
     """Returns the countable figures of a program, by name; those of collectives first."""
     counts: Counter[str] = Counter()
-    kinds = set()
     for op, times, within in walk(program.schedule):
         if op.collective is not None:
             kind = op.collective.kind
-            kinds.add(f"{kind} ")
             how = "async" if OpKind.START in within else "sync"
             counts[f"{kind} ({how})"] += 1
             counts[f"{kind} bytes a step"] += times * op.collective.bytes
@@ -168,7 +163,8 @@ def figures(program: CompiledProgram) -> Counter[str]:
         counts["argument bytes"] = program.memory.argument_bytes
         counts["temporary bytes"] = program.memory.temp_bytes
         counts["peak bytes"] = program.memory.peak_bytes
-    return Counter(dict(sorted(counts.items(), key=lambda item: (not item[0].startswith(tuple(kinds)), item))))
+    collectives = tuple(NAMES["collectives"])
+    return Counter({name: counts[name] for name in sorted(counts, key=lambda n: (not n.startswith(collectives), n))})
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +20,11 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
 from autotune.model.numbers import Record
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import Catalog, Stage, load_catalog
+from autotune.settings.catalog import Stage, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
+
+IsOver = Callable[[], bool]
+"""Whether the time for compiling is up."""
 
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes by default (jax/_src/xla_bridge.py)."""
@@ -136,19 +140,14 @@ def find_canary(screener: Screener) -> FlagSet:
 
 
 class Screener:
-    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's.
+    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's."""
 
-    Attributes:
-        is_over: Called before each compilation; once it is true, `StoppedError` is raised instead.
-    """
-
-    def __init__(self, compiler: Compiler, *, baseline: FlagSet, catalog: Catalog) -> None:
+    def __init__(self, compiler: Compiler, *, baseline: FlagSet) -> None:
         self.compiler = compiler
         self.job = compiler.job
         self.baseline = baseline
-        self._catalog = catalog
+        self._catalog = load_catalog()
         self._results: dict[FlagSet, CompileResult] = {}
-        self.is_over: Callable[[], bool] = lambda: False
         self.choices = kernel_choices(baseline, is_gpu=self.job.target is not None)
 
     def run(
@@ -156,8 +155,8 @@ class Screener:
         domains: Domains,
         *,
         chains: Chains | None = None,
-        progress: Callable[[str], None] = lambda done: None,
-        is_over: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda done: None,
+        is_over: IsOver = lambda: False,
     ) -> ScreenReport:
         """Screens settings alone, then those without an effect alone in groups; see those methods."""
         report = self.alone(domains, progress=progress, is_over=is_over)
@@ -167,8 +166,8 @@ class Screener:
         self,
         domains: Domains,
         *,
-        progress: Callable[[str], None] = lambda done: None,
-        is_over: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda done: None,
+        is_over: IsOver = lambda: False,
     ) -> ScreenReport:
         """Screens settings one at a time.
 
@@ -183,26 +182,19 @@ class Screener:
         canary = find_canary(self)
         acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
         wanted = [FlagSet({name: value}) for name in acting for value in domains[name]]
-        self.is_over = is_over
         with contextlib.suppress(StoppedError):  # what is known by then is reported
-            self.compile_all(wanted, lambda done, of: progress(f"{done} of {of} single sets compiled"))
-        self.is_over = lambda: False
-        reports: list[SettingReport] = []
-        skipped: list[str] = []
-        for name, values in domains.items():
-            if self.stage(name) is Stage.PROGRAM and not all(self.is_known(FlagSet({name: v})) for v in values):
-                skipped.append(name)
-            else:
-                reports.append(self._setting(name, values))
+            self.compile_all(wanted, is_over, lambda done: progress(f"{done} of {len(wanted)} single sets compiled"))
+        unknown = {name for settings in wanted if not self.is_known(settings) for name in settings}
+        judged = [n for n in domains if n not in unknown or self.stage(n) is not Stage.PROGRAM]
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=CompiledReport(**self._compiled(FlagSet())),
-            settings=tuple(reports),
+            settings=tuple(self._setting(name, domains[name]) for name in judged),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=self._compiled_count,
-            skipped=tuple(sorted(skipped)),
+            skipped=tuple(sorted(domains.keys() - set(judged))),
             canary=canary,
             target_digest=self.job.target.digest if self.job.target else "",
         )
@@ -212,17 +204,20 @@ class Screener:
         return sum(not result.from_cache for result in self._results.values())
 
     def compile_all(
-        self, wanted: Sequence[FlagSet], progress: Callable[[int, int], None] = lambda done, of: None
+        self,
+        wanted: Sequence[FlagSet],
+        is_over: IsOver = lambda: False,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`, ended it early."""
         missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
         with contextlib.closing(self.compiler.compile(missing)) as results:
             for done in range(len(wanted) - len(missing), len(wanted)):
-                if self.is_over():
+                if is_over():
                     raise StoppedError("the time for compiling is up")
                 result = next(results)
                 self._results[result.settings] = result
-                progress(done + 1, len(wanted))
+                progress(done + 1)
 
     @property
     def target_name(self) -> str:
@@ -231,8 +226,7 @@ class Screener:
 
     def stage(self, name: str) -> Stage:
         """Returns the stage at which a setting acts; run time if the catalogue lacks it."""
-        setting = self._catalog.get(name)
-        return setting.stage if setting is not None else Stage.RUNTIME
+        return self._catalog[name].stage if name in self._catalog else Stage.RUNTIME
 
     def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
         """Returns the device memory that JAX takes under these settings; None for the CPU."""
@@ -268,14 +262,6 @@ class Screener:
         for settings in compiled:
             self._results.pop(settings, None)
         self.compiler.forget(compiled)
-
-    def fits(self, settings: FlagSet) -> bool | None:
-        """Whether a set's step fits in device memory; None if unknown or it does not compile."""
-        program = self.result(settings).program
-        limit = self.limit_bytes(self.baseline.merge(settings))
-        if program is None or program.memory is None or limit is None:
-            return None
-        return program.memory.peak_bytes <= limit
 
     def is_known(self, settings: FlagSet) -> bool:
         """Whether a set has a result."""
@@ -314,11 +300,13 @@ class Screener:
             assert result.failure is not None
             return {"message": f"{result.failure.kind}: {result.failure.message}"}
         program = result.program
+        peak_bytes = program.memory.peak_bytes if program.memory else None
+        limit = self.limit_bytes(self.baseline.merge(settings))
         return {
             "fingerprint": program.fingerprint,
             "changes": tuple(changes(self.reference(), program)),
-            "peak_bytes": program.memory.peak_bytes if program.memory else None,
-            "fits": self.fits(settings),
+            "peak_bytes": peak_bytes,
+            "fits": None if peak_bytes is None or limit is None else peak_bytes <= limit,
         }
 
     def together(
@@ -327,8 +315,8 @@ class Screener:
         domains: Domains,
         chains: Chains,
         *,
-        progress: Callable[[str], None] = lambda done: None,
-        is_over: Callable[[], bool] = lambda: False,
+        progress: Progress = lambda done: None,
+        is_over: IsOver = lambda: False,
         on: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> ScreenReport:
         """Settles, under each kernel choice, whether what does nothing alone acts with others; the rest is skipped.
@@ -345,20 +333,18 @@ class Screener:
 
         def programs(sets: Sequence[FlagSet]) -> list[str | None]:
             if not all(map(self.is_known, sets)):
-                if is_over():
-                    raise StoppedError("the time for compiling is up")
-                on(lambda: self.compile_all(sets))
+                on(lambda: self.compile_all(sets, is_over))
             return [self.fingerprint(settings) for settings in sets]
 
-        own_choice = next(iter(self.choices))
         verdicts: dict[str, dict[str, Any]] = {}
+        forced_choices = list(self.choices)[1:]  # the first is the compiler's own
         for choice, forced in self.choices.items():
-            name = " ".join(filter(None, ("groups", choice)))
             search = InteractionSearch(programs, no_ops, active, forced=forced)
-            search.run(chains, lambda count, name=name: progress(f"{name}: {count} done"))  # type: ignore[misc]
-            forced_choice = choice if choice != own_choice else ""
+            words = f"groups {choice}".strip()
+            search.run(chains, lambda count, words=words: progress(f"{words}: {count} done"))  # type: ignore[misc]
+            under = choice if choice in forced_choices else ""
             for name, others in search.found_active.items():
-                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": forced_choice}
+                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": under}
                 active[name] = no_ops[name]
             if not search.is_settled:
                 break
@@ -404,13 +390,11 @@ def open_screener(
     topology: Topology | None = None,
     cache_dir: Path | None = None,
     progress: Progress = lambda what: None,
-    processors: Callable[[], int] = lambda: 1,
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """Opens a screener; its compile workers end with the block.
 
     Args:
         study_dir: Folder of the study file, from which the user's modules are imported.
-        processors: Returns the largest number of compilations at once.
 
     Raises:
         StudyFileError: If the study runs a command, or the cluster does not fit.
@@ -440,8 +424,12 @@ def open_screener(
         topology=cluster,
         paths=(str(study_dir),),
     )
-    with Compiler(job, cache_dir=cache_dir, progress=progress, processors=processors) as compiler:
-        yield moved, Screener(compiler, baseline=spec.baseline, catalog=load_catalog())
+    with Compiler(job, cache_dir=cache_dir, progress=progress, processors=_usable_processors) as compiler:
+        yield moved, Screener(compiler, baseline=spec.baseline)
+
+
+def _usable_processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
@@ -453,22 +441,19 @@ def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = F
     Args:
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
-    reports = {s.name: s for s in report.settings}
-    no_ops = {} if keeps_no_ops else {n: s for n, s in reports.items() if s.effect in (Effect.NO_OP, Effect.ALONE)}
-    reasons = {n: _no_op_reason(s, report) for n, s in no_ops.items()}
+    inert = () if keeps_no_ops else (Effect.NO_OP, Effect.ALONE)
+    reasons = {s.name: _no_op_reason(s, report) for s in report.settings if s.effect in inert}
+    refused = {(s.name, v.value) for s in report.settings for v in s.values if v.message and report.limit_bytes is None}
     parameters: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
         condition = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
-        choices = parameter.choices
-        if report.limit_bytes is None and parameter.name in reports:
-            refused = {v.value for v in reports[parameter.name].values if v.message}
-            choices = tuple(c for c in choices if c not in refused)
-        if choices == ():
+        choices = tuple(c for c in parameter.choices if (parameter.name, c) not in refused)
+        if choices:
+            parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
+        else:
             reasons[parameter.name] = "no value of it compiles here"
-            continue
-        parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
     return dataclasses.replace(space, parameters=tuple(parameters), left_out={**space.left_out, **reasons})
 
 
@@ -480,18 +465,19 @@ def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
     """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling value."""
     by_name = {p.name: p for p in space.parameters}
-    longest = max((len(values) for p in space.parameters for values in (p.condition or {}).values()), default=0)
+    conditions = {p.name: p.condition or {} for p in space.parameters}
+    longest = max((len(values) for condition in conditions.values() for values in condition.values()), default=0)
 
     def needed(name: str, index: int) -> FlagSet:
         settings = FlagSet()
-        for parent, values in (by_name[name].condition or {}).items():
+        for parent, values in conditions[name].items():
             value = values[index % len(values)]
             if parent in by_name and not by_name[parent].is_absent(value):
                 settings = settings.merge(needed(parent, index)).merge({parent: value})
         return settings
 
-    sets = {name: dict.fromkeys(needed(name, index) for index in range(longest)) for name in by_name}
-    return {name: list(filter(None, of_name)) for name, of_name in sets.items() if any(of_name)}
+    sets = {name: [needed(name, index) for index in range(longest)] for name in by_name}
+    return {name: list(filter(None, dict.fromkeys(of_name))) for name, of_name in sets.items() if any(of_name)}
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

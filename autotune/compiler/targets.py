@@ -23,7 +23,7 @@ from autotune.settings.catalog import DATA, Scope, read_data
 _COUNTED_ON = 0.80
 _FOLDER = DATA / "targets"
 
-_WHOLE_PLUGINS = tuple((plugin, plugin.replace("-plugin", "-pjrt")) for plugin in CUDA_PLUGINS)
+_WHOLE_PLUGINS = [{plugin, plugin.replace("-plugin", "-pjrt")} for plugin in CUDA_PLUGINS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,10 @@ class Network:
     """Rate of the link to the host's memory, one direction, where that is not the slot (NVLink-C2C)."""
     nvls_share: float = 0.0
     """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without it."""
+
+    def joined_nodes(self, gpus_per_node: int) -> int:
+        """Returns the number of machines that NVLink connects; 1 where it ends at the machine."""
+        return max(1, self.nvlink_domain // gpus_per_node)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ class Target:
             Scope.BLACKWELL: generation >= 10,
         }
         if topology is not None:
-            hosts = max(1, links.nvlink_domain // links.gpus_per_node)
+            hosts = links.joined_nodes(links.gpus_per_node)
             scopes[Scope.NVLINK_DOMAINS] = topology.nodes > hosts
             scopes[Scope.NVLINK_OVER_HOSTS] = min(topology.nodes, hosts) > 1
         return scopes
@@ -166,11 +170,10 @@ class Topology:
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
         """
-        domain = network.nvlink_domain
-        hosts = min(self.nodes, max(1, domain // self.gpus_per_node))
+        hosts = min(self.nodes, network.joined_nodes(self.gpus_per_node))
         if self.nodes % hosts:
             raise StudyFileError(
-                f"the number of nodes must be a multiple of {hosts} (an NVLink domain of {domain} GPUs, "
+                f"the number of nodes must be a multiple of {hosts} (an NVLink domain of {network.nvlink_domain} GPUs, "
                 f"{self.gpus_per_node} on each node) but got {self.nodes}"
             )
         return f"{self.nodes // hosts}x{hosts}x{self.gpus_per_node}"
@@ -178,8 +181,8 @@ class Topology:
 
 def parse_topology(text: str) -> Topology:
     """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any other text."""
-    match = re.fullmatch(r"(?:(\d{1,5})x)?(\d{1,3})", text.strip().lower())
-    if not match or int(match[1] or 1) < 1 or int(match[2]) < 1:
+    match = re.fullmatch(r"(?:0*([1-9]\d{0,4})x)?0*([1-9]\d{0,2})", text.strip().lower())
+    if not match:
         raise StudyFileError(
             f"a topology must look like 8x8 (nodes x GPUs on each) or 8 (GPUs of one node) but got {text!r}"
         )
@@ -236,12 +239,12 @@ def _read_target(name: str) -> Target:
 
 def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
     """XLA's version fields of CUDA: the runtime of the installed wheel, else the one that the plugin is built for."""
-    wheels = [versions[name] for name in plugin["runtime_wheels"] if name in versions]
-    of_same_major = [w for w in wheels if _numbers(w)[0] == _numbers(plugin["cuda"])[0]]
-    runtime = [*_numbers(of_same_major[0])[:2], 0] if of_same_major else _numbers(plugin["cuda"])
+    wheels = [_numbers(versions[name]) for name in plugin["runtime_wheels"] if name in versions]
+    built_for = _numbers(plugin["cuda"])
+    major, minor, _ = next((wheel for wheel in wheels if wheel[0] == built_for[0]), built_for)
     return {
         "driver_version": plugin["driver"],
-        "runtime_version": ".".join(map(str, runtime)),  # the runtime itself reports only two numbers
+        "runtime_version": f"{major}.{minor}.0",  # the runtime itself reports only two numbers
         "compile_time_toolkit_version": plugin["cuda"],
     }
 
@@ -255,13 +258,12 @@ def _reported(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, An
     """Returns the fields of a description that a GPU reports otherwise."""
     if facts is None:
         return {}
-    fields: dict[str, Any] = {
+    fields = {
         "driver_version": facts.cuda,
         "name": facts.name,
         "device_memory_size": facts.memory_bytes,
+        "core_count": (facts.lanes or 0) // device["fpus_per_core"],
     }
-    if facts.lanes is not None:
-        fields["core_count"] = facts.lanes // device["fpus_per_core"]
     return {name: value for name, value in fields.items() if value}
 
 
@@ -272,9 +274,7 @@ def target_of(device_kind: str) -> Target | None:
     if kind in targets:
         return targets[kind]
     alike = {t.name: t for name, t in targets.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")}
-    if len(alike) != 1:
-        return None
-    return alike.popitem()[1]
+    return alike.popitem()[1] if len(alike) == 1 else None
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
@@ -308,17 +308,19 @@ def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
 
 def compiler_versions() -> dict[str, str]:
     """Returns the versions of jax, jaxlib and the plugin's parts, as far as they are installed."""
-    return installed_versions(("jax", "jaxlib", *(package for plugin in _WHOLE_PLUGINS for package in plugin)))
+    return installed_versions(("jax", "jaxlib", *sorted(set().union(*_WHOLE_PLUGINS))))
 
 
 def compiler_problem(versions: Mapping[str, str]) -> str | None:
     """Returns why `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
     jaxlib = versions.get("jaxlib")
     installed = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
-    if not any(all(package in installed for package in plugin) for plugin in _WHOLE_PLUGINS):
-        count = f"only {', '.join(installed)} is installed" if installed else "none is installed"
-        advice = "in autotune's folder run: pip install -e '.[screen]'"
-        return f"compiling for a GPU needs XLA's CUDA plugin but {count}; {advice}"
+    if not any(plugin <= installed.keys() for plugin in _WHOLE_PLUGINS):
+        count = f"only {', '.join(installed)}" if installed else "none"
+        return (
+            f"compiling for a GPU needs XLA's CUDA plugin but {count} is installed; in autotune's folder run: "
+            "pip install -e '.[screen]'"
+        )
     wrong = [f"{name} {version}" for name, version in installed.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in installed)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from autotune.machine.environment import Environment
 from autotune.model.clock import Stopwatch
 from autotune.model.stop import LOOK_EVERY_S, check_stop
 
@@ -41,7 +42,7 @@ class ChildProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], *, errors: int | IO[bytes], cwd: str | None = None
+        self, command: Sequence[str], env: Environment, *, errors: int | IO[bytes], cwd: str | None = None
     ) -> None:
         self._process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,

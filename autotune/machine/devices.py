@@ -15,20 +15,20 @@ import psutil
 from autotune.child.gpus import VISIBLE
 from autotune.model.errors import LaunchError, StudyFileError
 
-_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9/_-]*")
+_DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9/_-]*\Z")
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
     """Parses device ids such as ``0,1`` or ``4-7``, or NVIDIA's UUIDs; StudyFileError if malformed or named twice."""
     devices: list[str] = []
     for item in (p.strip() for p in text.split(",")):
+        ids = _DEVICE.findall(item)
         span = re.fullmatch(r"(\d+)-(\d+)", item)
-        if span and int(span[1]) <= int(span[2]):
-            devices += [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
-        elif _DEVICE.fullmatch(item) and not span:
-            devices.append(item)
-        else:
+        if span:
+            ids = [str(i) for i in range(int(span[1]), int(span[2]) + 1)]
+        if not ids:
             raise StudyFileError(f"devices must be given like 0,1 or 4-7 but got {text!r}")
+        devices += ids
     if len(set(devices)) != len(devices):
         raise StudyFileError(f"each device must be named once but got {text!r}")
     return tuple(devices)

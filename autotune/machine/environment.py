@@ -15,6 +15,9 @@ from pathlib import Path
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
+Environment = Mapping[str, str]
+"""Environment variables of a process."""
+
 _KNOWN = packaged_table("environment.toml")
 
 STEERING = re.compile("|".join(_KNOWN["steering"]))
@@ -34,7 +37,7 @@ def caller_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def steering_settings(environment: Mapping[str, str]) -> FlagSet:
+def steering_settings(environment: Environment) -> FlagSet:
     """Returns the settings of an environment that steer performance; SettingError if XLA cannot parse its XLA_FLAGS."""
     skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
     names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
@@ -42,21 +45,22 @@ def steering_settings(environment: Mapping[str, str]) -> FlagSet:
 
 
 def child_environment(
-    base: Mapping[str, str], settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
+    base: Environment, settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
     """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`."""
     env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
-    env["JAX_PLATFORMS"] = PLATFORMS.get(platform_name, platform_name)
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
-    # A cache of the program's own would hand one set's compilation to another; see `autotune.workers.caches`.
-    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    env["PYTHONUNBUFFERED"] = "1"
-    env.update(settings.to_environment())
-    return env
+    return env | {
+        "JAX_PLATFORMS": PLATFORMS.get(platform_name, platform_name),
+        # A cache of the program's own would hand one set's compilation to another; see `autotune.workers.caches`.
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "PYTHONUNBUFFERED": "1",
+        **settings.to_environment(),
+    }
 
 
-def with_packages(env: Mapping[str, str]) -> dict[str, str]:
+def with_packages(env: Environment) -> dict[str, str]:
     """Adds the folder of these packages to a child's PYTHONPATH, unless they are installed."""
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
@@ -64,7 +68,7 @@ def with_packages(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])}
 
 
-def storable(environment: Mapping[str, str]) -> dict[str, str]:
+def storable(environment: Environment) -> dict[str, str]:
     """Returns the allow-listed part of an environment that may be kept in a run directory; secrets are never in it."""
     return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
 
@@ -74,7 +78,7 @@ def driver_python() -> str:
     return sys.executable
 
 
-def merge_for_exec(own: Mapping[str, str], settings: FlagSet, baseline: FlagSet) -> tuple[dict[str, str], list[str]]:
+def merge_for_exec(own: Environment, settings: FlagSet, baseline: FlagSet) -> tuple[dict[str, str], list[str]]:
     """Merges a winner, whose values count, into the caller's environment `own`; also returns a line for each setting.
 
     Args:
@@ -101,7 +105,7 @@ def variables_of(names: Iterable[str]) -> list[str]:
     return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names if kind_of(n) != "option"})
 
 
-def default_cache_dir(environment: Mapping[str, str]) -> Path:
+def default_cache_dir() -> Path:
     """Returns ``$XDG_CACHE_HOME/autotune``, or ``~/.cache/autotune``."""
-    root = environment.get("XDG_CACHE_HOME", "")
-    return (Path(root) if root else Path.home() / ".cache") / "autotune"
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "autotune")

@@ -131,19 +131,12 @@ def sweep(root: Path, prefix: str) -> list[Path]:
     """Removes folders that killed processes of this user left; links, young folders and locked ones stay."""
     removed = []
     for path in root.glob(f"{prefix}*"):
-        try:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # no folder, or its owner lives
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            found = os.fstat(descriptor)
-            if found.st_uid != os.getuid() or time.time() - found.st_mtime < _YOUNG_S:
-                continue
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_tree(path)
-            removed.append(path)
-        except OSError:  # its owner lives
-            continue
-        finally:
-            os.close(descriptor)
+            stack.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime >= _YOUNG_S:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(path)
+                removed.append(path)
     return removed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_devices
+from autotune.machine.environment import Environment
 
 Runner = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; an empty text if it is missing, fails or hangs."""
@@ -33,12 +34,12 @@ class Gpu:
     busy_percent: int | None
 
 
-def run_program(command: Sequence[str]) -> str:
+def run_program(command: Sequence[str], env: Environment | None = None, *, limit_s: float = _ANSWER_LIMIT_S) -> str:
     """Runs a program with a time limit; see `Runner`."""
     if shutil.which(command[0]) is None:  # no process is started to find that out
         return ""
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
+        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
     return process.stdout
@@ -56,23 +57,27 @@ def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
                     index=int(index),
                     uuid=uuid,
                     name=name,
-                    memory_bytes=int(total) << 20 if total.isdigit() else 0,
-                    used_bytes=int(used) << 20 if used.isdigit() else 0,
+                    memory_bytes=(_number(total) or 0) << 20,
+                    used_bytes=(_number(used) or 0) << 20,
                     driver=driver,
                     compute_capability=capability,
-                    busy_percent=int(busy) if busy.isdigit() else None,
+                    busy_percent=_number(busy),
                 )
             )
     return tuple(gpus)
 
 
-def visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+def _number(cell: str) -> int | None:
+    return int(cell) if cell.isdigit() else None
+
+
+def visible_gpus(environment: Environment) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order."""
     gpus = {g.index: g for g in find_gpus()}
     return tuple(gpus[i] for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE)))
 
 
-def visible_gpu_ids(environment: Mapping[str, str]) -> str:
+def visible_gpu_ids(environment: Environment) -> str:
     """Returns the ids of the GPUs visible under this environment, without starting their driver; empty if unknown."""
     if (visible := environment.get(VISIBLE)) is not None:
         return visible
@@ -81,7 +86,7 @@ def visible_gpu_ids(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def are_hidden(environment: Mapping[str, str]) -> bool:
+def are_hidden(environment: Environment) -> bool:
     """Whether CUDA_VISIBLE_DEVICES hides every GPU."""
     return environment.get(VISIBLE, "0").strip() in ("", "-1", "NoDevFiles")
 
@@ -91,7 +96,7 @@ def has_device_file(root: Path = Path("/")) -> bool:
     return any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu"))
 
 
-def is_without_gpus(environment: Mapping[str, str]) -> bool:
+def is_without_gpus(environment: Environment) -> bool:
     """Whether a process with this environment certainly sees no GPU, without asking a driver."""
     return are_hidden(environment) or not has_device_file()
 
@@ -113,7 +118,7 @@ class GpuFacts:
     """The newest CUDA that the driver can run, ``major.minor.0``."""
 
 
-def gpu_facts(environment: Mapping[str, str], load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
+def gpu_facts(environment: Environment, load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
     """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or not installed."""
     nvml = load()
     return tuple(_facts(nvml, handle) for handle in visible_devices(nvml, environment.get(VISIBLE)).values())

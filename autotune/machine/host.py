@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
 from autotune.child.gpus import kernel_text
 from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
 from autotune.machine.devices import parse_devices
-from autotune.machine.environment import caller_environment, driver_python, storable, with_packages
+from autotune.machine.environment import Environment, caller_environment, driver_python, storable, with_packages
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
 
@@ -36,8 +36,8 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 # ---------------------------------------------------------------------- provenance
 
 
-def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of `environment`."""
+def describe_machine() -> dict[str, Any]:
+    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of the caller's."""
     gpus = find_gpus()
     return {
         "date": utc_now(),
@@ -51,7 +51,7 @@ def describe_machine(environment: Mapping[str, str] | None = None) -> dict[str, 
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(psutil.getloadavg()[0], 2),
-        "variables": storable(caller_environment() if environment is None else environment),
+        "variables": storable(caller_environment()),
     }
 
 
@@ -148,16 +148,16 @@ class RanOn:
     gpus: tuple[GpuState, ...]
 
 
-def would_run_on(environment: Mapping[str, str], count: int | None = None) -> RanOn:
+_RAN_ON = TypeAdapter(RanOn)
+
+
+def would_run_on(environment: Environment, count: int | None = None) -> RanOn:
     """Returns the libraries, driver, firmware and clocks that a workload on `count` visible GPUs would run on.
 
     A child process loads the libraries that JAX would, and starts nothing on a GPU.
     """
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
-        env = with_packages(environment)
-        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_ANSWER_LIMIT_S, check=True)
-        answer = json.loads(process.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return _RAN_ON.validate_json(run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S))
+    except ValueError:
         return RanOn(versions={}, gpus=())
-    return RanOn(versions=answer["versions"], gpus=tuple(map(GpuState.model_validate, answer["gpus"])))

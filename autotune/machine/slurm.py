@@ -10,8 +10,9 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from autotune.machine.environment import Environment
 from autotune.model.errors import LaunchError
 
 ANSWER_LIMIT_S = 60.0
@@ -34,17 +35,17 @@ def has_slurm() -> bool:
     return shutil.which("srun") is not None and shutil.which("sbatch") is not None
 
 
-def slurm_client_environment(base: Mapping[str, str]) -> dict[str, str]:
+def slurm_client_environment(base: Environment) -> dict[str, str]:
     """Removes the SLURM variables of the caller's own task, which ``srun`` would read as options."""
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
-def ask_slurm(command: Sequence[str], env: Mapping[str, str]) -> str:
+def ask_slurm(command: Sequence[str], env: Environment) -> str:
     """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or takes too long."""
     try:
         process = subprocess.run(
-            list(command), env=dict(env), capture_output=True, text=True, check=False, timeout=ANSWER_LIMIT_S,
-            stdin=subprocess.DEVNULL, errors="replace",
+            list(command), env=slurm_client_environment(env), capture_output=True, text=True, check=False,
+            timeout=ANSWER_LIMIT_S, stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except OSError as error:
         raise SlurmError(
@@ -62,19 +63,19 @@ def ask_slurm(command: Sequence[str], env: Mapping[str, str]) -> str:
     return process.stdout
 
 
-def slurm_hosts(node_list: str, env: Mapping[str, str]) -> tuple[str, ...]:
+def slurm_hosts(node_list: str, env: Environment) -> tuple[str, ...]:
     """Expands a node list of SLURM such as ``gpu[01-04]``; SlurmError if SLURM cannot expand it."""
-    return tuple(ask_slurm(["scontrol", "show", "hostnames", node_list], slurm_client_environment(env)).split())
+    return tuple(ask_slurm(["scontrol", "show", "hostnames", node_list], env).split())
 
 
-def slurm_address(node: str, env: Mapping[str, str]) -> str:
+def slurm_address(node: str, env: Environment) -> str:
     """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a node or an answer."""
-    description = ask_slurm(["scontrol", "--oneliner", "show", "node", node], slurm_client_environment(env))
+    description = ask_slurm(["scontrol", "--oneliner", "show", "node", node], env)
     address = re.search(r"\bNodeAddr=(\S+)", description)
     return address.group(1) if address else node
 
 
-def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
     """Returns the nodes of this job that are gone, each with the reason; empty if all of them still start steps.
 
     SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused because the job is
@@ -98,13 +99,13 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Mapping[str, str]) -> dict[str, 
     return lost
 
 
-def end_slurm_step(step: str, env: Mapping[str, str]) -> None:
+def end_slurm_step(step: str, env: Environment) -> None:
     """Kills one step of this job whose ``srun`` is gone; a finished step is no error."""
     with contextlib.suppress(SlurmError):
-        ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], slurm_client_environment(env))
+        ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], env)
 
 
-def slurm_step_command(node: str, env: Mapping[str, str], *extra: str) -> list[str]:
+def slurm_step_command(node: str, env: Environment, *extra: str) -> list[str]:
     """Returns the ``srun`` command of one process on one node of this job, with all its GPUs, beside other steps."""
     return [
         "srun", f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap",

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import psutil
 
 from autotune.child.gpus import VISIBLE, ask, load_nvml, visible_devices
+from autotune.machine.environment import Environment
 from autotune.model.measurement import HELD_BACK, Arm, ArmOfGpus, EnergyUse, GpusDuring, Pair, held_in_one_arm
 from autotune.model.spec import StudySpec
 
@@ -78,8 +79,8 @@ class ArmWatch:
 
     seconds: float = 0.0
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
-    held_back: dict[str, float] | None = None
-    """By reason, those that every GPU counted in every block; None before the first block."""
+    held_back: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BACK, 0.0))
+    """By reason, those that every GPU counted in every block."""
 
     def add(self, samples: Iterable[GpuSample], before: Counters, after: Counters, *, seconds: float) -> None:
         """Adds a block: its samples, and the counters before and after it."""
@@ -87,19 +88,17 @@ class ArmWatch:
         for sample in samples:
             self.samples.setdefault(sample.index, []).append(sample)
         held_back = {}
-        for reason in HELD_BACK:
+        for reason, earlier_s in self.held_back.items():
             rises = [after[i].get(reason, -1) - before[i].get(reason, 0) for i in before.keys() & after.keys()]
             if rises and min(rises) >= 0:  # a reloaded driver starts its counters anew
-                held_back[reason] = max(rises) / 1e9
-        if self.held_back is not None:
-            held_back = {r: s + self.held_back[r] for r, s in held_back.items() if r in self.held_back}
+                held_back[reason] = earlier_s + max(rises) / 1e9
         self.held_back = held_back
 
     def figures(self) -> ArmOfGpus:
         """Sums up all GPUs."""
         clocks = self._values("clock_mhz")
         powers = self._values("power_w")
-        held_back = {r: s for r, s in (self.held_back or {}).items() if s <= TOO_FAST * self.seconds}
+        held_back = {r: s for r, s in self.held_back.items() if s < TOO_FAST * self.seconds}
         return ArmOfGpus(
             seconds=round(self.seconds, 3),
             looks=min(map(len, self.samples.values()), default=0),
@@ -112,14 +111,16 @@ class ArmWatch:
     def _values(self, figure: str) -> list[list[float]]:
         """Returns the values of a figure of each GPU that tells it."""
         values = [[getattr(s, figure) for s in of_gpu] for of_gpu in self.samples.values()]
-        return [[value for value in of_gpu if value is not None] for of_gpu in values if set(of_gpu) != {None}]
+        values = [[value for value in of_gpu if value is not None] for of_gpu in values]
+        return list(filter(None, values))
 
 
 def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Iterable[str]) -> Telemetry:
     """Sums up one measurement; `others` is the largest number of other processes seen on each GPU."""
-    during = GpusDuring(**{arm: arms[arm].figures() for arm in Arm}) if len(arms) == len(Arm) else None
+    during = None
     warnings = list(trouble)
-    if during is not None:
+    if len(arms) == len(Arm):
+        during = GpusDuring(**{arm: arms[arm].figures() for arm in Arm})
         warnings += [*held_in_one_arm([during]), *_throttling(during)]
     for index, count in sorted(others.items()):
         if count:
@@ -129,11 +130,10 @@ def put_together(arms: Mapping[str, ArmWatch], others: Mapping[int, int], troubl
 
 def _throttling(during: GpusDuring) -> list[str]:
     """Formats what throttled a GPU in both arms together, a sentence for each reason."""
-    arms = (during.reference, during.candidate)
-    seconds = sum(arm.seconds for arm in arms)
+    seconds = during.reference.seconds + during.candidate.seconds
     warnings = []
     for reason, name in HELD_BACK.items():
-        held_s = sum(arm.held_back.get(reason, 0.0) for arm in arms)
+        held_s = during.reference.held_back.get(reason, 0.0) + during.candidate.held_back.get(reason, 0.0)
         if held_s >= 0.01 * seconds > 0:
             warnings.append(f"a GPU was held back by {name} for {held_s:.1f} of {seconds:.1f} s")
     return warnings
@@ -224,14 +224,12 @@ class GpuWatch:
 
     def take(self) -> Telemetry:
         """Returns the telemetry since the last call, over all blocks of both arms."""
-        arms = self._arms
-        others = self._others
-        trouble = tuple(self._trouble)
+        telemetry = put_together(self._arms, self._others, self._trouble)
         self._arms = {}
         self._others = {}
         self._trouble = {}
         self._next_s = 0.0
-        return put_together(arms, others, trouble)
+        return telemetry
 
     def energy_j(self, count: int | None) -> float | None:
         """Returns the sum of the energy counters of the first `count` GPUs (all, if None), joules.
@@ -253,25 +251,23 @@ class GpuWatch:
         return counters_of
 
     def _samples(self) -> list[GpuSample]:
-        return [self._sample(index, handle) for index, handle in self._devices.items()]
+        return [_sample(self._nvml, index, handle) for index, handle in self._devices.items()]
 
-    def _sample(self, index: int, handle: Any) -> GpuSample:
-        def of(name: str, *more: Any) -> Any:
-            return ask(self._nvml, f"nvmlDeviceGet{name}", handle, *more)
 
-        power = of("PowerUsage")
-        return GpuSample(
-            index=index,
-            clock_mhz=of("ClockInfo", self._nvml.NVML_CLOCK_SM),
-            power_w=power / 1e3 if power is not None else None,
-            temperature_c=of("Temperature", self._nvml.NVML_TEMPERATURE_GPU),
-        )
+def _sample(nvml: Any, index: int, handle: Any) -> GpuSample:
+    power = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    return GpuSample(
+        index=index,
+        clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        power_w=power / 1e3 if power is not None else None,
+        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
+    )
 
 
 NO_WATCH = GpuWatch(None, None)
 
 
-def open_watch(environment: Mapping[str, str], count: int | None = None) -> GpuWatch:
+def open_watch(environment: Environment, count: int | None = None) -> GpuWatch:
     """Opens a watch over the visible GPUs; one without GPUs where NVML is not installed or does not answer."""
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
@@ -318,13 +314,15 @@ class EnergyMeter:
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
         """Returns the mean energy of a step of both arms; None if a block was not counted or blocks are too short."""
-        reference = [p.reference_j / len(p.ran_s(Arm.REFERENCE)) for p in pairs if p.reference_j]
-        candidate = [p.candidate_j / len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.candidate_j]
-        if not len(reference) == len(candidate) == len(pairs) > 0:
+        if not all(p.reference_j and p.candidate_j for p in pairs):
             return None
-        if statistics.median_high(sum(p.ran_s(arm)) for p in pairs for arm in Arm) < self.shortest_s:
+        lengths_s = [sum(p.ran_s(arm)) for p in pairs for arm in Arm]
+        if not lengths_s or statistics.median_high(lengths_s) < self.shortest_s:
             return None
-        return EnergyUse(reference_step_j=statistics.fmean(reference), candidate_step_j=statistics.fmean(candidate))
+        return EnergyUse(
+            reference_step_j=statistics.fmean((p.reference_j or 0.0) / len(p.ran_s(Arm.REFERENCE)) for p in pairs),
+            candidate_step_j=statistics.fmean((p.candidate_j or 0.0) / len(p.ran_s(Arm.CANDIDATE)) for p in pairs),
+        )
 
 
 NO_METER = EnergyMeter()

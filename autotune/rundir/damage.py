@@ -14,9 +14,8 @@ def damages(store: Store) -> list[str]:
     records = store.records()
     lines = [f"{RECORDS} line {number}: {problem}" for number, problem in _problems(store, records)]
     folders = unnamed_folders(store.path, records)
-    sessions = sum(isinstance(record, SessionRecord) for record in records)
-    lanes = {record.by for record in records if isinstance(record, AaRecord)}
-    if len(folders) > sessions * max(1, len(lanes)):  # a driver that is killed leaves one for each lane
+    lanes = {record.by for record in store.of(AaRecord)}
+    if len(folders) > len(store.of(SessionRecord)) * max(1, len(lanes)):  # a killed driver leaves one for each lane
         shown = ", ".join(folders[:3])
         lines.append(f"{RECORDS} must name {len(folders)} folders of measurements ({shown}): restore it from a copy")
     return lines
@@ -24,24 +23,21 @@ def damages(store: Store) -> list[str]:
 
 def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[tuple[int, str]]:
     """Yields what is wrong with each record, and its line."""
-    trials = {record.number for record in records if isinstance(record, TrialResult)}
-    lines: dict[tuple[object, ...], int] = {}
+    trials = {record.number for record in store.of(TrialResult)}
+    lines: dict[str, int] = {}
     for number, record in enumerate(records, 1):
+        subject = f"line {number}"
         if isinstance(record, TrialResult):
-            key: tuple[object, ...] = ("trial", record.number)
+            subject = f"trial {record.number}"
         elif isinstance(record, ConfirmRun):
-            key = ("pair of processes", record.repeat, "of the", record.stage, "proof of", record.settings)
-        else:
-            key = (number,)
-        if lines.setdefault(key, number) < number:
-            yield number, f"is a second record of {' '.join(map(str, key))}, after line {lines[key]}; delete this line"
+            subject = f"pair of processes {record.repeat} of the {record.stage} proof of {record.settings}"
+        if lines.setdefault(subject, number) < number:
+            yield number, f"is a second record of {subject}, after line {lines[subject]}; delete this line"
         named = {n for n in (getattr(record, "same_as", None), getattr(record, "trial", None)) if n}
         if trials and (missing := named - trials):  # a recheck has no trials at all
             yield number, f"names trial {min(missing)}, which is not there; delete this line, and it is measured again"
         try:
-            problem = lost_pairs(store, record)
+            if problem := lost_pairs(store, record):
+                yield number, f"{problem}; its figures stand"
         except RunDirectoryError as error:
             yield number, str(error)
-            continue
-        if problem:
-            yield number, f"{problem}; its figures stand"

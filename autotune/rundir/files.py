@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +28,30 @@ def refuse_path(name: str) -> None:
         )
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a RunDirectoryError that names a file or folder."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+@contextlib.contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a RunDirectoryError that names a file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
+        ) from error
+
+
 def refuse_links(folder: Path) -> None:
     """Raises RunDirectoryError if a folder holds symbolic links, or cannot be read."""
-    try:
-        with os.scandir(folder) as entries:
-            link = next((e.path for e in entries if e.is_symlink()), None)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    with writing(folder), os.scandir(folder) as entries:
+        link = next((e.path for e in entries if e.is_symlink()), None)
     if link is not None:
         raise _is_link(Path(link))
 
@@ -50,12 +68,10 @@ def folder_within(root: Path, *parts: str) -> Path:
         path = path / part
         if path.is_symlink():
             raise _is_link(path)
-    try:
+    with writing(path):
         make_folder(root)
         for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as its parent
             make_folder(folder, mode=folder.parent.stat().st_mode & 0o777)
-    except OSError as error:
-        raise cannot_write(path, error) from error
     refuse_links(path)
     return path
 
@@ -74,15 +90,13 @@ class FileReplacedError(RunDirectoryError):
 
 def refuse_replaced(path: Path, end: FileEnd) -> None:
     """Raises FileReplacedError if a file is not as the last append left it; longer it may be, by a torn line."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        here = FileEnd(0)
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    else:
-        here = FileEnd(found.st_size, found.st_ino)
-    if here.size < end.size or end.inode not in (None, here.inode):
+    size = 0
+    inode = None
+    with writing(path), contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        size = status.st_size
+        inode = status.st_ino
+    if size < end.size or end.inode not in (None, inode):
         raise FileReplacedError(f"{path} must be as the last record left it but is gone, shorter or another file")
 
 
@@ -92,31 +106,27 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
     Raises:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
     """
-    try:
+    data = line.encode()
+    with writing(path):
         is_new = not path.exists()
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, like_folder(path.parent))
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    try:
-        end = _cut(descriptor)
         try:
-            data = line.encode()
-            if os.write(descriptor, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if sync:
-                os.fsync(descriptor)
-                if is_new:
-                    sync_folder(path.parent)
-            return FileEnd(end + len(data), os.fstat(descriptor).st_ino)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, end)
-                os.fsync(descriptor)
-            raise
-    except OSError as error:
-        raise cannot_write(path, error) from error
-    finally:
-        os.close(descriptor)
+            end = _cut(descriptor)
+            try:
+                if os.write(descriptor, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if sync:
+                    os.fsync(descriptor)
+                    if is_new:
+                        sync_folder(path.parent)
+                return FileEnd(end + len(data), os.fstat(descriptor).st_ino)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, end)
+                    os.fsync(descriptor)
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def sync_upwards(file: Path, root: Path) -> None:
@@ -140,10 +150,8 @@ def sync_upwards(file: Path, root: Path) -> None:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file whole, or raises RunDirectoryError."""
-    try:
+    with writing(path):
         replace_file(path, content)
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 def _cut(descriptor: int) -> int:
@@ -176,11 +184,4 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     return RunDirectoryError(
         f"{path} must be writable but: {error.strerror or error}; see to the disk, make it writable or free some space "
         "and run the same command again; it continues where it stopped"
-    )
-
-
-def cannot_read(file: Path, error: OSError) -> RunDirectoryError:
-    """Makes the error for a file that cannot be read."""
-    return RunDirectoryError(
-        f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
     )

@@ -23,6 +23,7 @@ from autotune.machine.files import like_folder
 from autotune.machine.host import utc_now
 from autotune.model.errors import RunDirectoryError
 from autotune.model.files import packaged_table, plain_content
+from autotune.rundir.files import writing
 
 LOCK = "lock"
 _LONGEST = 4096
@@ -111,16 +112,12 @@ class Lock:
                 f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, delete "
                 f"{path / LOCK}"
             )
-        own = Holder(str(os.getpid()), socket.gethostname(), _boot())
-        try:
+        driver = Holder(str(os.getpid()), socket.gethostname(), _boot())
+        with writing(path / LOCK):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{own.pid} {own.host} {own.boot}\n".encode(), 0)
+            os.pwrite(self._descriptor, f"{driver.pid} {driver.host} {driver.boot}\n".encode(), 0)
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{path / LOCK} must be writable but: {error.strerror}; mend that and run the same command again"
-            ) from error
-        if read_holder(path) != own:  # two machines started at once: the last one to write holds the lock
+        if read_holder(path) != driver:  # two machines started at once: the last one to write holds the lock
             raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
 
     def tell_stage(self, name: str) -> None:

@@ -11,8 +11,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
@@ -22,6 +23,8 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.model.errors import StudyFileError
 from autotune.model.redaction import redact_text
 from autotune.rundir.files import append_synced
+
+T = TypeVar("T")
 
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial that holds its number in the run directory."""
@@ -53,7 +56,7 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # samplers warn at each value that they draw alone
         self._where = storage
         self._name = name
-        self._opened: tuple[BaseStorage, optuna.Study] | None = None
+        self._opened: optuna.Study | None = None
         self._told: set[Any] = set()
         self._is_lost = False
         self._news: list[str] = []
@@ -70,27 +73,21 @@ class OptunaStudy:
     def put(self, trial: FrozenTrial) -> None:
         """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
         if trial.user_attrs[NUMBER_KEY] not in self._told:
-            self._try(lambda storage, study: self._write(storage, study, trial))
+            self._try(lambda study: self._write(study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
         """Returns trials that somebody enqueued and that have no result, begun ones included; never raises."""
-        found: list[FrozenTrial] = []
-
-        def read(_: BaseStorage, study: optuna.Study) -> None:
-            unfinished = study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING))
-            found[:] = [t for t in unfinished if ENQUEUED_KEY in t.system_attrs]
-
-        self._try(read)
-        return found
+        unfinished = self._try(lambda study: study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING)))
+        return [t for t in unfinished or () if ENQUEUED_KEY in t.system_attrs]
 
     def refuse(self, trial: FrozenTrial) -> None:
         """Ends an enqueued trial as failed; never raises."""
-        self._try(lambda storage, _: storage.set_trial_state_values(trial._trial_id, TrialState.FAIL))
+        self._try(lambda study: study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL))
 
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
 
-        def fail_open_trials(_: BaseStorage, study: optuna.Study) -> None:
+        def fail_open_trials(study: optuna.Study) -> None:
             for left in _open_trials(study):
                 study.tell(left.number, state=TrialState.FAIL)
 
@@ -102,26 +99,24 @@ class OptunaStudy:
         self._news = []
         return news
 
-    def _try(self, work: Callable[[BaseStorage, optuna.Study], object]) -> None:
-        """Does something with the storage in a few attempts, unless it is lost."""
-        if self._is_lost:
-            return
+    def _try(self, work: Callable[[optuna.Study], T]) -> T | None:
+        """Does something with the study in a few attempts; None if the storage is lost."""
+        if not self._is_lost:
+            try:
+                return _within_limit(lambda: self._attempt(work, ATTEMPTS))
+            except Exception as error:  # as above
+                self._lose(error)
+        return None
 
-        def attempts() -> None:
-            for attempt in range(ATTEMPTS):
-                try:
-                    work(*(self._opened or self._open()))
-                    return
-                except Exception:  # as above
-                    self._opened = None
-                    if attempt == ATTEMPTS - 1:
-                        raise
-                    time.sleep(PAUSE_S)
-
+    def _attempt(self, work: Callable[[optuna.Study], T], attempts: int) -> T:
         try:
-            _within_limit(attempts)
-        except Exception as error:
-            self._lose(error)
+            return work(self._opened or self._open())
+        except Exception:  # as above
+            self._opened = None
+            if attempts == 1:
+                raise
+        time.sleep(PAUSE_S)
+        return self._attempt(work, attempts - 1)
 
     def _lose(self, error: Exception) -> None:
         self._is_lost = True
@@ -130,16 +125,15 @@ class OptunaStudy:
             "everything; once the storage answers, the same command writes what it lacks"
         )
 
-    def _open(self) -> tuple[BaseStorage, optuna.Study]:
+    def _open(self) -> optuna.Study:
         """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
-        storage = _storage_of(self._where)
-        study = optuna.create_study(storage=storage, study_name=self._name, load_if_exists=True)
-        found = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        self._told = {t.user_attrs.get(NUMBER_KEY) for t in found}
-        self._opened = storage, study
-        return self._opened
+        study = optuna.create_study(storage=_storage_of(self._where), study_name=self._name, load_if_exists=True)
+        results = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        self._told = {t.user_attrs.get(NUMBER_KEY) for t in results}
+        self._opened = study
+        return study
 
-    def _write(self, storage: BaseStorage, study: optuna.Study, trial: FrozenTrial) -> None:
+    def _write(self, study: optuna.Study, trial: FrozenTrial) -> None:
         number = trial.user_attrs[NUMBER_KEY]
         if number in self._told:  # by an attempt that failed only after it
             return
@@ -149,11 +143,11 @@ class OptunaStudy:
             study.tell(begun.number, state=TrialState.FAIL)
             begun = None
         if begun is None and ENQUEUED_KEY in trial.system_attrs:
-            begun = _take_waiting(storage, study, trial.system_attrs[ENQUEUED_KEY])
+            begun = _take_waiting(study, trial.system_attrs[ENQUEUED_KEY])
         if begun is None:
             study.add_trial(trial)
         else:
-            fill_trial(storage, begun, trial)
+            fill_trial(study._storage, begun, trial)
             if is_result:
                 study.tell(begun.number, trial.value)
         if is_result:
@@ -174,24 +168,21 @@ def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> 
             storage.set_trial_system_attr(begun._trial_id, key, value)
 
 
-def _within_limit(work: Callable[[], object]) -> None:
-    """Calls a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
-    ended: list[Exception | None] = []
+def _within_limit(work: Callable[[], T]) -> T:
+    """Returns the result of a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
+    future = Future[T]()
 
     def call() -> None:
         try:
-            work()
-            ended.append(None)
-        except Exception as error:  # raised again below
-            ended.append(error)
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
 
-    thread = threading.Thread(target=call, daemon=True, name="optuna storage")
-    thread.start()
-    thread.join(LIMIT_S)
-    if not ended:
+    threading.Thread(target=call, daemon=True, name="optuna storage").start()
+    wait([future], LIMIT_S)
+    if not future.done():
         raise TimeoutError(f"no answer within {LIMIT_S:.0f} s")
-    if ended[0] is not None:
-        raise ended[0]
+    return future.result()
 
 
 class RunJournal(JournalFileBackend):
@@ -223,13 +214,13 @@ def _storage_of(where: Path | str) -> BaseStorage:
     return optuna.storages.get_storage(where)
 
 
-def _take_waiting(storage: BaseStorage, study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | None:
+def _take_waiting(study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | None:
     """Begins the trial that was enqueued with these values; None if none is waiting."""
     waiting = study.get_trials(states=(TrialState.WAITING,))
-    taken = next((t for t in waiting if t.system_attrs.get(ENQUEUED_KEY) == values), None)
-    if taken is not None:
-        storage.set_trial_state_values(taken._trial_id, TrialState.RUNNING)
-    return taken
+    trial = next((t for t in waiting if t.system_attrs.get(ENQUEUED_KEY) == values), None)
+    if trial is not None:
+        study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    return trial
 
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:

@@ -55,14 +55,14 @@ from autotune.rundir.files import (
     FileEnd,
     FileReplacedError,
     append_synced,
-    cannot_read,
-    cannot_write,
     folder_within,
+    reading,
     refuse_links,
     refuse_path,
     refuse_replaced,
     sync_upwards,
     write_atomically,
+    writing,
 )  # fmt: skip
 from autotune.rundir.lock import LOCK, Lock
 
@@ -96,11 +96,8 @@ class Folders:
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
         """Returns a function that appends raw pairs of a measurement; keeps those of a killed session beside them."""
         file = folder / PAIRS
-        try:
-            if file.exists():
-                file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
-        except OSError as error:
-            raise cannot_write(file, error) from error
+        with writing(file), contextlib.suppress(FileNotFoundError):
+            file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
 
         def write(pair: Pair) -> None:
             append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
@@ -118,12 +115,9 @@ class Folders:
         if path.is_absolute() or ".." in path.parts:
             return
         file = self.path / directory / PAIRS
-        try:
+        lines: list[bytes] = []
+        with reading(file), contextlib.suppress(FileNotFoundError):
             lines = plain_content(file).split(b"\n")[:-1]
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise cannot_read(file, error) from error
         for number, line in enumerate(lines, 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
 
@@ -131,12 +125,10 @@ class Folders:
 def lost_pairs(folders: Folders, record: Stamped) -> str:
     """Returns how the raw pairs of a record differ from its count of them, as a clause; empty if they do not."""
     directory = getattr(record, "directory", None)
-    if directory is None or getattr(record, "failure", None) is not None:
+    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
+    if directory is None or measured is None or getattr(record, "failure", None) is not None:
         return ""
     if getattr(record, "same_as", None) is not None:  # its figures are another trial's
-        return ""
-    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
-    if measured is None:
         return ""
     count = len(list(folders.pairs(directory)))
     if count == measured.pair_count:
@@ -203,8 +195,7 @@ class Store(Folders):
         self.earlier: Path | None = None
         self._file = path / RECORDS
         self._lock: Lock | None = None
-        self._size = 0
-        self._end: FileEnd | None = None
+        self._end = FileEnd(0)
         self._all: list[AnyRecord] = []
         self._by_type: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
         self._is_sole_writer = False
@@ -223,9 +214,8 @@ class Store(Folders):
                 f"folder; if the file was lost, {_AGAIN}"
             )
         try:
-            data = json.loads(plain_content(file))
-        except OSError as error:
-            raise cannot_read(file, error) from error
+            with reading(file):
+                data = json.loads(plain_content(file))
         except (ValueError, RecursionError) as error:
             raise StudyLostError(_no_study(file, error)) from error
         try:
@@ -357,10 +347,10 @@ class Store(Folders):
             stamped = stamped.model_copy(update={"record_count": len(self.records())})
         stamped = _without_secrets(stamped)
         try:
-            written = self._persist(stamped)
+            end = self._persist(stamped)
         except FileReplacedError as error:
-            self._add(stamped, 0)  # type: ignore[arg-type]
-            lines = [_line_of(known) for known in self._all]
+            self._add(stamped)  # type: ignore[arg-type]
+            lines = [_line_of(kept) for kept in self._all]
             write_atomically(self.path / KEPT_RECORDS, "".join(lines))
             raise RunDirectoryError(
                 f"{error}: the program of the study or someone else has removed or changed it. Its {len(lines)} "
@@ -368,12 +358,13 @@ class Store(Folders):
                 "writing there (name a folder outside of its own with --run-dir), and run the same command again"
             ) from error
         if self._is_sole_writer:
-            self._add(stamped, written)  # type: ignore[arg-type]
+            self._add(stamped)  # type: ignore[arg-type]
+            self._end = end
 
-    def _persist(self, record: Stamped) -> int:
-        """Writes one record; returns its bytes in the file."""
+    def _persist(self, record: Stamped) -> FileEnd:
+        """Writes one record; returns how that left the file."""
         if self._is_sole_writer:
-            refuse_replaced(self._file, self._end or FileEnd(self._size))
+            refuse_replaced(self._file, self._end)
         if (directory := getattr(record, "directory", None)) is not None:
             if lost := lost_pairs(self, record):
                 raise RunDirectoryError(
@@ -382,9 +373,7 @@ class Store(Folders):
                     "--run-dir, and have it write to {folder} or to a folder of another name"
                 )
             sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
-        line = _line_of(record)
-        self._end = append_synced(self._file, line)
-        return len(line.encode())
+        return append_synced(self._file, _line_of(record))
 
     def append_news(self, record: R) -> None:
         """Appends a record unless it is no news; see `append`."""
@@ -418,26 +407,23 @@ class Store(Folders):
         if self._is_sole_writer and self._is_read:
             return
         self._is_read = True
-        try:
+        with reading(self._file):
             size = self._file.stat().st_size if self._file.exists() else 0
-            if size == self._size:
+            if size == self._end.size:
                 return
-            if size < self._size:
-                self._size = 0
+            if size < self._end.size:
+                self._end = FileEnd(0)
                 self._all.clear()
                 self._by_type.clear()
             with self._file.open("rb") as stream:
-                stream.seek(self._size)
+                stream.seek(self._end.size)
                 lines = stream.read().split(b"\n")[:-1]
-        except OSError as error:
-            raise cannot_read(self._file, error) from error
         what = f"a record of schema {SCHEMA_VERSION}"
         for number, line in enumerate(lines, len(self._all) + 1):
-            self._add(_parse_line(RECORD, line, self._file, number, what=what), len(line) + 1)
+            self._add(_parse_line(RECORD, line, self._file, number, what=what))
+            self._end = FileEnd(self._end.size + len(line) + 1)
 
-    def _add(self, record: AnyRecord, size: int) -> None:
-        """Adds a record of so many bytes in the file."""
-        self._size += size
+    def _add(self, record: AnyRecord) -> None:
         self._all.append(record)
         self._by_type[type(record)].append(record)
 
@@ -452,8 +438,7 @@ class Store(Folders):
 
     def last(self, kind: type[R]) -> R | None:
         """Returns the newest record of one type, or None."""
-        found = self.of(kind)
-        return found[-1] if found else None
+        return next(reversed(self.of(kind)), None)
 
     def before(self, record: Stamped) -> Store:
         """Returns a view of the records before one, or of all if it is not recorded; for reading only."""
@@ -483,13 +468,11 @@ def _line_of(record: Stamped) -> str:
 def _set_aside(path: Path) -> Path:
     """Moves what a study has written into a new folder of its run directory, its name last; returns that folder."""
     folder = next(f for n in itertools.count(1) if not (f := path / f"{EARLIER}-{n}").exists())
-    try:
+    with writing(folder):
         folder.mkdir(mode=0o700)
         for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
             if (path / name).exists():
                 shutil.move(path / name, folder / name)  # copies a folder of the lower layer of an overlay
-    except OSError as error:
-        raise cannot_write(folder, error) from error
     return folder
 
 
@@ -499,15 +482,15 @@ def _is_own(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def driver_session(store: Store, *, trials: int, command: Sequence[str]) -> Iterator[None]:
-    """Records the begin of a driver in a locked run directory, and counts its time; `trials` are of all sessions."""
+def driver_session(store: Store, *, command: Sequence[str]) -> Iterator[None]:
+    """Records the begin of a driver in a locked run directory, and counts its time."""
     store.append(
         SessionRecord(
             identity=store.spec.identity,
             started=utc_now(),
             pid=os.getpid(),
             host=socket.gethostname(),
-            asked_trials=trials,
+            asked_trials=store.spec.search.trials,
             command=redact_command(command),
         )
     )

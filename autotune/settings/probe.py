@@ -301,7 +301,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
     libraries = [Path(here.folders["jaxlib"]) / "libjax_common.so"]
     if plugin is not None:
         libraries.append(Path(here.folders[_PLUGIN_FOLDERS[plugin.split()[0]]]) / "xla_cuda_plugin.so")
-    path = (cache_dir or default_cache_dir(caller_environment())) / _cache_name(here, libraries)
+    path = (cache_dir or default_cache_dir()) / _cache_name(here, libraries)
     try:
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process

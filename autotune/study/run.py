@@ -70,7 +70,7 @@ class StudyRun:
         self._resources.callback(self.store.close)
         if self.store.earlier is not None:
             self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
-        hold(driver_session(self.store, trials=self.spec.search.trials, command=self.command))
+        hold(driver_session(self.store, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,7 +32,7 @@ from autotune.compiler.screen import (
     open_screener,
 )
 from autotune.compiler.targets import Target, Topology, compiler_problem, compiler_versions
-from autotune.machine.environment import caller_environment, default_cache_dir
+from autotune.machine.environment import default_cache_dir
 from autotune.machine.host import spare_processors
 from autotune.measure.memory import compiled_failure
 from autotune.model.errors import AutotuneError, LaunchError
@@ -195,8 +194,7 @@ class StudyScreener:
                 study_dir=Path(self._store.study_dir),
                 target=target,
                 topology=topology,
-                cache_dir=default_cache_dir(caller_environment()) / "screen",
-                processors=lambda: len(os.sched_getaffinity(0)),  # fewer beside a measurement: `_give_way`
+                cache_dir=default_cache_dir() / "screen",
                 progress=self._show,
             )
         )

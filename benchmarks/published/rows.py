@@ -13,7 +13,7 @@ from autotune.compiler.predict import Prediction, predict_step
 from autotune.compiler.program import CompiledProgram
 from autotune.compiler.screen import open_screener
 from autotune.compiler.targets import load_target, parse_topology
-from autotune.machine.environment import caller_environment, default_cache_dir
+from autotune.machine.environment import default_cache_dir
 from autotune.model.flags import FlagSet, parse_set
 from autotune.model.spec import parse_study
 
@@ -46,7 +46,7 @@ def compiled(name: str, row: Row) -> CompiledProgram:
         "device": {"platform": "cuda", "count": topology.device_count, "node_count": topology.nodes},
         "baseline": dict(parse_set(row["flags"])),
     }
-    folder = default_cache_dir(caller_environment()) / "screen"
+    folder = default_cache_dir() / "screen"
     with contextlib.ExitStack() as stack:
         _, screener = stack.enter_context(
             open_screener(

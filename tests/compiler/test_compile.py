@@ -23,7 +23,6 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.time_limits import CompileLimits
-from autotune.settings.catalog import load_catalog
 from tests.runs import there
 from tests.tables import toml_beside
 
@@ -155,7 +154,7 @@ def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     verdicts = {}
     for batch in (2048, 8 << 22):
         with Compiler(toy_job(target="l4", batch=batch)) as compiler:
-            screen = Screener(compiler, baseline=FlagSet(), catalog=load_catalog())
+            screen = Screener(compiler, baseline=FlagSet())
             verdicts[batch] = screen.run({}).reference.fits
     assert verdicts == {2048: True, 8 << 22: False}
 

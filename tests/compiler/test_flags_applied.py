@@ -22,7 +22,6 @@ from autotune.compiler.targets import Topology, load_target, parse_topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
-from autotune.settings.catalog import load_catalog
 from tests.compiler.rules import COMBINE, Deaf, Rules, screen
 from tests.runs import there
 from tests.tables import toml_beside
@@ -51,7 +50,7 @@ def kept(folder: Path) -> list[Path]:
 
 def run_screen(job: CompileJob, cache: Path, baseline: FlagSet = NONE) -> Any:
     with Compiler(job, cache_dir=cache) as compiler:
-        return Screener(compiler, baseline=baseline, catalog=load_catalog()).run({}), compiler._lowers_first
+        return Screener(compiler, baseline=baseline).run({}), compiler._lowers_first
 
 
 @pytest.mark.gate
@@ -134,7 +133,7 @@ def test_the_first_canary_that_changes_the_program_stands_in_the_report(monkeypa
     assert screen(Rules()).run({}).canary == GPU_CANARIES[1]
 
 
-FOUND = {"hlo_digest": "7", "versions": {}, "compile_s": 1.0, "memory": None}
+FOUND: dict[str, Any] = {"hlo_digest": "7", "versions": {}, "memory": None}
 MODULE = (DUMPS / "negate.hlo").read_text(encoding="utf-8")
 
 
@@ -146,13 +145,13 @@ def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, 
 
 
 def test_a_step_that_takes_no_time_is_an_error() -> None:
-    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
+    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, memory=None)
     with pytest.raises(LaunchError, match="must take some time"):
         predict_step(program, load_target("h100-sxm"), parse_topology("1x8"))
 
 
 def test_failures_of_the_machine_and_results_of_another_version_are_not_believed(tmp_path: Path) -> None:
-    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, compile_s=1.0, memory=None)
+    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, memory=None)
     hung, cache = FlagSet({WIDTH: "64"}), Cache(tmp_path, "job")
     cache.store(CompileResult(settings=NONE, program=program))
     cache.store(CompileResult(settings=hung, failure=Failure(kind=FailureKind.HANG, message="", phase="compile")))

@@ -16,7 +16,7 @@ def module() -> Module:
 
 
 def work_of(module: Module, name: str) -> Work:
-    return kernel_work(module, *module.index()[name])
+    return kernel_work(module.instructions()[name])
 
 
 def test_kernels_count_what_they_read_and_write_of_slices_updates_and_tuples(module: Module) -> None:
@@ -51,6 +51,6 @@ def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> 
 
 def test_shape_of_a_product_is_read_from_dots_and_library_calls() -> None:
     module = parse_module((DUMPS / "products.hlo").read_text(encoding="utf-8"))
-    fused, called = (kernel_work(module, *module.index()[name]) for name in ("triton", "gemm"))
+    fused, called = (work_of(module, name) for name in ("triton", "gemm"))
     assert (fused.product, fused.matrix_flops) == ((3, 5, 11, 7), 2 * 3 * 5 * 7 * 11)
     assert (called.product, called.matrix_flops) == ((1, 5, 11, 7), 2 * 5 * 7 * 11)

@@ -56,7 +56,7 @@ def gather(seconds_of_ring: float) -> Op:
 
 def program(*ops: Op) -> CompiledProgram:
     return CompiledProgram(
-        fingerprint="f", versions={}, device_count=8, compile_s=0.0, memory=None, schedule=ops,
+        fingerprint="f", versions={}, device_count=8, memory=None, schedule=ops,
         flops_per_step=2e12, tokens_per_step=7,
     )  # fmt: skip
 

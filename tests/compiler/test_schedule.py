@@ -29,7 +29,6 @@ def read() -> CompiledProgram:
         fingerprint="one",
         versions={},
         device_count=8,
-        compile_s=1.0,
         memory=Memory(argument_bytes=700, output_bytes=500, alias_bytes=300, temp_bytes=1100),
         schedule=reader.schedule(parse_thunks(THUNKS)),
         flops_per_step=1e9,

@@ -19,7 +19,6 @@ from autotune.compiler.targets import parse_topology
 from autotune.machine.host import available_memory_bytes
 from autotune.model.flags import FlagSet
 from autotune.model.time_limits import CompileLimits
-from autotune.settings.catalog import load_catalog
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -60,8 +59,8 @@ class FakeWorker:
             machine.barrier.wait(PATIENCE_S)
         with machine.lock:
             machine.now -= 1
-        program = CompiledProgram(fingerprint=str(settings), versions={}, device_count=1, compile_s=1.0, memory=None)
-        return CompileResult(settings=settings, program=program, duration_s=400.0, cpu_s=40.0, host_bytes=2 * GIB)
+        program = CompiledProgram(fingerprint=str(settings), versions={}, device_count=1, memory=None)
+        return CompileResult(settings=settings, program=program, cpu_s=40.0, host_bytes=2 * GIB)
 
     def close(self) -> None:
         pass
@@ -152,7 +151,7 @@ def test_a_container_has_no_more_memory_than_its_limit_leaves(tmp_path: Path, fi
 def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: Any) -> None:
     def report(processors: int) -> tuple[Any, set[int]]:
         with Compiler(toy_job(), processors=lambda: processors) as opened:
-            found = Screener(opened, baseline=FlagSet(), catalog=load_catalog()).run(CASES["compiled_at_once"])
+            found = Screener(opened, baseline=FlagSet()).run(CASES["compiled_at_once"])
             return found, set(opened.workers)
 
     (alone, one), (beside, several) = report(1), report(max(2, len(os.sched_getaffinity(0))))

@@ -35,9 +35,7 @@ def module(
 
 
 def counted(text: str) -> int | None:
-    found = parse_module(text)
-    computation, loop = found.index()["while.1"]
-    return trip_count(found, computation, loop)
+    return trip_count(parse_module(text).instructions()["while.1"])
 
 
 def by_running(begins: int, limit: int, step: int, direction: str) -> int | None:

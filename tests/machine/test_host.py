@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.child.packages import installed_versions
+from autotune.machine import host
 from autotune.machine.host import describe_machine, measured_versions, spare_processors, would_run_on
 from tests.tables import toml_beside
 
@@ -38,8 +39,11 @@ def test_only_whole_cores_that_may_be_used_are_given(tmp_path: Path) -> None:
     assert spare_processors(1, usable=range(6), root=tmp_path / "silent") == {3, 4, 5}
 
 
-def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person() -> None:
-    facts = describe_machine(toml_beside(__file__)["recorded"])
+def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "caller_environment", lambda: toml_beside(__file__)["recorded"])
+    facts = describe_machine()
     assert facts["variables"] == {"NCCL_SOCKET_IFNAME": "eth0", "XLA_FLAGS": "--xla_gpu_a=1"}
     assert "secret" not in json.dumps(facts)
     assert {"jax", "jaxlib", "optuna"} <= set(facts["versions"])
