@@ -48,20 +48,16 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
         HookError: Under a study, if this is not the process that the study started, or the batches end and cannot be
             iterated again.
     """
+    global _reported
     channel = _connect()
     if channel is None:
         yield from batches
         return
-    global _loop
-    _loop = loop = _Loop(channel, sync)
+    _reported = (None, None)
     try:
-        for batch in _endless(batches):
-            loop.step_ends()
-            if loop.stopped:
-                return
-            yield batch
+        yield from _measured(_endless(batches), channel, sync or _wait_for_arrays)
     finally:
-        _loop = None
+        _reported = None
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
@@ -69,11 +65,13 @@ def report(*, loss: Any = None, grad_norm: Any = None) -> None:
 
     They become numbers only in the checked first steps and at the end of each block: nothing else waits for the device.
     """
-    if _loop is not None:
-        _loop.reported = (loss, grad_norm)
+    global _reported
+    if _reported is not None:
+        _reported = (loss, grad_norm)
 
 
-_loop: _Loop | None = None
+_reported: tuple[Any, Any] | None = None
+"""What was reported last; None outside a study."""
 
 
 def _connect() -> Channel | None:
@@ -91,99 +89,77 @@ def _connect() -> Channel | None:
         ) from error
 
 
-class _Loop:
-    """State of a loop under a study: checked steps, then warm-up, then blocks on demand."""
+def _measured(batches: Iterator[T], channel: Channel, sync: Callable[[], Any]) -> Iterator[T]:
+    """Yields batches for checked steps, for a warm-up, and then for blocks on demand.
 
-    def __init__(self, channel: Channel, sync: Callable[[], Any] | None) -> None:
-        self._channel = channel
-        self._sync = sync or _wait_for_arrays
-        self._job = channel.receive()
-        self.stopped = self._job["type"] != "job"
-        self.reported: tuple[Any, Any] = (None, None)
-        self._told_in: list[str | None] = [None, None]
-        self._losses: list[float] = []
-        self._norms: list[float] = []
-        self._warmup: list[float] = []
-        self._times: list[float] = []
-        self._left = 0
-        self._pending: Any = None
-        self._tells_memory = False
-        self._step = -1
-        self._last = time.perf_counter()
-        if not self.stopped:
-            channel.enter("build")
-
-    def step_ends(self) -> None:
-        """Ends a step; the next one begins when this returns."""
-        if self.stopped:
-            return
-        self._step += 1
-        check = self._job["check_steps"]
-        warm = self._job["warmup_steps"]
-        if self._step == 0:
-            self._channel.enter("compile")
-        elif self._step <= check + warm:
-            self._early(check)
-        else:
-            pending = self._pending
-            self._pending = self.reported[0]
+    A step lasts until the next batch is there, which a loader makes while the device works.
+    """
+    job = channel.receive()
+    if job["type"] != "job":
+        return
+    channel.enter("build")
+    batch = next(batches)
+    channel.enter("compile")
+    losses: list[float] = []
+    norms: list[float] = []
+    warmup: list[float] = []
+    for _ in range(job["check_steps"]):
+        yield batch
+        batch = next(batches)
+        sync()
+        loss, norm = _numbers()
+        if loss is not None:
+            losses.append(loss)
+        if norm is not None:
+            norms.append(norm)
+    dtypes = [dtype_name(getattr(value, "dtype", None)) for value in _latest()]
+    channel.enter("warm-up")
+    for _ in range(job["warmup_steps"]):
+        began = time.perf_counter()
+        yield batch
+        batch = next(batches)
+        sync()
+        warmup.append(time.perf_counter() - began)
+    channel.send(
+        "ready",
+        report={
+            "losses": losses,
+            "grad_norms": norms,
+            "loss_dtype": dtypes[0],
+            "norm_dtype": dtypes[1],
+            "warmup_step_times_s": warmup,
+            **_jax_fields(),
+        },
+        values={name: os.environ.get(name) for name in job["variables"]},
+        jax_options=jax_options(sys.modules.get("jax"), job["jax_options"]),
+    )
+    while (message := channel.receive())["type"] == "block":
+        times: list[float] = []
+        pending: Any = None
+        sync()
+        for _ in range(message["steps"]):
+            began = time.perf_counter()
+            yield batch
+            batch = next(batches)
             if hasattr(pending, "block_until_ready"):
                 pending.block_until_ready()
-            self._times.append(time.perf_counter() - self._last)
-            self._left -= 1
-            if self._left == 0:
-                self._end_block()
-        if self._step == check + warm:
-            self._ready()
-        if self._step >= check + warm and self._left == 0 and not self.stopped:
-            self._wait_for_block()
-        self._last = time.perf_counter()
-
-    def _early(self, check: int) -> None:
-        """Ends a step of the check or of the warm-up; waits for the device."""
-        self._sync()
-        if self._step <= check:
-            loss, norm = (_number(x) for x in self.reported)
-            self._told_in = [dtype_name(getattr(x, "dtype", None)) for x in self.reported]
-            if loss is not None:
-                self._losses.append(loss)
-            if norm is not None:
-                self._norms.append(norm)
-        else:
-            self._warmup.append(time.perf_counter() - self._last)
-        if self._step == check:
-            self._channel.enter("warm-up")
-
-    def _ready(self) -> None:
-        self._channel.send(
-            "ready",
-            losses=self._losses,
-            grad_norms=self._norms,
-            loss_dtype=self._told_in[0],
-            norm_dtype=self._told_in[1],
-            warmup_step_times_s=self._warmup,
-            values={name: os.environ.get(name) for name in self._job["variables"]},
-            **_of_jax(self._job["jax_options"]),
-        )
-
-    def _end_block(self) -> None:
-        self._sync()
+            pending = _latest()[0]
+            times.append(time.perf_counter() - began)
+        sync()
         # The wait for the device at the end belongs to the block's last step.
-        self._times[-1] = time.perf_counter() - self._last
-        loss, norm = (_number(x) for x in self.reported)
-        told = {"memory": memory_in_use()} if self._tells_memory else {}
-        self._channel.send("block", step_times_s=self._times, loss=loss or 0.0, grad_norm=norm, **told)
+        times[-1] = time.perf_counter() - began
+        loss, norm = _numbers()
+        memory = memory_in_use() if message.get("memory") else None
+        channel.send("block", step_times_s=times, loss=loss or 0.0, grad_norm=norm, memory=memory)
 
-    def _wait_for_block(self) -> None:
-        message = self._channel.receive()
-        if message["type"] != "block":
-            self.stopped = True
-            return
-        self._left = int(message["steps"])
-        self._times = []
-        self._pending = None
-        self._tells_memory = bool(message.get("memory"))
-        self._sync()
+
+def _latest() -> tuple[Any, Any]:
+    return _reported or (None, None)
+
+
+def _numbers() -> list[float | None]:
+    """Returns what was reported last as numbers, which waits for the device."""
+    return [None if value is None else float(value) for value in _latest()]
 
 
 def _wait_for_arrays() -> None:
@@ -195,14 +171,14 @@ def _wait_for_arrays() -> None:
                 array.block_until_ready()
 
 
-def _of_jax(options: list[str]) -> dict[str, Any]:
-    """Returns the fields of the report that JAX tells, and its options, if the program has imported it."""
+def _jax_fields() -> dict[str, Any]:
+    """Returns the fields of a `WorkerReport` that JAX tells, if the program has imported it."""
     jax = sys.modules.get("jax")
     if jax is None:
-        return {"jax": {}, "jax_options": {}}
-    own = own_packages()
-    told = jax_report(jax, {**own.get("versions", {}), "jax": jax.__version__}, range(len(jax.local_devices())))
-    return {"jax": {**told, "packages": own.get("packages")}, "jax_options": jax_options(jax, options)}
+        return {}
+    packages = own_packages()
+    versions = {**packages.get("versions", {}), "jax": jax.__version__}
+    return {**jax_report(jax, versions, range(len(jax.local_devices()))), "packages": packages.get("packages")}
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:
@@ -218,7 +194,3 @@ def _endless(batches: Iterable[T]) -> Iterator[T]:
                 f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a list, or a loader that "
                 "starts anew"
             )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

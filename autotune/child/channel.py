@@ -16,6 +16,9 @@ from typing import Any
 from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
 from autotune.child.packages import workloads_root
 
+Message = dict[str, Any]
+"""A JSON object between driver and child, whose ``type`` says what it is, or a part of one."""
+
 
 class Channel:
     """Sends and receives messages; can be opened once in a process.
@@ -54,7 +57,7 @@ class Channel:
         """Reports the error that ends this process."""
         self.send("error", phase=self.phase, error_type=error_type, message=message[:4000])
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Message:
         """Waits for one message; returns ``stop`` if the driver ended."""
         while not self.has_message:
             try:
@@ -65,12 +68,11 @@ class Channel:
                 return {"type": "stop"}
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return dict(json.loads(line))
+        message: Message = json.loads(line)
+        return message
 
 
-def serve(
-    work: Callable[[Channel, dict[str, Any]], None], prepare: Callable[[Channel, dict[str, Any]], None] | None = None
-) -> int:
+def serve(work: Callable[[Channel, Message], None], prepare: Callable[[Channel, Message], None] | None = None) -> int:
     """Receives the job and works on it; returns the exit status.
 
     Any exception, ``SystemExit`` included, is the trial's result and is reported and printed.

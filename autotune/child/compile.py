@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import Channel, serve
+from autotune.child.channel import Channel, Message, serve
 from autotune.child.devices import jax_options
 from autotune.child.fingerprint import (
     HLO,
@@ -57,7 +57,7 @@ ALL_PROCESSORS = os.sched_getaffinity(0)
 """Processors of this process at its start; a fork inherits those of the last order."""
 
 
-def described_devices(job: dict[str, Any]) -> Sequence[Any]:
+def described_devices(job: Message) -> Sequence[Any]:
     """Compile-only devices of the described GPU, without starting a backend or parsing XLA_FLAGS."""
     from jax.experimental import topologies
 
@@ -104,7 +104,7 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
     return jax.tree.map(lambda leaf: placed(leaf.shape, leaf.dtype), shapes)
 
 
-def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
+def prepare(job: Message) -> tuple[Lower, Message]:
     """Prepares the job before forks; returns a function that lowers the step, and facts for the driver.
 
     The fact ``is_touched`` tells whether the workload started a backend in this process.
@@ -122,7 +122,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
         facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
-    facts: dict[str, Any] = {"versions": installed_versions(["jax", "jaxlib"]), "is_touched": False}
+    facts: Message = {"versions": installed_versions(["jax", "jaxlib"]), "is_touched": False}
     if not job["lowers_first"]:
         return lower, facts
     lowered = lower()
@@ -133,7 +133,7 @@ def prepare(job: dict[str, Any]) -> tuple[Lower, dict[str, Any]]:
     return lambda: lowered, facts
 
 
-def give_way(order: dict[str, Any]) -> None:
+def give_way(order: Message) -> None:
     """Sets priority and processors of this process, if the system lets it; threads that start later inherit both."""
     if (niceness := order.get("niceness", 0)) > os.getpriority(os.PRIO_PROCESS, 0):
         with contextlib.suppress(OSError):
@@ -160,7 +160,7 @@ def has_backend() -> bool:
     return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
 
-def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+def compile_in_fork(lower: Lower, order: Message, facts: Message) -> Message:
     """Compiles under one set in a fork; returns the fork's exit status and cost."""
     folder = Path(order["folder"])
     parent = os.getpid()
@@ -188,7 +188,7 @@ def compile_in_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any]) 
     }
 
 
-def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder: Path, parent: int) -> None:
+def _run_fork(lower: Lower, order: Message, facts: Message, folder: Path, parent: int) -> None:
     """Runs the fork; never returns."""
     status = 1
     try:
@@ -199,7 +199,7 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order["environment"])
-        result: dict[str, Any] = {}
+        result: Message = {}
         try:
             result = _compile(lower, folder, is_cpu=order["is_cpu"])
             result["jax_options"] = jax_options(sys.modules["jax"], order["jax_options"])
@@ -212,22 +212,24 @@ def _run_fork(lower: Lower, order: dict[str, Any], facts: dict[str, Any], folder
         os._exit(status)  # no clean-up: it would wait for threads and locks of the parent
 
 
-def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> dict[str, Any]:
+def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
     """Compiles, writes the program's text to the folder and returns its figures."""
     lowered = lower()
     started = time.perf_counter()
     compiled = lowered.compile()
     compile_s = time.perf_counter() - started
     text = compiled.as_text()
-    found: dict[str, Any] = {"compile_s": compile_s, "memory": None, "collective_bytes": collective_bytes(text)}
-    own = fingerprint(compiled) if is_cpu else hashlib.sha256(strip_hlo(text).encode()).hexdigest()
-    found["fingerprint" if is_cpu else "hlo_digest"] = own
+    figures: Message = {"compile_s": compile_s, "memory": None, "collective_bytes": collective_bytes(text)}
+    if is_cpu:
+        figures["fingerprint"] = fingerprint(compiled)
+    else:
+        figures["hlo_digest"] = hashlib.sha256(strip_hlo(text).encode()).hexdigest()
     memory = compiled.memory_analysis()
     if memory is not None:
         parts = ("argument", "output", "alias", "temp", "generated_code")
-        found["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
+        figures["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
     _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
-    return found
+    return figures
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
@@ -247,7 +249,7 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
             path.replace(folder / name)
 
 
-def work(channel: Channel, job: dict[str, Any]) -> None:
+def work(channel: Channel, job: Message) -> None:
     """Builds the job, then compiles until ``stop``."""
     give_way(job)
     lower, facts = prepare(job)

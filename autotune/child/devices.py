@@ -7,9 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.channel import Message
+from autotune.child.gpus import is_on_gpus, kernel_text, ran_on
 from autotune.child.guard import descendants
 
 
@@ -23,28 +25,26 @@ def dtype_name(dtype: Any) -> str | None:
     return found[1] if found else str(dtype)
 
 
-OWN = (b"RssAnon:", b"RssShmem:")
+OWN = ("RssAnon:", "RssShmem:")
 """Fields of memory without a backing file: the kernel may drop mapped files at any time."""
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
     """Bytes used by a process (default: this one) and its descendants, and on this one's devices; None if unknown."""
-    found = [_own_bytes(pid) for pid in (root or os.getpid(), *descendants(root or os.getpid()))]
-    host = None if found[0] is None else sum(n or 0 for n in found)
+    top = root or os.getpid()
+    processes = [_own_bytes(pid) for pid in (top, *descendants(top))]
+    host = None if processes[0] is None else sum(size or 0 for size in processes)
     return {"host_bytes": host, "device_bytes": _device_bytes() if root is None else None}
 
 
 def _own_bytes(pid: int) -> int | None:
     """Bytes of one process (proc(5)); None if it ended."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as stream:  # noqa: PTH123
-            lines = [line.split() for line in stream if line.startswith(OWN)]
-        return sum(int(line[1]) for line in lines) * 1024 if lines else None
-    except (OSError, ValueError, IndexError):
-        return None
+    lines = kernel_text(Path(f"/proc/{pid}/status")).splitlines()
+    sizes = [int(line.split()[1]) for line in lines if line.startswith(OWN)]
+    return sum(sizes) * 1024 if sizes else None
 
 
-def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> dict[str, Any]:
+def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> Message:
     """The fields of a `WorkerReport` that JAX tells after the steps; `places` are those among the visible GPUs."""
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]  # None on CPU
@@ -65,11 +65,9 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
 
 def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
     """The options of JAX in force, after any change by the program."""
-    values = {
-        **getattr(jax.config, "values", {}),
-        **{n: getattr(jax.config, n) for n in names if hasattr(jax.config, n)},
-    }
-    return {name: str(values[name]) for name in names if name in values}
+    config = getattr(jax, "config", None)
+    values = getattr(config, "values", {})
+    return {n: str(getattr(config, n, values.get(n))) for n in names if n in values or hasattr(config, n)}
 
 
 def _device_bytes() -> int | None:

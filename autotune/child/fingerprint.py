@@ -17,6 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Message
+
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: not executed
 _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_INVALID"),?)*\}')
@@ -55,14 +57,18 @@ def strip_hlo(text: str) -> str:
 def collective_bytes(hlo: str) -> dict[str, int]:
     """Bytes that the collectives of an HLO text write, by kind; each instruction once, however often it runs."""
     fused = set(_FUSED.findall(hlo))
-    bodies = [body for name, body in _COMPUTATION.findall(hlo) if name not in fused]
-    found: Counter[str] = Counter()
-    for shape, opcode in (instruction for body in bodies for instruction in _INSTRUCTION.findall(body)):
-        if (kind := opcode.removesuffix("-start")) in COLLECTIVES:
-            sizes = [(int(bits or 8), filter(None, dims.split(","))) for bits, dims in _ARRAY.findall(shape)]
-            arrays = [bits * math.prod(map(int, dims)) // 8 for bits, dims in sizes]
-            found[kind] += sum(arrays[len(arrays) // 2 :] if opcode in _WITH_OPERANDS else arrays)
-    return dict(found)
+    written: Counter[str] = Counter()
+    for name, body in _COMPUTATION.findall(hlo):
+        for shape, opcode in _INSTRUCTION.findall(body):
+            kind = opcode.removesuffix("-start")
+            if kind not in COLLECTIVES or name in fused:
+                continue
+            sizes = []
+            for bits, dimensions in _ARRAY.findall(shape):
+                lengths = map(int, filter(None, dimensions.split(",")))
+                sizes.append(int(bits or 8) * math.prod(lengths) // 8)
+            written[kind] += sum(sizes[len(sizes) // 2 :] if opcode in _WITH_OPERANDS else sizes)
+    return dict(written)
 
 
 def module_name(hlo: str) -> str:
@@ -88,7 +94,7 @@ def fingerprint(compiled: Any) -> str:
     return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]
 
 
-def figures_of(lowered: Any, compiled: Any) -> dict[str, Any]:
+def figures_of(lowered: Any, compiled: Any) -> Message:
     """Fingerprint and `collective_bytes` of a compiled JAX function, under the names that they have in a report.
 
     An executable that JAX loaded from its cache has no machine code to hash, so the process that compiled it keeps them

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -39,31 +40,33 @@ def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
         return {}
     handles: dict[int, Any] = {}
     uuids: dict[int, str] = {}
-    try:
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError:
-        return {}
-    for index in range(count):
-        with contextlib.suppress(nvml.NVMLError):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuids[index], handles[index] = plain(nvml.nvmlDeviceGetUUID(handle)), handle
+    ask(nvml, "nvmlInit")
+    for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
+        handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+        uuid = ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None
+        if uuid is not None:
+            handles[index] = handle
+            uuids[index] = uuid
     return {index: handles[index] for index in named_devices(uuids, visible)}
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
     """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
 
-    As in CUDA the first unknown entry ends the list.
+    An entry is an index, or the start of one UUID. As in CUDA the first unknown entry ends the list.
     """
     if visible is None:
         return list(uuids)
     indices: list[int] = []
     for entry in visible.split(","):
-        index = _index(uuids, entry.strip())
-        if index is None:
+        name = entry.strip()
+        if name.isdigit():
+            fitting = [index for index in uuids if index == int(name)]
+        else:
+            fitting = [index for index, uuid in uuids.items() if name and uuid.startswith(name)]
+        if len(fitting) != 1:
             break
-        indices.append(index)
+        indices += fitting
     return indices
 
 
@@ -71,21 +74,9 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
     """Calls a function of NVML; None if GPU, driver or nvidia-ml-py does not support it."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         answer = getattr(nvml, name)(*arguments)
-        return plain(answer) if isinstance(answer, bytes) else answer
+        # Some versions of nvidia-ml-py return text as bytes.
+        return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
     return None
-
-
-def plain(text: str | bytes) -> str:
-    """Decodes text that some versions of nvidia-ml-py return as bytes."""
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
-
-
-def _index(uuids: Mapping[int, str], entry: str) -> int | None:
-    """Index of the GPU of an entry: its index, or the start of its UUID if it is unique."""
-    if entry.isdigit():
-        return int(entry) if int(entry) in uuids else None
-    fitting = [i for i, uuid in uuids.items() if entry and uuid.startswith(entry)]
-    return fitting[0] if len(fitting) == 1 else None
 
 
 MAPS = Path("/proc/self/maps")
@@ -93,11 +84,7 @@ DRIVER = Path("/proc/driver/nvidia/version")
 CLASSES = Path("/sys/class")
 
 _PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
-_LIBRARIES = {
-    "cublas": re.compile(r"libcublas\.so[.\d]*"),
-    "cudnn": re.compile(r"libcudnn\.so[.\d]*"),
-    "nccl": re.compile(r"libnccl\.so[.\d]*"),
-}
+_LIBRARY = re.compile(r"/(?:.*/)?lib(cublas|cudnn|nccl)\.so[.\d]*$", re.M)
 _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
@@ -105,7 +92,7 @@ _WHEELS = {
 """Plugin to its libraries: package below ``nvidia`` where it looks first, and file name for the linker."""
 
 
-def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
+def ran_on(devices: Iterable[int] | None = None) -> Message:
     """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the host's networks."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
@@ -124,10 +111,12 @@ def ran_on(devices: Iterable[int] | None = None) -> dict[str, Any]:
 def infiniband_ports(environment: Mapping[str, str]) -> int:
     """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes (net_ib/init.cc of NCCL)."""
     is_off = environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0"
-    ports = [
-        [kernel_text(port / name) for name in ("state", "link_layer")] for port in CLASSES.glob("infiniband/*/ports/*")
-    ]
-    return 0 if is_off else sum(s == "4: ACTIVE" and layer in ("InfiniBand", "Ethernet") for s, layer in ports)
+    if is_off:
+        return 0
+    return sum(
+        kernel_text(port / "state") == "4: ACTIVE" and kernel_text(port / "link_layer") in ("InfiniBand", "Ethernet")
+        for port in CLASSES.glob("infiniband/*/ports/*")
+    )
 
 
 def cloud_networks() -> list[str]:
@@ -154,19 +143,19 @@ def is_on_gpus() -> bool:
 
 def loaded_versions() -> dict[str, str]:
     """Versions that NVIDIA's loaded libraries report."""
-    versions = {name: _version(name, path) for name, path in _loaded().items()}
-    return {name: version for name, version in versions.items() if version is not None}
+    versions = {}
+    for name, path in _loaded().items():
+        if (version := _version(name, path)) is not None:
+            versions[name] = version
+    return versions
 
 
 def _loaded() -> dict[str, str]:
     """Paths of NVIDIA's libraries mapped into this process, by name (see proc(5))."""
-    lines = [line for line in kernel_text(MAPS).splitlines() if "/" in line]
-    found: dict[str, str] = {}
-    for path in dict.fromkeys(line.split(maxsplit=5)[5] for line in lines):
-        for name, pattern in _LIBRARIES.items():
-            if pattern.fullmatch(Path(path).name):
-                found.setdefault(name, path)
-    return found
+    paths: dict[str, str] = {}
+    for match in _LIBRARY.finditer(kernel_text(MAPS)):
+        paths.setdefault(match[1], match[0])
+    return paths
 
 
 def _version(name: str, path: str) -> str | None:
@@ -192,13 +181,20 @@ def _nccl_version(number: int) -> str:
     return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
 
 
-def _state(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
+def _state(nvml: Any, index: int, handle: Any) -> Message:
     """Firmware, limits and modes of one GPU; unsupported values are None."""
 
     def of(name: str, *more: Any) -> Any:
         return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
 
-    limit, mig, ecc, persistence = of("PowerManagementLimit"), of("MigMode"), of("EccMode"), of("PersistenceMode")
+    def flag(name: str) -> bool | None:
+        """Returns a mode; of a pair, the present one, not that after a restart."""
+        value = of(name)
+        if value is None:
+            return None
+        return bool(value[0] if isinstance(value, (list, tuple)) else value)
+
+    limit = of("PowerManagementLimit")
     return {
         "name": of("Name"),
         "uuid": of("UUID"),
@@ -210,9 +206,9 @@ def _state(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
         "application_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_SM),
         "application_memory_clock_mhz": of("ApplicationsClock", nvml.NVML_CLOCK_MEM),
         "power_limit_w": limit / 1e3 if limit is not None else None,
-        "persistence": bool(persistence) if persistence is not None else None,
-        "mig": bool(mig[0]) if mig else None,
-        "ecc": bool(ecc[0]) if ecc else None,
+        "persistence": flag("PersistenceMode"),
+        "mig": flag("MigMode"),
+        "ecc": flag("EccMode"),
     }
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.child.channel import Channel, serve
+from autotune.child.channel import Channel, Message, serve
 from autotune.child.devices import dtype_name, find_devices, jax_options, jax_report, memory_in_use
 from autotune.child.fingerprint import CACHE_FOLDER
 from autotune.child.packages import CUDA_PLUGINS, installed_versions, workloads_root
@@ -43,7 +43,7 @@ FAR = 1e30
 class Job:
     """The compiled step with its state in one process of a trial."""
 
-    def __init__(self, job: dict[str, Any], tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Message, tell: Callable[[str], None]) -> None:
         _refuse_missing(job["files"])
         tell("import")
         import jax
@@ -79,7 +79,6 @@ class Job:
         self._batches = [workload.batch(0)]
         self._ring = ring_length(sum(leaf.nbytes for leaf in jax.tree.leaves(self._batches[0])))
         self.grad_norm: float | None = None
-        self._told_in: dict[str, str | None] = {"loss": None}
         compile_start = time.perf_counter()
         lowered = step.lower(state, self._batches[0])
         compiled = lowered.compile()
@@ -90,7 +89,9 @@ class Job:
         self._next = 0
         before = sample_of(jax.tree.leaves(state))
         self.fill_ring(job["check_steps"] + job["warmup_steps"])
-        losses, norms = self._check(job["check_steps"])
+        checked = [self._advance() for _ in range(job["check_steps"])]
+        losses = [float(metrics["loss"]) for metrics in checked]
+        norms = [metrics.get("grad_norm", 0.0) for metrics in checked]
         changed = distance(before, sample_of(jax.tree.leaves(self._state)))
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
@@ -104,31 +105,16 @@ class Job:
             "process_count": job["process_count"],
             "compile_s": compile_s,
             "losses": losses,
-            "grad_norms": norms,
+            "grad_norms": [float(norm) for norm in norms],
             "state_change": changed,
             "state_arrays": len(jax.tree.leaves(self._state)),
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
-            "loss_dtype": self._told_in["loss"],
-            "norm_dtype": self._told_in.get("grad_norm"),
+            "loss_dtype": dtype_name(getattr(checked[-1]["loss"], "dtype", None)),
+            "norm_dtype": dtype_name(getattr(norms[-1], "dtype", None)),
             "warmup_step_times_s": warmup,
+            "temp_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", None),
             **workload.figures,
         }
-        if (analysis := compiled.memory_analysis()) is not None:
-            self.report["temp_bytes"] = int(analysis.temp_size_in_bytes)
-        # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
-        self.values = {name: os.environ.get(name) for name in job["variables"]}
-        self.jax_options = jax_options(jax, job["jax_options"])
-
-    def _check(self, steps: int) -> tuple[list[float], list[float]]:
-        """Losses and gradient norms of the first steps, read one by one without timing."""
-        losses = []
-        norms = []
-        for _ in range(steps):
-            metrics = self._advance()
-            self._told_in = {name: dtype_name(getattr(value, "dtype", None)) for name, value in metrics.items()}
-            losses.append(float(metrics["loss"]))
-            norms.append(float(metrics.get("grad_norm", 0.0)))
-        return losses, norms
 
     def _advance(self, *, fresh: bool = False) -> Any:
         batch = self._make_batch(self._next) if fresh else self._batches[self._next % self._ring]
@@ -187,17 +173,20 @@ def distance(before: list[Any], after: list[Any]) -> float:
     return found if found < FAR else FAR  # NaN is not below it
 
 
-def work(channel: Channel, job: dict[str, Any]) -> None:
+def work(channel: Channel, job: Message) -> None:
     """Builds the job and runs blocks until ``stop``."""
     built = Job(job, channel.enter)
-    channel.send("ready", report=built.report, values=built.values, jax_options=built.jax_options)
+    # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
+    values = {name: os.environ.get(name) for name in job["variables"]}
+    options = jax_options(sys.modules["jax"], job["jax_options"])
+    channel.send("ready", report=built.report, values=values, jax_options=options)
     channel.phase = "step"
     while (message := channel.receive())["type"] == "block":
         if not (fresh := message.get("fresh", False)):
             built.fill_ring(message["steps"])
         times = built.run_block(message["steps"], fresh=fresh)
-        told = {"memory": memory_in_use()} if message.get("memory") else {}
-        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, **told)
+        memory = memory_in_use() if message.get("memory") else None
+        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, memory=memory)
 
 
 def prepare(channel: Channel, message: dict[str, Any]) -> None:
@@ -237,7 +226,7 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
             )
 
 
-def _own_places(job: dict[str, Any], wanted: int) -> range:
+def _own_places(job: Message, wanted: int) -> range:
     """Places of this rank's devices among those of its node; `wanted` is the total number."""
     each = wanted // job["process_count"]
     first = job["local_rank"] * each

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import glob
-import os
 import re
 import stat
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from autotune.child.guard import die_with_parent
+Output = Sequence[str]
+"""Lines that a program printed."""
 
 PIECE = 1 << 16
 """Bytes that are read at once."""
 
 LONGEST_LINE, LONGEST_RECORD = 4_000, 65_536
 """Bytes of a line, and of a JSON line; what is longer is cut."""
-
-# ---------------------------------------------------------------------- streams
-
-
-def start_program(command: Sequence[str], cwd: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
-
-    It ends with this process: nothing would continue it if it was paused.
-    """
-    ours, theirs = os.pipe()
-    try:
-        program = subprocess.Popen(
-            command, cwd=cwd, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, os.getpid()),
-        )  # fmt: skip
-    finally:
-        os.close(theirs)
-    return program, ours
-
 
 # ---------------------------------------------------------------------- lines
 

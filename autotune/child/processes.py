@@ -7,8 +7,9 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+from autotune.child.channel import Message
+from autotune.child.gpus import kernel_text
 from autotune.child.guard import descendants
 from autotune.child.packages import near_home, versions_in
 
@@ -17,7 +18,7 @@ _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
 
-def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[dict[str, Any]]:
+def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[Message]:
     """Every process of a tree that has loaded jaxlib.
 
     Args:
@@ -28,16 +29,20 @@ def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> lis
         ``opens_gpu`` (None if unknown), and ``values``: the variables at its start (None for unset ones), or
         ``unreadable`` with the reason. Later changes of its environment are invisible from outside.
     """
-    found = []
+    processes = []
     for pid in (root, *descendants(root)):
-        with contextlib.suppress(OSError):
-            maps = (_PROC / str(pid) / "maps").read_text(encoding="utf-8", errors="replace")
-            if (library := _JAXLIB.search(maps)) is not None:
-                found.append(_described(pid, library[1], names))
-    return found
+        library = _JAXLIB.search(kernel_text(_entry(pid, "maps")))
+        if library is not None:
+            processes.append(_described(pid, library[1], names))
+    return processes
 
 
-def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
+def _entry(pid: int, name: str) -> Path:
+    """Returns the path of what the kernel says of a process."""
+    return _PROC / str(pid) / name
+
+
+def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) -> Message:
     return {
         "pid": pid,
         "python": _python_of(pid, folder),
@@ -51,7 +56,7 @@ def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) ->
 def _python_of(pid: int, folder: str) -> str | None:
     """The running interpreter, by its path in the environment of the packages if it is there."""
     with contextlib.suppress(OSError):
-        file = (_PROC / str(pid) / "exe").readlink()
+        file = _entry(pid, "exe").readlink()
         beside = Path(os.path.normpath(f"{folder}/../../../bin/python"))
         return str(beside if beside.exists() and beside.samefile(file) else file)
     return None
@@ -60,7 +65,7 @@ def _python_of(pid: int, folder: str) -> str | None:
 def _open_files(pid: int) -> dict[Path, str]:
     """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to another user."""
     files = {}
-    for link in (_PROC / str(pid) / "fd").iterdir():
+    for link in _entry(pid, "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             files[link] = str(link.readlink())
     return files
@@ -75,11 +80,7 @@ def _opens_gpu(pid: int) -> bool | None:
 
 def names_of(root: int) -> set[str]:
     """Returns the names of all processes below one, each cut to 15 characters by the kernel."""
-    names = set[str]()
-    for pid in descendants(root):
-        with contextlib.suppress(OSError):
-            names.add((_PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip())
-    return names
+    return {kernel_text(_entry(pid, "comm")) for pid in descendants(root)}
 
 
 def open_for_writing(root: int) -> set[str]:
@@ -94,15 +95,13 @@ def open_for_writing(root: int) -> set[str]:
 def _is_written(link: Path, file: str) -> bool:
     if file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file():  # a pipe is no path
         return False
-    with contextlib.suppress(OSError):  # closed meanwhile
-        flags = _FLAGS.search((link.parent.parent / "fdinfo" / link.name).read_text(encoding="ascii"))
-        return flags is not None and bool(int(flags[1], 8) & os.O_ACCMODE)
-    return False
+    flags = _FLAGS.search(kernel_text(link.parent.parent / "fdinfo" / link.name))
+    return flags is not None and bool(int(flags[1], 8) & os.O_ACCMODE)
 
 
-def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> dict[str, Any]:
+def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> Message:
     try:
-        text = (_PROC / str(pid) / "environ").read_bytes().decode("utf-8", errors="surrogateescape")
+        text = _entry(pid, "environ").read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
         return {"unreadable": error.strerror or str(error)}
     variables = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)

@@ -19,15 +19,22 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from autotune.child.channel import Channel
+from autotune.child.channel import Channel, Message
 from autotune.child.devices import memory_in_use
 from autotune.child.gpus import is_on_gpus, ran_on
-from autotune.child.guard import CANNOT_START, end_descendants, pause_descendants, resume_descendants, write_all
-from autotune.child.output import PIECE, Follow, Lines, start_program
+from autotune.child.guard import (
+    CANNOT_START,
+    end_descendants,
+    pause_descendants,
+    resume_descendants,
+    start_program,
+    write_all,
+)
+from autotune.child.output import PIECE, Follow, Lines, Output
 from autotune.child.processes import names_of, open_for_writing, xla_processes
 from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain
 
@@ -55,15 +62,16 @@ MOST_LINES = 20_000
 class ProgramRun:
     """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError if it cannot."""
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
+    def __init__(self, channel: Channel, job: Message) -> None:
         self.channel = channel
         self.job = job
         self._lines = Lines()
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         path = job["rules"].get("file")
         self.file = Follow(Path(job["cwd"]) / path) if path else None
         for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
             signal.signal(number, lambda *_: None)
-        self.program, self.output = start_program(job["command"], job["cwd"])
+        self.program, self.output = start_program(job["command"], cwd=job["cwd"])
 
     def run(self) -> int:
         """Runs the program to its end or until ``stop``; returns the exit status."""
@@ -71,12 +79,12 @@ class ProgramRun:
         while True:
             is_over = self.program.poll() is not None  # before its last words are looked for
             readable, _, _ = select.select(waiting, [], [], POLL_S)
-            if self.channel.fileno() in readable and not self.take_orders():
-                return 0
             if self.output in readable and not self.take_output():
                 waiting.remove(self.output)
+            if self.channel.fileno() in readable and not self.take_orders():
+                return 0
             if self.file is not None:
-                self.take(self.file.read(), of="file")
+                self.take(list(self.file.read()))
             status = self.look()
             if status is not None:
                 return status
@@ -84,37 +92,38 @@ class ProgramRun:
                 return self.ended()
 
     def take_output(self) -> bool:
-        """Handles a piece of the output; False at its end."""
+        """Passes a piece of the output on, and handles its lines; False at its end."""
         data = os.read(self.output, PIECE)
         write_all(data)
-        self.take(self._lines.feed(data or b"\n"), of="output")
+        lines = list(self._lines.feed(data or b"\n"))
+        self.last_lines.extend(lines)
+        if self.file is None:
+            self.take(lines)
         return bool(data)
+
+    def has_output(self, wait_s: float) -> bool:
+        """Handles a piece of the output; False if none came within `wait_s` seconds, or none will."""
+        return bool(select.select([self.output], [], [], wait_s)[0]) and self.take_output()
 
     def end(self) -> None:
         """Ends the program and what it started; the guard ends what is left."""
 
         def wait() -> None:
             # A program that prints at its end must not block on a full pipe.
-            if not self._passes_on(0.05):
+            if not self.has_output(0.05):
                 time.sleep(0.01)
             self.program.poll()
 
         end_descendants(wait)
-        while self._passes_on(0.0):
+        while self.has_output(0.0):
             continue
-
-    def _passes_on(self, wait_s: float) -> bool:
-        """Passes a piece of output on; False if none came within `wait_s` seconds, or none will."""
-        data = os.read(self.output, PIECE) if select.select([self.output], [], [], wait_s)[0] else b""
-        write_all(data)
-        return bool(data)
 
     def take_orders(self) -> bool:
         """Receives messages of the driver; False ends the run."""
         return False
 
-    def take(self, lines: Iterable[str], *, of: str) -> None:
-        """Handles lines of the ``output`` or of the ``file`` that the program writes."""
+    def take(self, lines: Output) -> None:
+        """Handles lines of the file that the program writes or, without one, of its output."""
         raise NotImplementedError
 
     def look(self) -> int | None:
@@ -129,22 +138,21 @@ class ProgramRun:
 class Session(ProgramRun):
     """A run that reads steps and sends them in blocks."""
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
+    def __init__(self, channel: Channel, job: Message) -> None:
         channel.enter("start")
         self._reader = StepReader(job["rules"])
         super().__init__(channel, job)
         self._times: list[float] = []
-        self._arrived_s: list[float] = []
+        self._gaps_s: list[float] = []
+        self._arrived_s = 0.0
+        self._warm: int = job["warmup_steps"]
         self._sent = 0
         self._losses: list[tuple[int, float]] = []
         self._numbers: list[int | None] = []
-        self._wanted: list[int] = []
+        self._order: Message | None = None
         self._together: list[int] = []
         self._pauses = False
-        self._is_paused = False
-        self._tells_memory = self._may_end = False
         self._line_count = self._step_line = 0
-        self._last: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
         self._started = time.monotonic()
         self._ready = False
 
@@ -159,18 +167,28 @@ class Session(ProgramRun):
 
     def take_orders(self) -> bool:
         """Receives at least one order; ends the program on ``stop``."""
-        if self._wait_for_order():
-            return True
+        while (message := self.channel.receive())["type"] in ("block", "pause"):
+            if message["type"] == "pause":
+                self._pauses = True
+                self._pause()
+            else:
+                self._order = message
+                if self._pauses:
+                    self._resume()
+            if not self.channel.has_message:
+                return True
         self.end()
         return False
 
-    def take(self, lines: Iterable[str], *, of: str) -> None:
-        """Keeps printed lines for messages, and reads steps from the file or, without one, from them."""
-        kept = list(lines)
-        if of == "output":
-            self._last.extend(kept)
-        if of == "file" or self.file is None:
-            self._read_all(kept)
+    def take(self, lines: Output) -> None:
+        """Reads the steps in lines."""
+        count = len(self._times)
+        with match_limit():
+            for line in lines:
+                self._line_count += 1
+                self._read(line)
+        more = len(self._times) - count
+        self._together += [more] * more
 
     def look(self) -> int | None:
         """Sends complete blocks."""
@@ -180,40 +198,16 @@ class Session(ProgramRun):
         self.end()
         return self.no_result(self._nothing_read())
 
-    def _wait_for_order(self) -> bool:
-        while (message := self.channel.receive())["type"] in ("block", "pause"):
-            if message["type"] == "pause":
-                self._pauses = True
-                self._pause()
-            else:
-                self._wanted.append(message["steps"])
-                self._tells_memory = bool(message.get("memory"))
-                self._may_end = bool(message.get("may_end"))
-            if not self.channel.has_message:
-                return True
-        return False
-
     def _pause(self) -> None:
         """Stops the program and all that it started."""
         pause_descendants(os.getppid(), but=os.getpid())
-        self._is_paused = True
 
     def _resume(self) -> None:
         """Lets the program go on; what it printed before the pause is read first."""
-        while select.select([self.output], [], [], 0.0)[0] and self.take_output():
+        while self.has_output(0.0):
             continue
         self._earliest = len(self._times) + PAUSED_LINES
-        self._is_paused = False
         resume_descendants(os.getppid())
-
-    def _read_all(self, lines: Iterable[str]) -> None:
-        known = len(self._times)
-        with match_limit():
-            for line in lines:
-                self._line_count += 1
-                self._read(line)
-        more = len(self._times) - known
-        self._together += [more] * more
 
     def _read(self, line: str) -> None:
         now_s = time.perf_counter()
@@ -226,46 +220,53 @@ class Session(ProgramRun):
             self._times.append(step.step_s)
             self._step_line = self._line_count
             self._numbers.append(step.number)
-            self._arrived_s.append(now_s)
+            self._gaps_s.append(now_s - self._arrived_s)
+            self._arrived_s = now_s
         if step.loss is not None:
             self._losses.append((len(self._times), step.loss))
 
     def _answer(self) -> None:
-        """Sends ``ready`` and requested blocks once they are complete."""
-        warm = self.job["warmup_steps"]
+        """Sends ``ready`` and the requested block once they are complete."""
         # One step more: the output of a step may be incomplete until the next one.
-        if not self._ready and len(self._times) > warm:
-            losses = [loss for step, loss in self._losses if step <= warm]
-            self._ready = True
-            self._sent = warm
-            self.channel.phase = "step"
-            self.channel.send(
-                "ready",
-                warmup_step_times_s=self._times[:warm],
-                losses=losses[: self.job["check_steps"]],
-                step_numbers=[number for number in self._numbers if number is not None],
-                line_s=self._line_s(),
-                no_pause=self._why_no_pause(),
-                processes=xla_processes(self.program.pid, self.job["variables"]),
-                # Of the machine: the program's own libraries cannot be asked from outside.
-                ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
-            )
-        if self._wanted and self._is_paused:
-            self._resume()
-        while self._wanted and self._ready:
-            steps = self._wanted[0]
-            first = self._paused_block(steps) if self._pauses else self._sent
-            is_late = self._pauses and first > self._earliest + 1 + MOST_LATE * steps
-            if len(self._times) < first + steps and not is_late:
-                return
-            self._wanted.pop(0)
-            if self._pauses:
-                self._pause()
-            if is_late:
-                told = "it prints several lines at once, as if it did not flush them or had gone on while it was paused"
-                self.channel.send("block", no_pause=told)
-            else:
-                self._send_block(first, first + steps)
+        if not self._ready and len(self._times) > self._warm:
+            self._send_ready()
+        order = self._order
+        if order is None:
+            return
+        steps = order["steps"]
+        first = self._paused_block(steps) if self._pauses else self._sent
+        is_late = self._pauses and first > self._earliest + 1 + MOST_LATE * steps
+        if len(self._times) < first + steps and not is_late:
+            return
+        if self._pauses:
+            self._pause()
+        if is_late:
+            why = "it prints several lines at once, as if it did not flush them or had gone on while it was paused"
+            self.channel.send("block", no_pause=why)
+            self._order = None
+        else:
+            memory = memory_in_use(self.program.pid) if order.get("memory") else None
+            self._send_block(first, first + steps, memory=memory)
+
+    def _send_ready(self) -> None:
+        warm = self._warm
+        losses = [loss for step, loss in self._losses if step <= warm]
+        self._ready = True
+        self._sent = warm
+        self.channel.phase = "step"
+        self.channel.send(
+            "ready",
+            report={
+                "warmup_step_times_s": self._times[:warm],
+                "losses": losses[: self.job["check_steps"]],
+                "step_numbers": [number for number in self._numbers if number is not None],
+                "line_s": sorted(self._gaps_s[1 : warm + 1])[warm // 2],
+            },
+            no_pause=self._why_no_pause(),
+            processes=xla_processes(self.program.pid, self.job["variables"]),
+            # Of the machine: the program's own libraries cannot be asked from outside.
+            ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
+        )
 
     def _paused_block(self, steps: int) -> int:
         """Index of the first step of a block after a pause; of one that has not ended, if none is complete.
@@ -279,33 +280,23 @@ class Session(ProgramRun):
         complete = (i for i in range(self._earliest, latest + 1) if max(at_once[i - 1], at_once[i + steps - 1]) <= few)
         return next(complete, latest + 1)
 
-    def _send_block(self, first: int, last: int, **told: Any) -> None:
+    def _send_block(self, first: int, last: int, **more: Any) -> None:
         """Sends the steps of a block, and the losses of all steps since the one before."""
-        if self._tells_memory and not told:
-            told = {"memory": memory_in_use(self.program.pid)}
         # The output of the last step may be incomplete: the loss is that of an earlier one.
-        step, loss = next((told for told in reversed(self._losses) if told[0] < last), (last, 0.0))
+        step, loss = next((pair for pair in reversed(self._losses) if pair[0] < last), (last, 0.0))
         self.channel.send(
             "block",
             step_times_s=self._clocked(first, last) if self._pauses else self._times[first:last],
-            clock_s=self._arrived_s[last - 1] - self._arrived_s[first - 1],
+            clock_s=sum(self._gaps_s[first:last]),
             loss=loss,
             loss_lag=last - step,
             dropped=first - self._sent,
             losses=[(done - 1, loss) for done, loss in self._losses if self._sent <= done < last],
-            **told,
+            **more,
         )
+        self._order = None
         self._sent = last
-        self._losses = [told for told in self._losses if told[0] >= step]
-
-    def _between_lines(self, first: int, last: int) -> list[float]:
-        """Seconds before each of some lines of steps, by the clock of this process."""
-        return [self._arrived_s[i] - self._arrived_s[i - 1] for i in range(first, last)]
-
-    def _line_s(self) -> float:
-        """Median seconds between the first lines of steps."""
-        warm = int(self.job["warmup_steps"])
-        return sorted(self._between_lines(1, warm + 1))[warm // 2]
+        self._losses = [pair for pair in self._losses if pair[0] >= step]
 
     def _clocked(self, first: int, last: int) -> list[float]:
         """Seconds of steps by the clock of this process; a line is of as many steps as its number says."""
@@ -313,7 +304,7 @@ class Session(ProgramRun):
             return self._times[first:last]
         numbers = [number or 0 for number in self._numbers[first - 1 : last]]
         counts = [max(1, after - before) for before, after in itertools.pairwise(numbers)]
-        return [s / count for s, count in zip(self._between_lines(first, last), counts, strict=True)]
+        return [gap_s / count for gap_s, count in zip(self._gaps_s[first:last], counts, strict=True)]
 
     def _why_no_pause(self) -> str:
         """Why this program cannot be measured by pausing it, as a clause; empty if nothing speaks against it."""
@@ -321,8 +312,7 @@ class Session(ProgramRun):
             return "its steps are read from a file, which does not tell when a line was written"
         if not self._reader.uses_clock and None in self._numbers:
             return "its lines have no number of the step, so only its own clock says how long a step takes"
-        warm = int(self.job["warmup_steps"])
-        if sum(count > 1 for count in self._together[:warm]) > warm // 2:
+        if sum(count > 1 for count in self._together[: self._warm]) > self._warm // 2:
             return "it prints several lines at once, which do not tell when their steps ended"
         if carriers := sorted(CARRIERS & names_of(os.getppid())):
             return f"its work may run outside of its own processes, which {carriers[0]} starts"
@@ -336,13 +326,14 @@ class Session(ProgramRun):
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
-        while status == 0 and self._ready and not self._wanted:
-            if not self._wait_for_order():
+        while status == 0 and self._ready and self._order is None:
+            if not self.take_orders():
                 return 0
             self._answer()
         since = self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
-        error = last_exception(collections.deque(self._last, since))
-        if error is None and status == 0 and self._may_end and self._wanted and len(self._times) > self._sent:
+        error = last_exception(collections.deque(self.last_lines, since))
+        may_end = self._order is not None and self._order.get("may_end", False)
+        if error is None and status == 0 and may_end and len(self._times) > self._sent:
             self._send_block(self._sent, len(self._times), has_ended=True)
             return status
         if error is None and status == 0:
@@ -352,7 +343,7 @@ class Session(ProgramRun):
         return status
 
     def _too_few(self) -> str:
-        least = self.job["warmup_steps"] + self.job["run_steps"] + 1
+        least = self._warm + self.job["run_steps"] + 1
         return (
             f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
             "(warm-up, measure.run_steps and one more); if it ends there without these settings too, let it run longer"
@@ -360,7 +351,8 @@ class Session(ProgramRun):
 
     def _nothing_read(self) -> str:
         where = f"in {self.job['rules']['file']}" if self.file is not None else "among its output"
-        shown = "; the last ones were: " + " | ".join(x[:120] for x in list(self._last)[-3:]) if self._last else ""
+        lines = [line[:120] for line in self.last_lines][-3:]
+        shown = f"; the last ones were: {' | '.join(lines)}" if lines else ""
         return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
 
     def no_result(self, message: str) -> int:
@@ -375,23 +367,22 @@ class Session(ProgramRun):
 class ProbedRun(ProgramRun):
     """A run that reports its lines, processes and files."""
 
-    def __init__(self, channel: Channel, job: Mapping[str, Any]) -> None:
+    def __init__(self, channel: Channel, job: Message) -> None:
         super().__init__(channel, job)
         self._began = self._looked = self._watched = time.monotonic()
         self._count = 0
         self._variables = re.compile(job["variables"])
-        self._processes: list[dict[str, Any]] = []
+        self._processes: list[Message] = []
         self._writes = set[str]()
 
-    def take(self, lines: Iterable[str], *, of: str) -> None:
-        """Sends lines of the file or, without one, of the output, with their time."""
+    def take(self, lines: Output) -> None:
+        """Sends lines, with their time."""
         at_s = time.monotonic() - self._began
-        waiting = [(at_s, line) for line in lines][: MOST_LINES - self._count]
-        if of == "output" and self.file is not None:
-            return
-        self._count += len(waiting)
-        for first in range(0, len(waiting), LINES_AT_ONCE):
-            self.channel.send("lines", lines=waiting[first : first + LINES_AT_ONCE])
+        for first in range(0, len(lines), LINES_AT_ONCE):
+            piece = lines[first : first + LINES_AT_ONCE][: MOST_LINES - self._count]
+            self._count += len(piece)
+            if piece:
+                self.channel.send("lines", lines=[(at_s, line) for line in piece])
 
     def look(self) -> None:
         """Sends files that are new, and the processes that have loaded XLA, if they changed."""
@@ -443,31 +434,51 @@ FOLLOW_UP = re.compile(
 """Exceptions in a process that the end of another one causes."""
 
 
-def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
-    """Type and message of the last Python exception that ended a traceback in the output, or None.
+class Raised(NamedTuple):
+    """A Python exception that ended a traceback in the output, with the numbers of two of its lines."""
+
+    error_type: str
+    message: str
+    frame: int
+    """The last line of its traceback that names a place."""
+    line: int
+
+
+def last_raised(lines: Iterable[str]) -> Raised | None:
+    """Finds the last Python exception that ended a traceback in the output; None if there is none.
 
     A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an exception, or XLA's
     while it was handled, counts in its place; a follow-up of another process's end only if there is nothing else.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
-    prefixes = set[str]()
-    found = list[tuple[str, str]]()
+    frames: dict[str, int] = {}
+    exceptions: list[Raised] = []
     is_caused = False
     for i, line in enumerate(text):
-        is_of_xla = bool(found) and found[-1][0] in ("JaxRuntimeError", "XlaRuntimeError")
+        is_of_xla = bool(exceptions) and exceptions[-1].error_type in ("JaxRuntimeError", "XlaRuntimeError")
         is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
         if frame := FRAME.match(line):
-            prefixes.add(frame[1])
-        for prefix in [] if frame else prefixes:
-            if line.startswith(prefix) and (raised := _RAISED.fullmatch(line.removeprefix(prefix))):
-                rest = [x.removeprefix(prefix) for x in text[i + 1 : i + 4]]
-                told = raised[1].rpartition(".")[2], "\n".join([raised[2] or "", *rest]).strip()
-                found += [told] if not is_caused or not found else []
-                prefixes = prefixes - {prefix}
-                is_caused = False
-                break
-    own = [told for told in found if not FOLLOW_UP.search(": ".join(told))]
-    return next(reversed(own or found), None)
+            frames[frame[1]] = i
+            continue
+        for prefix, at in frames.items():
+            raised = _RAISED.fullmatch(line.removeprefix(prefix))
+            if raised is None or not line.startswith(prefix):
+                continue
+            if not is_caused or not exceptions:
+                rest = [raised[2] or "", *(x.removeprefix(prefix) for x in text[i + 1 : i + 4])]
+                name = raised[1].rpartition(".")[2]
+                exceptions.append(Raised(name, "\n".join(rest).strip(), at, i))
+            del frames[prefix]
+            is_caused = False
+            break
+    causes = [raised for raised in exceptions if not FOLLOW_UP.search(": ".join(raised[:2]))]
+    return next(reversed(causes or exceptions), None)
+
+
+def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
+    """Returns type and message of the exception that `last_raised` finds."""
+    raised = last_raised(lines)
+    return raised[:2] if raised is not None else None
 
 
 def main() -> int:

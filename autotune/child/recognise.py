@@ -10,12 +10,23 @@ import collections
 import itertools
 import re
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.child.output import LONGEST_LINE
-from autotune.child.steps import PRESETS, SECONDS, StepReader, numbers_of, plain, read_table, step_of, undivided
+from autotune.child.output import LONGEST_LINE, Output
+from autotune.child.steps import (
+    PRESETS,
+    SECONDS,
+    Rules,
+    StepReader,
+    has_decimal_commas,
+    numbers_of,
+    plain,
+    read_table,
+    step_of,
+    undivided,
+)
 
 FEWEST_STEPS, FEWEST_LINES = 3, 5
 """Least number of readings for a rule to fit, and of lines that are of one shape."""
@@ -66,13 +77,13 @@ _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 _KNOWN = read_table("lines.toml")
 _GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
 _UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
-_MANY, _TOTALS, _TIMES, _MEANS = (frozenset(_KNOWN["words"][name]) for name in ("many", "totals", "times", "means"))
-_STEPS = _MANY.union(_KNOWN["words"]["one"])
-_OF_TIME = _TIMES.union(_TOTALS, _UNITS)
-_NEWEST = frozenset(_KNOWN["words"]["newest"])
-_BEHIND_STEPS = _OF_TIME.union(_KNOWN["words"]["behind_steps"])
-_LOSSES: Sequence[str] = _KNOWN["words"]["losses"]
-_ANY_LOSS = _TOTALS.union(_KNOWN["words"]["behind_losses"])
+_WORDS = {kind: frozenset(words) for kind, words in _KNOWN["words"].items()}
+_LOSSES: list[str] = _KNOWN["words"]["losses"]
+_STEPS = _WORDS["many"] | _WORDS["one"]
+_OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
+_BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
+_ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
+_OF_NAMES = _OF_TIME.union(_STEPS, _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
 _OTHERS, _PARTS = (re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts"))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
@@ -121,30 +132,31 @@ class _Mention:
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 of a step, 1 a time, 2 without a name, 3 a total, or more; None if none."""
-        words = self.words
-        said = set(self.words)
-        is_part = any(map(_OTHERS.fullmatch, words))
-        if self.unit and "/" in self.unit.replace("per", "/"):
-            return None if is_part else MEAN if said & _MEANS else 0
-        is_other = re.search(_OTHER_RATE, self.label.lower()) or said & _MANY
-        if is_part or (is_other and not self.rate):
+        """How far from a step's duration: 0 of a step, 1 a time or total, 2 without a name, or more; None if none."""
+        words = set(self.words)
+        if any(map(_OTHERS.fullmatch, words)):
             return None
-        if said & _MEANS:
-            return MEAN if said & _STEPS else None
-        if self.rate or (self.names_step and (self.unit or said & _OF_TIME)):
+        if "/" in self.unit.replace("per", "/"):
+            return MEAN if words & _WORDS["means"] else 0
+        rate = self.rate
+        if rate is None and (words & _WORDS["many"] or re.search(_OTHER_RATE, self.label.lower())):
+            return None
+        if words & _WORDS["means"]:
+            return MEAN if words & _STEPS else None
+        is_time = bool(words & _OF_TIME)
+        if rate or (self.names_step and (self.unit or is_time)):
             return 0
-        if said & _TOTALS:
-            return 3
-        if said & _OF_TIME or (self.unit and said & _NEWEST):
+        if is_time or (self.unit and words & _WORDS["newest"]):
             return 1
         return 2 if self.unit and not words and self.between not in ("(", "[", "/") else None
 
     @property
     def names_step(self) -> bool:
         """Whether its name is that of a step, as `step_time` is, and `update_actor` is not."""
-        behind = list(itertools.takewhile(lambda word: word not in _STEPS, reversed(self.words)))
-        return len(behind) < len(self.words) and _BEHIND_STEPS.issuperset(behind)
+        for word in reversed(self.words):
+            if word in _STEPS or word not in _BEHIND_STEPS:
+                return word in _STEPS
+        return False
 
     @property
     def rate(self) -> str | None:
@@ -188,8 +200,7 @@ class _Mention:
 class Recognised:
     """Rules that read steps from lines."""
 
-    rules: Mapping[str, Any]
-    """Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`."""
+    rules: Rules
     steps: int
     """Number of lines with a step's duration."""
     step_s: float | None
@@ -202,9 +213,9 @@ class Recognised:
     unknown."""
     in_bursts: bool
     """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
-    name_rank: int = 0
+    name_rank: int
     """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
-    left_out: Sequence[str] = ()
+    left_out: Output
     """Lines that name steps like those with a printed duration, of which none is read."""
 
     @property
@@ -222,7 +233,7 @@ class Recognised:
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
-def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> list[Recognised]:
+def recognise(lines: Output, *, at: Sequence[float] | None = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
     Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
@@ -242,7 +253,7 @@ def recognise(lines: Sequence[str], *, at: Sequence[float] | None = None) -> lis
     return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
 
 
-def _fits(lines: Sequence[str], at: Sequence[float] | None, *, skip: str) -> list[Recognised]:
+def _fits(lines: Output, at: Sequence[float] | None, *, skip: str) -> list[Recognised]:
     """Returns all rules that fit lines; `skip` is the expression of lines that are left out already."""
     fits = []
     for rank, rules in _candidates(lines):
@@ -263,10 +274,13 @@ _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 
 def normal(line: str) -> str:
     """Returns a line as patterns are searched in it: plain, cut, without separators of thousands; JSON stays."""
-    return line if line.lstrip().startswith("{") else undivided(plain(line)[:LONGEST_LINE])
+    if line.lstrip().startswith("{"):
+        return line
+    text = plain(line)[:LONGEST_LINE]
+    return undivided(text, is_decimal=has_decimal_commas(text))
 
 
-def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _candidates(lines: Output) -> Iterator[tuple[int, Rules]]:
     """Yields rules with the rank of the name that they read, -1 for programs that are known."""
     shapes = _shapes_of(lines)
     names = {mention.label for mention in shapes}
@@ -282,14 +296,14 @@ def _candidates(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             if 0 < rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
             yield rank, {"pattern": pattern, **loss}
-    for pattern in (*_WINDOWS, _BY_COUNTER):
-        yield 0, {"pattern": pattern, **loss}
+    patterns = [*_WINDOWS, _BY_COUNTER]
     lost_lines = _read_by(loss["loss"], lines) if lost is not None and lost.words[-1] == _LOSSES[0] else []
     if 2 * len(_read_by(_BY_COUNTER, lines)) < len(lost_lines):  # they do not name their step
         any_loss = loss["loss"].replace("?P<loss>", "?:")
         counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
-        for pattern in (counted, any_loss):
-            yield 0, {"pattern": pattern, **loss}
+        patterns += [counted, any_loss]
+    for pattern in patterns:
+        yield 0, {"pattern": pattern, **loss}
 
 
 def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
@@ -297,7 +311,7 @@ def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
     return min((m for m in mentions if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
 
 
-def _shapes_of(lines: Sequence[str]) -> list[_Mention]:
+def _shapes_of(lines: Output) -> list[_Mention]:
     """Returns one of each number that at least `FEWEST_STEPS` lines have."""
     mentions = _unchanging([list(mentions_of(line)) for line in lines])
     counts = collections.Counter(mention.shape for mention in mentions)
@@ -318,17 +332,16 @@ def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
 
 def _says_something(word: str) -> bool:
     """Whether a word is one of the name of a number, as those in step time are."""
-    said = set(re.findall(r"[a-z]+", word.lower()))
-    is_known = said & (_OF_TIME | _STEPS | _MEANS | _NEWEST.union(_LOSSES, _ANY_LOSS))
-    return bool(is_known) or any(re.fullmatch(f"{_OTHERS.pattern}|{_PARTS.pattern}", one) for one in said)
+    parts = re.findall(r"[a-z]+", word.lower())
+    return any(part in _OF_NAMES or _OTHERS.fullmatch(part) or _PARTS.fullmatch(part) for part in parts)
 
 
-def _are_parts(lines: Sequence[str]) -> bool:
+def _are_parts(lines: Output) -> bool:
     """Whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
     counted = [(counter, line) for line in lines if (counter := step_of(line)) is not None]
     pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
     parts = sum(_PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs)
-    return _repeats(lines) and 2 * parts >= len(counted) - 1
+    return 2 * parts + 1 >= len(counted) > 1
 
 
 def _group_of(mention: _Mention) -> str:
@@ -356,7 +369,7 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
 
 
-def _narrowed(rules: dict[str, Any], lines: Sequence[str], skip: str) -> dict[str, Any]:
+def _narrowed(rules: Rules, lines: Output, skip: str) -> Rules:
     """Returns rules that skip lines that are not of training; none if they read too few."""
     if "json_key" not in rules:
         read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
@@ -369,19 +382,12 @@ def _narrowed(rules: dict[str, Any], lines: Sequence[str], skip: str) -> dict[st
     return {**rules, "skip": skip} if skip else rules
 
 
-def _read_by(pattern: str, lines: Sequence[str]) -> list[str]:
+def _read_by(pattern: str, lines: Output) -> list[str]:
     compiled = re.compile(pattern)
     return [line for line in lines if compiled.search(line)]
 
 
-def _repeats(lines: Sequence[str]) -> bool:
-    """Whether most lines have the counter of the line before, as those of ranks without a label."""
-    counters = [counter for line in lines if (counter := step_of(line)) is not None]
-    same = sum(a == b for a, b in itertools.pairwise(counters))
-    return len(set(counters)) >= FEWEST_STEPS and 2 * same >= len(lines) - 1
-
-
-def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_rules(lines: Output) -> Iterator[tuple[int, Rules]]:
     """Yields rules for keys of JSON lines."""
     keys = collections.Counter(key for line in lines for key in numbers_of(line))
     mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
@@ -392,16 +398,18 @@ def _json_rules(lines: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         yield rank, {"json_key": key, "unit": unit, **({"loss": loss.label} if loss is not None else {})}
 
 
-def _fit_of(
-    rules: Mapping[str, Any], lines: Sequence[str], at: Sequence[float] | None, rank: int = 0
-) -> Recognised | None:
+def _fit_of(rules: Rules, lines: Output, at: Sequence[float] | None, rank: int) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader(rules)
-    clock_s = at if at is not None else [0.0] * len(lines)
-    read = [(line, now_s, reader.read(line, now_s)) for line, now_s in zip(lines, clock_s, strict=True)]
-    found = [(line, now_s, step.step_s) for line, now_s, step in read if step is not None and step.step_s is not None]
-    times = [step_s for _, _, step_s in found]
-    came = [(now_s, step_of(line)) for line, now_s, _ in found]
+    times: list[float] = []
+    came: list[tuple[float, int | None]] = []
+    readable: list[str] = []
+    for line, now_s in zip(lines, at or [0.0] * len(lines), strict=True):
+        step = reader.read(line, now_s)
+        if step is not None and step.step_s is not None:
+            times.append(step.step_s)
+            came.append((now_s, step_of(line)))
+            readable.append(line)
     clock = reader.uses_clock
     if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
         return None
@@ -413,12 +421,19 @@ def _fit_of(
     if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
         agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
-        rules, len(times), None if clock and at is None else typical, found[len(found) // 2][0], clock, agrees, bursts,
-        rank, () if clock else _left_out(lines, {line for line, _, _ in found}),
-    )  # fmt: skip
+        rules=rules,
+        steps=len(times),
+        step_s=None if clock and at is None else typical,
+        example=readable[len(readable) // 2],
+        by_clock=clock,
+        agrees=agrees,
+        in_bursts=bursts,
+        name_rank=rank,
+        left_out=() if clock else _left_out(lines, readable),
+    )
 
 
-def _left_out(lines: Sequence[str], read: Collection[str]) -> list[str]:
+def _left_out(lines: Output, read: Collection[str]) -> list[str]:
     """Returns the lines that begin as those that were read, but name steps of which none was."""
     steps = {step_of(line) for line in read}
     starts = {tuple(_FIRST_WORD.findall(line)) for line in read}
@@ -452,10 +467,10 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, boo
         count = 1 if first is None or second is None else second - first
         if count > 0:
             each.append((now - then) / count)
-    mean = statistics.fmean(each) if each else 0.0
-    if mean <= 0:
-        return None, len(each) >= FEWEST_STEPS
-    return statistics.median(each), sum(x < AT_ONCE * mean for x in each) > len(each) / 2
+    if not each:
+        return None, False
+    mean = statistics.fmean(each)
+    return statistics.median(each), sum(x <= AT_ONCE * mean for x in each) > len(each) / 2
 
 
 # ---------------------------------------------------------------------- shapes of lines

@@ -22,6 +22,9 @@ def read_table(name: str) -> dict[str, Any]:
     return tomllib.loads((Path(__file__).parents[1] / "data" / name).read_text(encoding="utf-8"))
 
 
+Rules = Mapping[str, Any]
+"""Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`."""
+
 PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
 """Patterns of known trainers. Without a printed duration, the time between lines counts."""
 
@@ -32,9 +35,8 @@ _UNITS = read_table("lines.toml")["units"]
 SECONDS: Mapping[str, float] = _UNITS["seconds"]
 """Units of time in seconds."""
 
-_WHOLES: Mapping[str, str] = _UNITS["counted"]
-_SECONDS = ("s", "sec", "second")
-_SIZES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+_COUNTED: Mapping[str, str] = _UNITS["counted"]
+_SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 _NUMBER = re.compile(
     r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
@@ -52,41 +54,31 @@ def plain(line: str) -> str:
 
 def number(text: str | None) -> float | None:
     """Parses a number, also with thousands separators or a suffix k, M, G, B; None if it is none."""
-    if text is None:
-        return None
-    value, rest = split(text)
-    return value if value is None or not rest else value * _SIZES[rest.lower()] if rest.lower() in _SIZES else None
+    value, unit = split(text or "")
+    return None if unit else value
 
 
 def split(text: str) -> tuple[float | None, str]:
-    """Splits ``12.5 ms`` into 12.5 and ``ms``; None and the text without a number."""
-    found = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
-    if found is None:
+    """Splits ``12.5 ms`` into 12.5 and ``ms``, ``12k`` into 12000 and nothing; None and the text without a number."""
+    match = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
+    if match is None:
         return None, text
-    try:
-        return float(found[1].replace(",", "")), found[2].strip()
-    except ValueError:
-        return None, text
+    value = float(re.sub("[,_]", "", match[1]))
+    unit = match[2].strip()
+    size = _SIZES.get(unit.lower())
+    return (value, unit) if size is None else (value * size, "")
 
 
-def undivided(line: str, *, decimal: bool | None = None) -> str:
-    """Returns a line without separators of thousands; with points for commas that are decimal or, for None, look so."""
-    if "," not in line:
-        return line
-    if has_decimal_commas(line) if decimal is None else decimal:
+def undivided(line: str, *, is_decimal: bool) -> str:
+    """Returns a line without separators of thousands or, if commas are decimal, with points in their place."""
+    if is_decimal:
         return re.sub(r"(?<=\d),(?=\d)", ".", line)
-    return _THOUSANDS.sub(lambda found: found[0].replace(",", ""), line)
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), line)
 
 
 def has_decimal_commas(line: str) -> bool:
     """Whether a comma in a line can only be a decimal one, as in 0,523."""
-    return "," in line and _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
-
-
-def search(pattern: re.Pattern[str], line: str, *, decimal: bool | None = None) -> re.Match[str] | None:
-    """Searches a line as `undivided` returns it, unless the pattern has commas that may stand between digits."""
-    has_commas = _COMMA.search(pattern.pattern) is not None
-    return pattern.search(line if has_commas else undivided(line, decimal=decimal))
+    return _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
 
 
 def factor(unit: str) -> tuple[str, float] | None:
@@ -95,25 +87,18 @@ def factor(unit: str) -> tuple[str, float] | None:
     None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
-    time = SECONDS.get(above)
-    if time is not None and (not below or _WHOLES.get(below) == "steps"):
-        return "time", time
-    if below in _SECONDS:
-        for prefix, size in {"": 1.0, **_SIZES}.items():
-            if above.startswith(prefix) and (counted := _WHOLES.get(above[len(prefix) :])):
-                return counted, size
+    if above in SECONDS and (not below or _COUNTED.get(below) == "steps"):
+        return "time", SECONDS[above]
+    word = above if above in _COUNTED else above[1:]
+    size = _SIZES.get(above.removesuffix(word))
+    if SECONDS.get(below) == 1.0 and word in _COUNTED and size is not None:
+        return _COUNTED[word], size
     return None
 
 
-_NAMED = {
-    "step_s": ("time", 1.0),
-    "step_ms": ("time", 1e-3),
-    "step_us": ("time", 1e-6),
-    "steps_per_s": ("steps", 1.0),
-    "tokens_per_s": ("tokens", 1.0),
-}
+_UNIT_OF = {"step_s": "s", "step_ms": "ms", "step_us": "us", "steps_per_s": "it/s", "tokens_per_s": "tok/s"}
 
-DURATIONS = (*_NAMED, "value")
+DURATIONS = (*_UNIT_OF, "value")
 """Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
 
 GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")
@@ -150,88 +135,82 @@ class StepReader:
         uses_clock: Whether the time between lines counts.
     """
 
-    def __init__(self, rules: Mapping[str, Any]) -> None:
-        preset = PRESETS[rules["preset"]] if rules.get("preset") else {}
-        self._tokens = rules.get("tokens_per_step")
+    def __init__(self, rules: Rules) -> None:
+        rules = {**PRESETS.get(rules.get("preset", ""), {}), **rules}
         self._key = rules.get("json_key")
-        self._unit = rules.get("unit", "step_s")
-        self._loss_key = rules.get("loss") if self._key else None
-        self._pattern: re.Pattern[str] | None = None
-        self._loss: re.Pattern[str] | None = None
-        self._skip = _compiled("skip", rules["skip"]) if rules.get("skip") else None
+        self._loss_key = rules.get("loss")
+        self._work: dict[str, int | None] = {"steps": 1, "tokens": rules.get("tokens_per_step")}
+        names = ("pattern", "loss", "skip") if self._key is None else ("skip",)
+        self._patterns = {name: _compiled(name, rules[name]) for name in names if rules.get(name)}
+        self._unit: str = rules.get("unit", "step_s")
         if self._key is None:
-            self._take_patterns(rules.get("pattern") or preset["pattern"], rules.get("loss") or preset.get("loss"))
-        self.needs_tokens: bool = self._unit == "tokens_per_s"
-        self.uses_clock: bool = self._unit == "step"
+            self._unit = _unit_of(self._patterns["pattern"])
+            if "loss" in self._patterns and "loss" not in self._patterns["loss"].groupindex:
+                raise ValueError(f"`loss` must have a group (?P<loss>...) but got {rules['loss']!r}")
+        self.needs_tokens = self._unit == "tokens_per_s"
+        self.uses_clock = self._unit == "step"
         self._last: tuple[float, int] | None = None
-        self._decimal: bool | None = None
+        self._is_decimal = False
         self._window_end = -1
-
-    def _take_patterns(self, pattern: str, loss: str | None) -> None:
-        self._pattern = _compiled("pattern", pattern)
-        self._loss = _compiled("loss", loss) if loss else None
-        if self._loss is not None and "loss" not in self._loss.groupindex:
-            raise ValueError(f"`loss` must have a group (?P<loss>...) but got {loss!r}")
-        if unknown := [name for name in self._pattern.groupindex if name not in GROUPS]:
-            raise ValueError(
-                f"groups of a `pattern` must be named {', '.join(GROUPS)} but got {', '.join(unknown)}; "
-                "a group that is not read is written (?:...)"
-            )
-        units = [u for u in DURATIONS if u in self._pattern.groupindex]
-        if len(units) > 1:
-            raise ValueError(
-                f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got {', '.join(units)}"
-            )
-        if ("unit" in self._pattern.groupindex) != (units == ["value"]):
-            raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
-        self._unit = units[0] if units else "step"
 
     def read(self, line: str, now_s: float) -> Step | None:
         """Reads a line of some time on any clock; None if it holds neither duration nor loss."""
         line = plain(line)
-        if self._skip is not None and self._skip.search(line):
+        if "skip" in self._patterns and self._patterns["skip"].search(line):
             return None
-        said = self._said(line)
-        loss = number(said.get("loss"))
-        if self._unit not in said:
-            return Step(None, loss) if loss is not None else None
-        number_of_step = _whole(said.get("step"))
-        if number_of_step is None:
-            number_of_step = step_of(line)
+        texts = self._texts(line)
+        loss = number(texts.get("loss"))
+        loss_alone = Step(None, loss) if loss is not None else None
+        if self._unit not in texts:
+            return loss_alone
+        count = _whole(texts.get("step"))
+        if count is None:
+            count = step_of(line)
         if self.uses_clock:
-            return self._between(number_of_step, now_s, loss)
-        took_s = self._duration(said)
-        if self._is_another_rank(number_of_step, now_s, took_s):
+            passed_s = self._since_last(count, now_s)
+            return Step(passed_s, loss, count) if passed_s is not None else loss_alone
+        took_s = self._duration(texts)
+        if self._is_another_rank(count, now_s, took_s):
             return None
-        return Step(took_s, loss, number_of_step)
+        return Step(took_s, loss, count)
 
-    def _said(self, line: str) -> dict[str, str | None]:
-        """What a line says, by the names of groups; without a duration or counter if it is no step's."""
-        if self._pattern is None:
+    def _texts(self, line: str) -> dict[str, str | None]:
+        """Returns what a line says, by the names of groups; without a duration or counter if it is no step's."""
+        if self._key is not None:
             numbers = numbers_of(line)
             keys = {self._unit: self._key, "loss": self._loss_key}
             return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
         line = line[:LONGEST_LINE]
-        self._decimal = self._decimal or has_decimal_commas(line) or None
-        match = search(self._pattern, line, decimal=self._decimal)
+        self._is_decimal = self._is_decimal or has_decimal_commas(line)
+        match = self._search("pattern", line)
         texts = {"step": None, **match.groupdict()} if match is not None else {}
-        if self._loss is not None:
-            match = search(self._loss, line, decimal=self._decimal)
+        if "loss" in self._patterns:
+            match = self._search("loss", line)
             texts["loss"] = match["loss"] if match is not None else None
         return texts
 
-    def _duration(self, said: Mapping[str, str | None]) -> float | None:
-        """Seconds of a step from a printed duration, in its own unit or that of its group."""
-        value, unit = split(said[self._unit] or "")
-        if self._unit == "value":
-            unit = unit + (said["unit"] or "")
-        elif number(unit and "1" + unit) is not None:
-            value = number(said[self._unit])
-            unit = ""
-        known = factor(unit) if unit else _NAMED[self._unit]
-        took_s = self._seconds(value, *known) if known is not None else None
-        steps = said.get("steps")
-        return took_s / self._count(steps) if took_s and steps else took_s
+    def _search(self, name: str, line: str) -> re.Match[str] | None:
+        """Searches a line as `undivided` returns it, unless the pattern has commas that may stand between digits."""
+        pattern = self._patterns[name]
+        has_commas = _COMMA.search(pattern.pattern) is not None
+        return pattern.search(line if has_commas else undivided(line, is_decimal=self._is_decimal))
+
+    def _duration(self, texts: Mapping[str, str | None]) -> float | None:
+        """Returns the seconds of a step from a printed duration, in its own unit or that of its group; None if none."""
+        value, unit = split(texts[self._unit] or "")
+        unit += texts.get("unit") or ""
+        kind = factor(unit or _UNIT_OF.get(self._unit, ""))
+        if kind is None or value is None or not (math.isfinite(value) and value > 0):
+            return None
+        counted, size = kind
+        took_s = value * size
+        if counted != "time":
+            work = self._work[counted]
+            if work is None:
+                return None
+            took_s = work / took_s
+        steps = texts.get("steps")
+        return took_s / self._count(steps) if steps else took_s
 
     def _count(self, steps: str) -> int:
         """Number of steps that ``10`` or ``40-49`` says; 40-50 is as many where the line before ended with 40."""
@@ -250,28 +229,18 @@ class StepReader:
         self._last = (now_s, step)
         return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
 
-    def _between(self, step: int | None, now_s: float, loss: float | None) -> Step | None:
-        """A step by the clock: the time since the previous line over the number of steps."""
-        earlier_s, earlier_step = self._last or (now_s, 0)
-        is_first = self._last is None
-        counted = step if step is not None else earlier_step + 1
-        if counted == earlier_step and not is_first:
-            return Step(None, loss) if loss is not None else None
-        self._last = (now_s, counted)
-        if is_first:
-            return Step(None, loss) if loss is not None else None
-        count = counted - earlier_step
-        return Step((now_s - earlier_s) / count if count > 0 else None, loss, step)
-
-    def _seconds(self, value: float | None, counted: str, size: float) -> float | None:
-        """Converts a reading to seconds a step; None if it cannot be a duration."""
-        if value is None or not (math.isfinite(value) and value > 0):
+    def _since_last(self, step: int | None, now_s: float) -> float | None:
+        """Returns the seconds of a step by the clock: those since the previous line over the number of steps."""
+        earlier = self._last
+        if earlier is None:
+            self._last = (now_s, step or 0)
             return None
-        if counted == "time":
-            return value * size
-        if counted == "steps":
-            return 1 / (value * size)
-        return self._tokens / (value * size) if self._tokens else None
+        earlier_s, earlier_step = earlier
+        counted = earlier_step + 1 if step is None else step
+        if counted != earlier_step:
+            self._last = (now_s, counted)
+        count = counted - earlier_step
+        return (now_s - earlier_s) / count if count > 0 else None
 
 
 class TooSlow(Exception):
@@ -304,10 +273,31 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
         raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
 
 
+def _unit_of(pattern: re.Pattern[str]) -> str:
+    """Returns the group of a pattern for a duration, ``step`` where the clock counts; ValueError for illegal groups."""
+    groups = pattern.groupindex
+    if unknown := [name for name in groups if name not in GROUPS]:
+        raise ValueError(
+            f"groups of a `pattern` must be named {', '.join(GROUPS)} but got {', '.join(unknown)}; "
+            "a group that is not read is written (?:...)"
+        )
+    units = [name for name in DURATIONS if name in groups]
+    if len(units) > 1:
+        raise ValueError(
+            f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got {', '.join(units)}"
+        )
+    if ("unit" in groups) != ("value" in groups):
+        raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
+    return units[0] if units else "step"
+
+
 def step_of(line: str) -> int | None:
     """Reads the number of the step that a line names; None if it names none."""
-    found = next(filter(None, (counter.search(line) for counter in _COUNTERS)), None)
-    return _whole(found[1]) if found is not None else None
+    for counter in _COUNTERS:
+        match = counter.search(line)
+        if match is not None:
+            return _whole(match[1])
+    return None
 
 
 def _whole(text: str | None) -> int | None:

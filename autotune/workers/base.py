@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import select
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from autotune.child.channel import Message
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.machine.child_process import ChildProcess
-from autotune.machine.environment import driver_python
+from autotune.machine.environment import Environment, driver_python
 from autotune.machine.slurm import end_slurm_step
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
@@ -20,6 +21,7 @@ from autotune.model.redaction import secret_variables
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import TimeLimits, limits_after
 from autotune.workers.caches import Caches
+from autotune.workers.failures import read_log
 
 LOG_BYTES = 4_000_000
 """Limit of a log's size."""
@@ -131,13 +133,13 @@ class Launcher(ABC):
 
     limits: TimeLimits
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         self._spec = spec
         self._study_dir = study_dir
         self._base = base
         self.limits = limits_after(spec.measure)
         self.caches = Caches()
-        self.added: Mapping[str, str] = {}
+        self.added: Environment = {}
         self.opened: tuple[Path, ...] = ()
 
     @abstractmethod
@@ -197,12 +199,13 @@ class GuardedProcess(ChildProcess):
     """
 
     def __init__(
-        self, command: list[str], env: Mapping[str, str], log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
-        through: Sequence[str] = (), remote_env: Mapping[str, str] | None = None,
+        self, command: list[str], env: Environment, log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
+        through: Sequence[str] = (), remote_env: Environment | None = None,
     ) -> None:  # fmt: skip
         self.log = log
-        self.end: dict[str, Any] | None = None
-        self._env, self._step = env, ""
+        self.end: Message | None = None
+        self._env = env
+        self._step = ""
         secrets = ",".join(secret_variables(env if remote_env is None else remote_env))
         arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), secrets, "--", *command]
         try:
@@ -228,24 +231,23 @@ class GuardedProcess(ChildProcess):
             self.log.rename(log)
         self.log = log
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[Message]:
         """Returns the messages received so far, without waiting."""
-        found = [m for m in super().receive() if isinstance(m.get("type"), str)]
-        self.end = self.end or next((m for m in found if m["type"] == "exit"), None)
-        steps = (str(m.get("step") or "") for m in found if m["type"] == "hello")
-        self._step = self._step or next(steps, "")  # the first is the guard's, later ones a program's
+        messages = [message for message in super().receive() if isinstance(message.get("type"), str)]
+        for message in messages:
+            if message["type"] == "exit":
+                self.end = self.end or message
+            elif message["type"] == "hello":
+                self._step = self._step or str(message.get("step") or "")  # the guard's; later ones are a program's
         if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
-            found.append(self.end)
-        return found
+            messages.append(self.end)
+        return messages
 
     def said_by_carrier(self) -> tuple[str, ...]:
         """Returns the last lines that the guard, or ``srun`` which starts it, printed; normally none."""
-        try:
-            text = self.guard_log.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ()
-        lines = [line[:500] for line in text.splitlines() if line.strip() and "support for cpu binding" not in line]
+        lines = read_log(self.guard_log).splitlines()
+        lines = [line[:500] for line in lines if line.strip() and "support for cpu binding" not in line]
         return tuple(lines[-8:])
 
     def why_ended(self) -> str:
@@ -255,7 +257,7 @@ class GuardedProcess(ChildProcess):
         said = " ".join(end.get("last_lines", [])[-3:] or errors[:1] or carrier[-1:])
         return f"its process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]
 
-    def first(self, kinds: Collection[str], limit_s: float) -> dict[str, Any] | None:
+    def first(self, kinds: Collection[str], limit_s: float) -> Message | None:
         """Waits for a message of some kinds; None if the process ended or sent none within `limit_s` seconds."""
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
@@ -273,7 +275,7 @@ class GuardedProcess(ChildProcess):
                 self.guard_log.unlink()
 
 
-def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, dict[str, Any]]]:
+def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, Message]]:
     """Waits up to `wait_s` seconds for messages of some processes; returns them with their ranks."""
     select.select([p.descriptor for p in processes if p.end is None], [], [], wait_s)
     return [(rank, message) for rank, process in enumerate(processes) for message in process.receive()]

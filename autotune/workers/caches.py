@@ -13,10 +13,10 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.child.fingerprint import CACHE_FOLDER, KEPT, KERNELS_FLAG
+from autotune.machine.environment import Environment
 from autotune.machine.files import CACHES, Scratch, remove_tree
 from autotune.model.flags import FlagSet
 from autotune.workers.settings_check import IN_FORCE
@@ -49,7 +49,7 @@ class Caches:
         self._keeps_programs = programs
         self._keeps_kernels = kernels
 
-    def added_to(self, environment: Mapping[str, str], settings: FlagSet) -> dict[str, str]:
+    def added_to(self, environment: Environment, settings: FlagSet) -> dict[str, str]:
         """Returns a worker's environment with the caches of its set; without them where they cannot be written."""
         variables = dict(environment)
         with self._lock, contextlib.suppress(OSError):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from autotune.machine.environment import with_packages
+from autotune.child.channel import Message
+from autotune.machine.environment import Environment, with_packages
 from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
 from autotune.model.errors import LaunchError
@@ -23,7 +22,7 @@ from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
 from autotune.workers.plain_run import pace_outside, without_channel
 from autotune.workers.programs import NotKnown, ProgramWatch
-from autotune.workers.settings_check import check_processes, files_that_set
+from autotune.workers.settings_check import check_options, files_that_set
 
 READ_DTYPE = "tensorfloat32"
 """Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
@@ -68,7 +67,8 @@ class CommandLauncher(LocalLauncher):
                 kept.append(folder / FILES)
             command = self.wrap(own.command(command, kept), settings)
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, own, watch, stack.pop_all())
+            worker = kind(process, self._spec, settings, own, watch)
+            stack.pop_all()  # the worker closes them from now on
         return self._begin(worker, [job], progress)
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
@@ -81,16 +81,19 @@ class CommandLauncher(LocalLauncher):
             return pace_outside(command, env, folder / log_name(0), cwd=self._study_dir, limit_s=limit_s)
         return None
 
-    def _folders(self, stack: contextlib.ExitStack, env: Mapping[str, str]) -> tuple[OwnFolder, ProgramWatch]:
+    def _folders(self, stack: contextlib.ExitStack, env: Environment) -> tuple[OwnFolder, ProgramWatch]:
         """Makes the folder of a process and that of its compiled programs, removed with the stack."""
         try:
-            own = stack.enter_context(contextlib.closing(OwnFolder(self._study_dir, self._spec.workload.folder)))
-            return own, stack.enter_context(contextlib.closing(ProgramWatch(env, self._spec.device.platform)))
+            own = OwnFolder(self._study_dir, self._spec.workload.folder)
+            stack.callback(own.close)
+            watch = ProgramWatch(env, self._spec.device.platform)
+            stack.callback(watch.close)
         except OSError as error:
             raise LaunchError(
                 f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
                 f"{error.strerror or error}; make room there, or name another one by TMPDIR"
             ) from error
+        return own, watch
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         """Returns the command of a process, and makes its folder anew if the command names one."""
@@ -99,7 +102,7 @@ class CommandLauncher(LocalLauncher):
             (folder / FILES).mkdir(parents=True)
         return self._spec.under(settings).workload.arguments(str(folder / FILES))
 
-    def _rules(self, settings: FlagSet, folder: Path) -> dict[str, Any]:
+    def _rules(self, settings: FlagSet, folder: Path) -> Message:
         """Returns the rules for reading steps, with tokens per step for rates of tokens."""
         if (read := self._spec.workload.read) is None:
             return {}
@@ -112,23 +115,14 @@ class CommandLauncher(LocalLauncher):
 
 
 class CommandWorker(LocalWorker):
-    """A user's program in its own folder, with a watch of its compiled programs; `resources` are closed with it."""
+    """A user's program in its own folder, with a watch of its compiled programs; both are closed with it."""
 
     def __init__(
-        self, process: GuardedProcess, spec: StudySpec, settings: FlagSet, own: OwnFolder, watch: ProgramWatch,
-        resources: contextlib.ExitStack,
-    ) -> None:  # fmt: skip
+        self, process: GuardedProcess, spec: StudySpec, settings: FlagSet, own: OwnFolder, watch: ProgramWatch
+    ) -> None:
         super().__init__([process], spec, settings)
         self._own = own
         self._watch = watch
-        self._resources = resources
-
-    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
-        """Waits until the program is warm; the report says where its folder is not its own."""
-        super().wait_ready(jobs, progress)
-        if self._own.warning:
-            warnings = (*self.report.warnings, self._own.warning)
-            self.report = self.report.model_copy(update={"warnings": warnings})
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
@@ -142,27 +136,28 @@ class CommandWorker(LocalWorker):
         if not self.closed:
             super().close()
             self.written = self._own.size()
-        self._resources.close()
+        self._own.close()
+        self._watch.close()
 
-    def _made(self, told: Mapping[str, Any], notes: Sequence[str], process_count: int) -> WorkerReport:
-        """Makes the report from the fields that are told; `process_count` processes have loaded XLA."""
+    def _made(self, fields: Message, notes: Sequence[str], *, process_count: int = 1) -> WorkerReport:
+        """Makes the report from the fields that are known; `process_count` processes have loaded XLA."""
         try:
             programs = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
             programs = self._unknown(str(error))
-        known = {
+        defaults = {
             "platform": self._spec.device.platform,
             "device_kind": NOT_TOLD,
             "device_count": self._spec.device.count or 1,
-            "start_s": time.monotonic() - self._begun,
             "grad_norms": (),
             "dtype": READ_DTYPE,
-            "warnings": notes,
             **programs,
         }
-        return WorkerReport.model_validate({**known, **{n: told[n] for n in WorkerReport.model_fields if n in told}})
+        if self._own.warning:
+            notes = (*notes, self._own.warning)
+        return super()._made({**defaults, **fields}, notes)
 
-    def _unknown(self, problem: str) -> dict[str, Any]:
+    def _unknown(self, problem: str) -> Message:
         """Returns the fields of a report without a compiled program: only equal settings give equal programs then."""
         return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
 
@@ -170,11 +165,12 @@ class CommandWorker(LocalWorker):
 class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
-    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
-        jax = message["jax"]
-        if self._spec.device.platform == "cuda" and jax.get("platform") == "cpu":
+    def _report(self, message: Message) -> WorkerReport:
+        fields = message["report"]
+        if self._spec.device.platform == "cuda" and fields.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        return self._made({**message, **jax}, self._check(message).notes, 1 if jax else 0)
+        changed = check_options(self._settings, message["jax_options"])
+        return self._made(fields, self._check([message], changed), process_count=int("platform" in fields))
 
 
 class ReadWorker(CommandWorker):
@@ -187,28 +183,28 @@ class ReadWorker(CommandWorker):
         for process in self._processes:
             process.send({"type": "pause"})
 
-    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+    def _report(self, message: Message) -> WorkerReport:
         self._why_no_pause = str(message["no_pause"])
         processes = message["processes"]
         is_on_cpu = self._spec.device.platform == "cpu"
         if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        check = check_processes(self._settings, processes)
-        self._refuse_lost((*check.lost, *(self._watch.lost(self._settings) if processes else ())))
-        notes = [*check.notes]
+        notes = [*self._check(processes, self._watch.lost(self._settings) if processes else ())]
         if self._watch.problem and self._settings.of_kind("xla"):
             for script in files_that_set("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd)):
                 notes.append(
                     f"{script} sets XLA_FLAGS itself: behind given ones, the settings under trial do not arrive"
                 )
-        first: Mapping[str, Any] = processes[0] if processes else {}
+        first: Message = processes[0] if processes else {}
         machine = message["ran_on"]
         gpus = machine.get("gpus", [])
         kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
-        seen = {
+        fields = {
+            **message["report"],
+            **machine,
             "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
             "versions": {**first.get("versions", {}), **machine.get("versions", {})},
             "packages": first.get("packages"),
             "gpus": gpus or None,
         }
-        return self._made({**message, **machine, **seen}, notes, len(processes))
+        return self._made(fields, notes, process_count=len(processes))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.child.read_output import FOLLOW_UP, FRAME, PEER_ENDED, last_exception
+from autotune.child.output import Output
+from autotune.child.read_output import FOLLOW_UP, PEER_ENDED, last_exception, last_raised
 from autotune.child.steps import plain
 from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
@@ -61,31 +63,30 @@ def last_lines(log: Path) -> tuple[str, ...]:
     """
     text = read_log(log).partition("\nFlags:\n\t")[0]  # all flags of XLA, after a bad value
     lines = _without_frames([x[:500] for x in text.splitlines() if x.strip() and not _LINES["noise"].search(x)])
-    before, last = lines[:-LAST_LINES], lines[-LAST_LINES:]
-    fatal = [line for line in before if _LINES["fatal"].search(line)]
-    errors = [line for line in before if _LINES["logged"].search(line) and line not in fatal]
-    progress = [i for i, line in enumerate(lines) if _LINES["progress"].search(line)]
-    since = lines[progress[-1] + 1 if progress else 0 : -LAST_LINES]
+    before = lines[:-LAST_LINES]
+    last = lines[-LAST_LINES:]
+    fatal = _of_kind("fatal", before)
+    errors = [line for line in _of_kind("logged", before) if line not in fatal]
+    since = before
+    for i, line in enumerate(lines):
+        if _LINES["progress"].search(line):
+            since = before[i + 1 :]
     reasons = _exception_in(since) or [line for line in since if line in errors][-REASONS:]
     before = [line for line in (*errors[-REASONS:], *fatal[:REASONS]) if line not in reasons]
     return (*before, *reasons, *last[len(reasons) :])
 
 
-def _exception_in(lines: Sequence[str]) -> list[str]:
-    """Returns the lines of the exception that `last_exception` finds, and one frame of its traceback; empty without."""
-    told = last_exception(lines)
-    if told is None:
-        return []
-    heads = (told[0], f"{told[0]}: " + told[1].partition("\n")[0])
-    at = max((i for i, line in enumerate(lines) if plain(line).rstrip().endswith(heads)), default=0)
-    for line in reversed(lines[:at]):
-        frame = FRAME.match(plain(line))
-        if frame is not None and plain(lines[at]).startswith(frame[1]):
-            return [line, *lines[at : at + 3]]
-    return []
+def _exception_in(lines: Output) -> list[str]:
+    """Returns the lines of the exception that `last_raised` finds, and one frame of its traceback; empty without."""
+    raised = last_raised(lines)
+    return [lines[raised.frame], *lines[raised.line : raised.line + 3]] if raised is not None else []
 
 
-def _without_frames(lines: Sequence[str]) -> list[str]:
+def _of_kind(kind: str, lines: Output) -> list[str]:
+    return [line for line in lines if _LINES[kind].search(line)]
+
+
+def _without_frames(lines: Output) -> list[str]:
     frames = [False, *(_LINES["frame"].search(line) is not None for line in lines)]
     return [line for i, line in enumerate(lines) if not all(frames[i : i + 2])]
 
@@ -102,7 +103,7 @@ def classify_failure(
         last_lines: Of its log, as `last_lines` returns them: those before the last 20 decide nothing unless fatal.
     """
     lines = _without_frames([plain(line) for line in last_lines])
-    lines = [*filter(_LINES["fatal"].search, lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
+    lines = [*_of_kind("fatal", lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
     if exit_status is None:
         vanished = "the guard of the worker vanished; was it killed from outside?"
         return Failure(kind=FailureKind.LAUNCH, message=vanished, phase=phase, log=log, last_lines=last_lines)
@@ -122,14 +123,13 @@ def classify_failure(
     )  # fmt: skip
 
 
-def _signal_of(exit_status: int, lines: Sequence[str]) -> signal.Signals | None:
+def _signal_of(exit_status: int, lines: Output) -> signal.Signals | None:
     """Returns the signal that ended a program or, as its launcher reports it, one of its processes."""
-    number = -exit_status if exit_status < 0 else exit_status - 128
-    if number in signal.Signals.__members__.values():
-        return signal.Signals(number)
-    signs = filter(None, map(_TEXTS["signal"].search, lines)) if exit_status >= 0 else ()
-    found = [_DEADLY[word] for s in signs if (word := s[s.lastindex or 0]) in _DEADLY]
-    return next((s for s in found if s is not signal.SIGKILL), next(iter(found), None))
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-exit_status if exit_status < 0 else exit_status - 128)
+    signs = filter(None, map(_TEXTS["signal"].search, lines))
+    signals = [_DEADLY[word] for sign in signs if (word := sign[sign.lastindex or 0]) in _DEADLY]
+    return next((number for number in signals if number is not signal.SIGKILL), next(iter(signals), None))
 
 
 def _judge(
@@ -137,8 +137,13 @@ def _judge(
     platform: str,
 ) -> tuple[FailureKind, str]:  # fmt: skip
     errors = [line for line in lines if not _LINES["harmless"].search(line)]
+    reason = reason_in(errors)
+    without_result = (
+        FailureKind.NO_RESULT,
+        f"ended with status {exit_status} in phase {phase} without a result{reason}",
+    )
     if exit_status == 0 and exception is None and number is None:
-        return FailureKind.NO_RESULT, f"ended with status 0 in phase {phase} without a result{reason_in(errors)}"
+        return without_result
     if shares := next(filter(_TEXTS["two_shares"].search, lines), None):
         return FailureKind.NOT_APPLIED, f"its share of the GPU's memory is set twice: {_clean(shares)}"
     if ended := _ended_by_cluster(lines):
@@ -148,7 +153,6 @@ def _judge(
     kinds = _KINDS if platform == "cuda" else _CPU_KINDS
     if judged := _judge_lines(kinds, errors, exception is not None, number is not None):
         return judged
-    reason = reason_in(errors)
     if number in _FROM_OUTSIDE:
         return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
     if number is not None:
@@ -162,10 +166,10 @@ def _judge(
         return FailureKind.CRASH, _clean(device)
     if phase == "launch":
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke{reason}"
-    return FailureKind.NO_RESULT, f"ended with status {exit_status} in phase {phase} without a result{reason}"
+    return without_result
 
 
-def _ended_by_cluster(lines: Sequence[str]) -> tuple[FailureKind, str] | None:
+def _ended_by_cluster(lines: Output) -> tuple[FailureKind, str] | None:
     """Returns what a scheduler says of a job that it ended; None without, or after an exception of the program."""
     for at, line in enumerate(lines):
         for kind, name in ((FailureKind.NODE_LOST, "node_lost"), (FailureKind.LAUNCH, "cluster")):
@@ -176,7 +180,7 @@ def _ended_by_cluster(lines: Sequence[str]) -> tuple[FailureKind, str] | None:
     return None
 
 
-def outside_in(lines: Sequence[str]) -> FailureKind | None:
+def outside_in(lines: Output) -> FailureKind | None:
     """Returns the kind of a hang whose last logged reason is the end of another process or job; None if it has none."""
     if (ended := _ended_by_cluster(lines)) is not None:
         return ended[0]
@@ -184,7 +188,7 @@ def outside_in(lines: Sequence[str]) -> FailureKind | None:
 
 
 def _judge_lines(
-    kinds: Sequence[tuple[FailureKind, str]], lines: Sequence[str], is_exception: bool, is_signal: bool
+    kinds: Sequence[tuple[FailureKind, str]], lines: Output, is_exception: bool, is_signal: bool
 ) -> tuple[FailureKind, str] | None:
     """Classifies by the first known kind: only an error's line decides and, after a signal, of a launch a fatal one."""
     for kind, name in kinds:
@@ -207,10 +211,10 @@ def _judge_exception(phase: str, error_type: str, message: str) -> tuple[Failure
     return kind, f"{error_type}: {message.splitlines()[0] if message else 'no message'}"
 
 
-def reason_in(lines: Sequence[str]) -> str:
+def reason_in(lines: Output) -> str:
     """Returns a colon and the first fatal line, else the last error that was logged; empty without one."""
-    reasons = [*filter(_LINES["fatal"].search, lines), *reversed([*filter(_LINES["logged"].search, lines)])]
-    return "".join(f": {_clean(line)}" for line in reasons[:1])
+    reasons = [*_of_kind("fatal", lines), *reversed(_of_kind("logged", lines))]
+    return f": {_clean(reasons[0])}" if reasons else ""
 
 
 def _clean(line: str) -> str:

@@ -6,14 +6,13 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
+from autotune.child.channel import Message
 from autotune.child.read_output import FOLLOW_UP
-from autotune.machine.environment import child_environment, driver_python, variables_of, with_packages
+from autotune.machine.environment import Environment, child_environment, driver_python, variables_of, with_packages
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
@@ -31,7 +30,7 @@ from autotune.workers.failures import (
     outside_in,
     reason_in,
 )
-from autotune.workers.settings_check import IN_FORCE, SettingsCheck, check_environment, check_options
+from autotune.workers.settings_check import IN_FORCE, check_options, check_processes
 from autotune.workers.spare import Spare
 
 STOP_PATIENCE_S = 5.0
@@ -42,7 +41,7 @@ LAST_WORDS_S = 0.5
 class LocalLauncher(Launcher):
     """Starts workers here in the caller's environment `base`, less its settings."""
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)
         self._alive: list[LocalWorker] = []
         self._spare = Spare()
@@ -70,9 +69,9 @@ class LocalLauncher(Launcher):
         """Makes a worker of started ranks."""
         return LocalWorker(processes, self._spec, settings)
 
-    def _begin(self, worker: LocalWorker, jobs: list[dict[str, Any]], progress: Progress) -> LocalWorker:
+    def _begin(self, worker: LocalWorker, jobs: list[Message], progress: Progress) -> LocalWorker:
         """Waits until a worker is ready; ends it on failure."""
-        self._alive = [w for w in self._alive if not w.closed] + [worker]
+        self._alive = [*(w for w in self._alive if not w.closed), worker]
         worker.limits = self.limits
         try:
             worker.wait_ready(jobs, progress)
@@ -112,7 +111,7 @@ class LocalLauncher(Launcher):
         spare = self._spare.take(env, log)
         return spare or GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
-    def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
+    def _jobs(self, settings: FlagSet) -> list[Message]:
         under = self._spec.under(settings)
         device = under.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
@@ -134,7 +133,7 @@ class LocalLauncher(Launcher):
             for rank in range(device.rank_count)
         ]
 
-    def _job(self, settings: FlagSet, **fields: Any) -> dict[str, Any]:
+    def _job(self, settings: FlagSet, **fields: Any) -> Message:
         """Makes the first message to a process from common fields and those of its kind."""
         return {
             "type": "job",
@@ -150,28 +149,33 @@ class LocalLauncher(Launcher):
 class LocalWorker(Worker):
     """All processes of one trial."""
 
+    limits: TimeLimits
+    """Those of its launcher, when it was started."""
+
     def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
-        self.limits: TimeLimits = limits_after(spec.measure)
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
+        self._progress: Progress | None = None
+        self._errors: dict[int, dict[str, str]] = {}
         self.closed = False
         self._trained = first_step(spec)
 
-    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+    def wait_ready(self, jobs: list[Message], progress: Progress) -> None:
         """Sends every rank its job and waits until all are compiled and warm."""
+        self._progress = progress
         for process, job in zip(self._processes, jobs, strict=True):
             process.send(job)
-        ready = self._gather("ready", self.limits.start_s, progress)
+        ready = self._gather("ready", self.limits.start_s)
         try:
             reports = [self._report(message) for message in ready]
-        except (ValidationError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise self._failed(FailureKind.NO_RESULT, f"the worker's report cannot be read: {error}") from error
         self.report = reports[0].model_copy(
             update={
-                "peak_bytes": max((r.peak_bytes or 0 for r in reports), default=0) or None,
+                "peak_bytes": max(r.peak_bytes or 0 for r in reports) or None,
                 "device_memory": tuple(m for r in reports for m in r.device_memory),
                 "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
@@ -181,26 +185,32 @@ class LocalWorker(Worker):
             self.limits = limits_after(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 
-    def _report(self, message: Mapping[str, Any]) -> WorkerReport:
+    def _report(self, message: Message) -> WorkerReport:
         """Parses the report of one rank and checks that the settings are in force in it."""
-        check = self._check(message)
-        report = WorkerReport.model_validate({**message["report"], "start_s": time.monotonic() - self._begun})
-        return report.model_copy(update={"warnings": (*report.warnings, *check.notes)})
+        changed = check_options(self._settings, message["jax_options"])
+        return self._made(message["report"], self._check([message], changed))
 
-    def _check(self, message: Mapping[str, Any]) -> SettingsCheck:
-        """Returns the check of the settings that a process tells; fails a worker in which one is not in force."""
-        check = check_environment(self._settings, message["values"])
-        self._refuse_lost((*check.lost, *check_options(self._settings, message["jax_options"])))
-        return check
+    def _made(self, fields: Message, notes: Sequence[str]) -> WorkerReport:
+        """Makes the report from its other fields."""
+        return WorkerReport.model_validate({**fields, "start_s": time.monotonic() - self._begun, "warnings": notes})
 
-    def _refuse_lost(self, lost: Sequence[str]) -> None:
-        """Fails a worker whose settings are not in force."""
-        if lost:
+    def _check(self, processes: Sequence[Message], lost: Sequence[str]) -> Sequence[str]:
+        """Checks the settings in the environments of processes; returns remarks.
+
+        Args:
+            lost: A sentence for each setting of which it is known already that it is not in force.
+
+        Raises:
+            WorkerFailed: If one is not in force.
+        """
+        check = check_processes(self._settings, processes)
+        if lost := (*check.lost, *lost):
             self._phase = "check"
             raise self._failed(
                 FailureKind.NOT_APPLIED,
                 f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}",
             )
+        return check.notes
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
@@ -208,7 +218,7 @@ class LocalWorker(Worker):
         wishes = {"fresh": self.fresh_batches, "memory": self.watches_memory, "may_end": self.may_end}
         for process in self._processes:
             process.send({"type": "block", "steps": steps, **wishes})
-        blocks = self._gather("block", self.limits.of_block(steps), None)
+        blocks = self._gather("block", self.limits.of_block(steps))
         self.has_ended = any(block.get("has_ended", False) for block in blocks)
         if why := blocks[0].get("no_pause"):
             raise CannotPause(str(why))
@@ -218,9 +228,9 @@ class LocalWorker(Worker):
         self._take_loss(blocks[0])
         self.last_memory = _memory_of(blocks)
         slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
-        return tuple(float(t) for t in slowest["step_times_s"])
+        return tuple(slowest["step_times_s"])
 
-    def _take_loss(self, block: Mapping[str, Any]) -> None:
+    def _take_loss(self, block: Message) -> None:
         """Keeps the loss and gradient norm of a block, which must be finite."""
         loss = float(block["loss"])
         norm = block.get("grad_norm")
@@ -231,7 +241,7 @@ class LocalWorker(Worker):
                 raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
         if self.report.losses:  # a worker without a loss sends 0
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
-            self.passed_losses = [(int(number), float(value)) for number, value in block.get("losses", ())]
+            self.passed_losses = block.get("losses", ())
 
     def close(self) -> None:
         """Asks all processes to stop, then ends them; see `base.Worker`."""
@@ -248,51 +258,59 @@ class LocalWorker(Worker):
         for process in self._processes:
             process.close(KILL_PATIENCE_S)
 
-    def _gather(self, kind: str, limit_s: float, progress: Progress | None) -> list[dict[str, Any]]:
+    def _gather(self, kind: str, limit_s: float) -> list[Message]:
         """Waits for one message of a kind from every rank; fails if a rank ends or the limit passes."""
-        got, errors = dict[int, dict[str, Any]](), dict[int, dict[str, Any]]()
+        messages: dict[int, Message] = {}
+        ranks = range(len(self._processes))
         watch = Stopwatch()  # does not count the time for which the job was suspended
-        while len(got) < len(self._processes):
+        while len(messages) < len(ranks):
             remaining = limit_s - watch.session_s
             if remaining <= 0:
-                missing = [i for i in range(len(self._processes)) if i not in got]
-                where = f" (ranks {missing})" if len(self._processes) > 1 else ""
+                missing = [rank for rank in ranks if rank not in messages]
+                where = f" (ranks {missing})" if len(ranks) > 1 else ""
                 raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
             check_stop()
-            for rank, message in listen(self._processes, min(remaining, LOOK_EVERY_S)):
-                if message["type"] == "phase":
-                    self._phase = str(message["phase"])
-                    if progress is not None and rank == 0:
-                        progress(self._phase)
-                elif message["type"] == kind:
-                    got[rank] = message
-                elif message["type"] == "error":
-                    errors[rank] = message
+            for rank, message in self._listen(min(remaining, LOOK_EVERY_S)):
+                if message["type"] == kind:
+                    messages[rank] = message
             if any(process.end is not None for process in self._processes):
-                raise self._ended(errors)
-        return [got[i] for i in range(len(self._processes))]
+                raise self._ended()
+        return [messages[rank] for rank in ranks]
 
-    def _wait_for_ends(self, limit_s: float) -> dict[int, dict[str, Any]]:
-        """Waits up to `limit_s` for all processes to end; returns the errors reported meanwhile, by rank."""
-        errors: dict[int, dict[str, Any]] = {}
+    def _listen(self, wait_s: float) -> list[tuple[int, Message]]:
+        """Waits up to `wait_s` seconds for messages; returns them with their ranks, and keeps phases and errors."""
+        messages = listen(self._processes, wait_s)
+        for rank, message in messages:
+            if message["type"] == "error":
+                self._errors[rank] = {name: str(message[name]) for name in ("phase", "error_type", "message")}
+            elif message["type"] == "phase":
+                self._phase = str(message["phase"])
+                if self._progress is not None and rank == 0:
+                    self._progress(self._phase)
+        return messages
+
+    def _wait_for_ends(self, limit_s: float) -> None:
+        """Waits up to `limit_s` for all processes to end."""
         deadline = time.monotonic() + limit_s
         while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
-            errors.update((rank, m) for rank, m in listen(self._processes, remaining) if m["type"] == "error")
-        return errors
+            self._listen(remaining)
 
-    def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
+    def _ended(self) -> WorkerFailed:
         """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause."""
-        errors = {**errors, **self._wait_for_ends(LAST_WORDS_S)}
+        self._wait_for_ends(LAST_WORDS_S)
+        errors = self._errors
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
-        causes = [r for r, error in errors.items() if r in ends and not FOLLOW_UP.search(str(error["message"]))]
+        causes = [r for r, error in errors.items() if r in ends and not FOLLOW_UP.search(error["message"])]
         rank = next(iter([*silent, *causes, *ends]))
-        end, error, log = ends[rank], errors.get(rank), self._processes[rank].log
+        end = ends[rank]
+        error = errors.get(rank, {})
+        log = self._processes[rank].log
         failure = classify_failure(
             exit_status=end["exit_status"],
-            phase=str(error["phase"]) if error else self._phase,
-            error_type=str(error["error_type"]) if error else None,
-            message=str(error["message"]) if error else None,
+            phase=error.get("phase", self._phase),
+            error_type=error.get("error_type"),
+            message=error.get("message"),
             last_lines=last_lines(log) or tuple(end["last_lines"]),
             log=str(log),
             platform=self._spec.device.platform,
@@ -306,9 +324,11 @@ class LocalWorker(Worker):
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
         log = str(self._processes[0].log)
-        said = message + (reason_in(lines) if kind is FailureKind.HANG else "")
-        outside = outside_in(lines) if kind is FailureKind.HANG else None
-        failure = Failure(kind=outside or kind, message=said, phase=phase, log=log, last_lines=lines)
+        outside = None
+        if kind is FailureKind.HANG:
+            outside = outside_in(lines)
+            message += reason_in(lines)
+        failure = Failure(kind=outside or kind, message=message, phase=phase, log=log, last_lines=lines)
         return WorkerFailed(failure, infrastructure=outside is not None)
 
 
@@ -317,15 +337,15 @@ def first_step(spec: StudySpec) -> int:
     return WARMUP_STEPS + (CHECK_STEPS if spec.workload.can_wait else 0)
 
 
-def _memory_of(blocks: Sequence[Mapping[str, Any]]) -> MemoryUse | None:
+def _memory_of(blocks: Sequence[Message]) -> MemoryUse | None:
     """Sums the memory of all ranks at the end of a block; None if a rank does not report it."""
-    ranks: list[Any] = [block.get("memory") for block in blocks]
-    if not all(isinstance(rank, dict) for rank in ranks):
+    ranks = [block["memory"] for block in blocks if block.get("memory")]
+    if len(ranks) < len(blocks):
         return None
     sums: dict[str, int] = {}
     for name in MemoryUse.model_fields:
-        values = [rank.get(name) for rank in ranks]
-        if all(isinstance(value, int) for value in values):
+        values = [rank[name] for rank in ranks]
+        if None not in values:
             sums[name] = sum(values)
     return MemoryUse(**sums)
 

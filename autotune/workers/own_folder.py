@@ -9,13 +9,13 @@ import contextlib
 import os
 import secrets
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from autotune.child.own_folder import COPY, OVERLAY, WRITTEN
-from autotune.machine.environment import driver_python
+from autotune.machine.environment import Environment, driver_python
 from autotune.machine.files import FOLDERS, Scratch
 from autotune.workers.base import reader_command
 
@@ -45,29 +45,28 @@ class OwnFolder:
     def __init__(self, folder: str, wanted: Literal["own", "shared"]) -> None:
         self._folder = os.path.realpath(folder)
         self.kind, self.warning = kind_for(self._folder) if wanted == "own" else (SHARED, "")
-        self._scratch = None if self.kind == SHARED else Scratch(FOLDERS)
-        if self._scratch is not None:
-            (self._scratch.path / TEMPORARY).mkdir()
+        self._scratch = Scratch(FOLDERS)
+        (self._scratch.path / TEMPORARY).mkdir()
 
     @property
     def cwd(self) -> str:
         """Absolute path in which the process runs."""
-        return str(self._scratch.path / COPY) if self._scratch is not None and self.kind == COPY else self._folder
+        return str(self._scratch.path / COPY) if self.kind == COPY else self._folder
 
     @property
     def place(self) -> Path:
         """Folder in which the files lie that the process writes to its own."""
-        return Path(self.cwd) if self._scratch is None or self.kind == COPY else self._scratch.path / f"{WRITTEN}-0"
+        return self._scratch.path / f"{WRITTEN}-0" if self.kind == OVERLAY else Path(self.cwd)
 
-    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+    def added_to(self, environment: Environment) -> dict[str, str]:
         """Returns an environment in which temporary files go into a folder of the process's own, too."""
-        if self._scratch is None:
+        if self.kind == SHARED:
             return dict(environment)
         return {**environment, **dict.fromkeys(TEMPORARY_VARIABLES, str(self._scratch.path / TEMPORARY))}
 
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
         """Returns the command that makes the folder and becomes `command`; the content of `kept` paths is kept."""
-        if self._scratch is None:
+        if self.kind == SHARED:
             return list(command)
         paths = [self._folder, str(self._scratch.path), *map(os.path.realpath, kept)]
         return [*reader_command("own_folder"), self.kind, *map(str, paths), "--", *command]
@@ -89,8 +88,7 @@ class OwnFolder:
 
     def close(self) -> None:
         """Throws away what was written; safe to call twice."""
-        if self._scratch is not None:
-            self._scratch.close()
+        self._scratch.close()
 
 
 @cache
@@ -130,10 +128,10 @@ def overlay_problem(folder: str) -> str:
 
 def _is_too_large(folder: str) -> bool:
     """Whether a folder is too large to be copied for each process."""
-    total = count = 0
-    for here, _, names in os.walk(folder):
-        for name in names:
-            total, count = total + os.lstat(Path(here, name)).st_size, count + 1
-            if total > COPY_BYTES or count > COPY_FILES:
-                return True
+    total = 0
+    files = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    for count, file in enumerate(files, start=1):
+        total += file.lstat().st_size
+        if total > COPY_BYTES or count > COPY_FILES:
+            return True
     return False

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.child.guard import CHANNEL_VARIABLE
+from autotune.machine.environment import Environment
 from autotune.workers.base import LOG_BYTES, GuardedProcess
+from autotune.workers.failures import read_log
 
 POLL_S = 0.05
 LEAST_LINES = 10
@@ -25,7 +27,7 @@ def without_channel(command: Sequence[str]) -> list[str]:
     return ["env", "-u", CHANNEL_VARIABLE, *command]
 
 
-def pace_outside(command: list[str], env: Mapping[str, str], log: Path, *, cwd: str, limit_s: float) -> float | None:
+def pace_outside(command: list[str], env: Environment, log: Path, *, cwd: str, limit_s: float) -> float | None:
     """Runs a command for `limit_s` seconds, or to its own end; returns the seconds between its lines, see `pace_of`.
 
     Args:
@@ -46,11 +48,8 @@ def pace_outside(command: list[str], env: Mapping[str, str], log: Path, *, cwd: 
 
 def _lines_in(log: Path) -> int:
     """Returns the number of lines of a log; 0 before there is one, or if it is so large that it may have been cut."""
-    try:
-        data = log.read_bytes()
-    except OSError:
-        return 0
-    return data.count(b"\n") if len(data) < LOG_BYTES // 2 else 0
+    text = read_log(log)
+    return text.count("\n") if len(text) < LOG_BYTES // 2 else 0
 
 
 def pace_of(seen: Sequence[tuple[float, int]]) -> float | None:

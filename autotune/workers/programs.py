@@ -12,11 +12,14 @@ import contextlib
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, strip_hlo
+from autotune.machine.environment import Environment
 from autotune.machine.files import COMPILES, Scratch, replace_file
 from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
@@ -65,23 +68,25 @@ class ProgramWatch:
         OSError: If the folder cannot be made.
     """
 
-    def __init__(self, environment: Mapping[str, str], platform: str = "cpu") -> None:
+    def __init__(self, environment: Environment, platform: str = "cpu") -> None:
         self._scratch = Scratch(COMPILES)
         self._read: dict[str, tuple[int, int]] | None = None
         self._record: Path | None = None
         if environment.get(CACHE_SWITCH) == "true":
             self._record = Path(environment[CACHE_FOLDER], f"{KEPT}programs")
-        flags, own = environment.get("XLA_FLAGS", ""), dump_flag(self._scratch.path)
+        flags = environment.get("XLA_FLAGS", "")
+        dump = dump_flag(self._scratch.path)
         self._given = FlagSet.parse(flags)
+        self.environment = dict(environment)
         self.problem = ""
         if platform != "cpu":
             self.problem = "on GPUs a dump does not show all that runs"
         elif "xla_dump" in flags:
             self.problem = "the study's own settings have XLA dump elsewhere"
-        elif not own:
+        elif not dump:
             self.problem = f"XLA_FLAGS cannot name the folder {str(self._scratch.path)!r}"
-        more = {} if self.problem else {"XLA_FLAGS": f"{flags} {own}".strip()}
-        self.environment = {**environment, **more}
+        else:
+            self.environment["XLA_FLAGS"] = f"{flags} {dump}".strip()
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
         """Returns a clause for each XLA flag that is not in force according to the dumped options."""
@@ -95,7 +100,7 @@ class ProgramWatch:
             )
         return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
 
-    def read_programs(self, process_count: int) -> dict[str, Any]:
+    def read_programs(self, process_count: int) -> Message:
         """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
 
         They are ``fingerprint``, ``peak_bytes`` of the largest module and ``compile_s``.
@@ -109,7 +114,7 @@ class ProgramWatch:
             self._keep({"problem": str(error)})
             raise
 
-    def _programs(self, process_count: int) -> dict[str, Any]:
+    def _programs(self, process_count: int) -> Message:
         earlier = self._earlier()
         if problem := self.problem or earlier.get("problem"):
             raise NotKnown(problem)
@@ -125,7 +130,13 @@ class ProgramWatch:
             raise NotKnown("its processes compile different programs")
         self._read = before
         self._keep({"modules": modules})
-        return {**self._figures_of(modules), "compile_s": took_s}
+        # Equal modules count once, for JAX loads the second.
+        whole = hashlib.sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
+        return {
+            "fingerprint": "c" + whole.hexdigest()[:15],
+            "peak_bytes": max(modules.values()),
+            "compile_s": took_s,
+        }
 
     def has_compiled_more(self) -> bool:
         """Whether something was compiled since `read_programs`."""
@@ -134,7 +145,7 @@ class ProgramWatch:
             self._keep({"problem": "it compiles more after its warm-up"})
         return has_more
 
-    def _earlier(self) -> dict[str, Any]:
+    def _earlier(self) -> Message:
         """Returns what an earlier process of the set kept; empty if there was none."""
         if self._record is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -153,8 +164,12 @@ class ProgramWatch:
 
     def _listing(self) -> dict[str, tuple[int, int]]:
         """Returns size and modification time (ns) of the files in the dump."""
-        files = {p.name: p.stat() for p in self._scratch.path.iterdir() if p.is_file() and not p.is_symlink()}
-        return {name: (status.st_size, status.st_mtime_ns) for name, status in files.items()}
+        listing = {}
+        for path in self._scratch.path.iterdir():
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                listing[path.name] = (status.st_size, status.st_mtime_ns)
+        return listing
 
     def _modules_of(self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool) -> tuple[dict[str, int], float]:
         """Returns the largest memory of each compiled module by its digest, and the seconds of all."""
@@ -176,11 +191,6 @@ class ProgramWatch:
             written = [listing[n][1] for n in files]
             took_s += (max(written) - min(written)) / 1e9
         return modules, took_s
-
-    def _figures_of(self, modules: Mapping[str, int]) -> dict[str, Any]:
-        """Returns the fields that follow from the modules; equal ones count once, for JAX loads the second."""
-        whole = hashlib.sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
-        return {"fingerprint": "c" + whole.hexdigest()[:15], "peak_bytes": max(modules.values())}
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:

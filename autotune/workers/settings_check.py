@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.fingerprint import KERNELS_FLAG
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table, plain_content
@@ -37,21 +37,22 @@ class SettingsCheck:
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
     """Compares settings with the present environment of a running program; None for a variable that is not set."""
-    lost: list[str] = []
-    flags = values.get("XLA_FLAGS") or ""
+    present = {name: value for name, value in values.items() if value is not None}
     try:
-        in_force = FlagSet.parse(flags)
+        in_force = FlagSet.from_environment(present, settings)
     except SettingError as error:
+        flags = present.get("XLA_FLAGS")
         return SettingsCheck((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
+    lost = []
     for name, wanted in settings.items():
-        kind = kind_of(name)
-        if kind == "option":  # the program was called with it
-            continue
-        got = in_force.get(name) if kind == "xla" else values.get(name.upper() if kind == "jax" else name)
-        if got != wanted:
+        got = in_force.get(name)
+        if got != wanted and kind_of(name) != "option":  # a program is called with an option
             lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
-    own = {n: values[n] for n in IN_FORCE["memory_variables"] if values.get(n) is not None and n not in settings}
-    notes = [f"the program sets {n}={value} itself: its memory is its own affair" for n, value in own.items()]
+    notes = [
+        f"the program sets {name}={present[name]} itself: its memory is its own affair"
+        for name in IN_FORCE["memory_variables"]
+        if name in present and name not in settings
+    ]
     if more := sorted(set(in_force) - {*settings, DUMP_FLAG, KERNELS_FLAG}):
         notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
     return SettingsCheck(tuple(lost), tuple(notes))
@@ -66,15 +67,15 @@ def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, .
     )
 
 
-def check_processes(settings: FlagSet, processes: Iterable[Mapping[str, Any]]) -> SettingsCheck:
+def check_processes(settings: FlagSet, processes: Sequence[Message]) -> SettingsCheck:
     """Compares settings with the environments of all processes of `autotune.child.processes.xla_processes`."""
-    found = list(processes)
-    seen = [check_environment(settings, p["values"]) for p in found if "values" in p]
-    notes = dict.fromkeys(note for s in seen for note in s.notes)
-    if settings and not seen:
-        why: Sequence[str] = [str(p["unreadable"]) for p in found] or ["none of its processes has loaded XLA"]
-        notes[f"it could not be seen whether the settings arrive in the program: {why[0]}"] = None
-    return SettingsCheck(tuple(dict.fromkeys(line for s in seen for line in s.lost)), tuple(notes))
+    checks = [check_environment(settings, process["values"]) for process in processes if "values" in process]
+    lost = dict.fromkeys(line for check in checks for line in check.lost)
+    notes = dict.fromkeys(note for check in checks for note in check.notes)
+    if settings and not checks:
+        why = next((process["unreadable"] for process in processes), "none of its processes has loaded XLA")
+        notes[f"it could not be seen whether the settings arrive in the program: {why}"] = None
+    return SettingsCheck(tuple(lost), tuple(notes))
 
 
 def scripts_of(command: Sequence[str], folder: Path) -> dict[str, str]:
@@ -102,9 +103,12 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
 
     Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
     """
-    given = [(n, v) for n, v in settings.of_kind("xla").items() if n not in IN_FORCE["set_by_jax"]]
-    listed = ((n, v, options.get(n, ())) for n, v in given)
-    return tuple(f"{n}={v} became {got[0]}" for n, v, got in listed if len(got) == 1 and _equal(v, got[0]) is False)
+    clauses = []
+    for name, value in settings.of_kind("xla").items():
+        listed = options.get(name, ())
+        if name not in IN_FORCE["set_by_jax"] and len(listed) == 1 and _equal(value, listed[0]) is False:
+            clauses.append(f"{name}={value} became {listed[0]}")
+    return tuple(clauses)
 
 
 def _equal(wanted: str, got: str) -> bool | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from autotune.child.channel import Message
+from autotune.machine.environment import Environment
 from autotune.machine.slurm import (
     lost_slurm_nodes,
     slurm_address,
@@ -47,7 +48,7 @@ FOR_SURE_OF_SETTINGS = (
 class SrunLauncher(LocalLauncher):
     """Starts the ranks of an `entry` on the nodes of the driver's SLURM job; LaunchError without one or enough."""
 
-    def __init__(self, spec: StudySpec, *, study_dir: str, base: Mapping[str, str]) -> None:
+    def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)
         wanted = spec.device.node_count
         given = base.get(NODES_VARIABLE) or base.get("SLURM_JOB_NODELIST")
@@ -82,7 +83,7 @@ class SrunLauncher(LocalLauncher):
         srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
         return GuardedProcess(self.wrap(worker_command(), settings), client, log, through=srun, remote_env=env)
 
-    def _jobs(self, settings: FlagSet) -> list[dict[str, Any]]:
+    def _jobs(self, settings: FlagSet) -> list[Message]:
         jobs = super()._jobs(settings)
         ranks_per_node = len(jobs) // len(self._nodes)
         for rank, job in enumerate(jobs):
@@ -96,16 +97,16 @@ class SrunWorker(LocalWorker):
 
     def __init__(
         self, steps: list[GuardedProcess], spec: StudySpec, settings: FlagSet, *, nodes: Sequence[str],
-        base: Mapping[str, str],
+        base: Environment,
     ) -> None:  # fmt: skip
         super().__init__(steps, spec, settings)
         self._nodes = nodes
         self._base = base
 
-    def wait_ready(self, jobs: list[dict[str, Any]], progress: Progress) -> None:
+    def wait_ready(self, jobs: list[Message], progress: Progress) -> None:
         """Waits for the guards, sends the coordinator's address, and waits until all ranks are compiled and warm."""
         progress("launch")
-        hello = self._gather("hello", STEP_LIMIT_S, None)
+        hello = self._gather("hello", STEP_LIMIT_S)
         try:
             host = slurm_address(hello[0]["node"], self._base)
         except LaunchError as error:
@@ -115,9 +116,9 @@ class SrunWorker(LocalWorker):
         self._phase = "start"
         super().wait_ready(jobs, progress)
 
-    def _ended(self, errors: dict[int, dict[str, Any]]) -> WorkerFailed:
+    def _ended(self) -> WorkerFailed:
         """Classifies the end of a worker: a step may have been cancelled, or its node lost."""
-        failed = super()._ended(errors)
+        failed = super()._ended()
         ends = [(rank, step.end) for rank, step in enumerate(self._processes)]
         vanished = [rank for rank, end in ends if end is not None and end.get("stopped", True)]
         said = [line for step in self._processes for line in self._last_words(step, failed.failure)]
