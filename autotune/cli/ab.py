@@ -15,7 +15,7 @@ from autotune.cli.run import run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
-    from autotune.programs.look import ProbeRequest
+    from autotune.programs.probe import ProbeRequest
     from autotune.study.variants import Variant
 
 Variables = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")]

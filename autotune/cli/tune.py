@@ -21,7 +21,8 @@ from autotune.cli.run import larger_budget, run_and_print
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
     from autotune.programs.draft import Plan
-    from autotune.programs.look import ProbeRequest, ProbeResult
+    from autotune.programs.look import ProbeResult
+    from autotune.programs.probe import ProbeRequest
     from autotune.rundir.store import Store
 
 SEVERAL = 1.5
@@ -108,7 +109,8 @@ def tune(
 def ask_for(command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str) -> ProbeRequest:
     """Makes the request to probe a program from options."""
     from autotune.model.errors import StudyFileError
-    from autotune.programs.look import ProbeRequest, default_platform
+    from autotune.programs.look import default_platform
+    from autotune.programs.probe import ProbeRequest
 
     if not command:
         raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")

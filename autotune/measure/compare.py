@@ -669,8 +669,8 @@ class Isolated(Comparer):
             return max(spec.measure.run_steps, self._beside * self.context.steps_for(worker))
         if self._beside is None:
             return self.context.sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
-        return self.context.sizes.steps_beside_pairs(
-            step_s, start_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
+        return self.context.sizes.isolated_steps(
+            step_s, beside_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
         )
 
     def _aa_run(self, folder: Path) -> AaRun:

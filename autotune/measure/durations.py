@@ -78,7 +78,7 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     costs = _costs(spec, result)
     starts = spec.block_sizes.starts
     pairs = proof_size(noise, starts=starts)
-    run_s = costs.run_beside_pairs_s(pairs=pairs, least_steps=measure.run_steps)
+    run_s = costs.isolated_run_s(pairs=pairs, least_steps=measure.run_steps, beside_s=costs.start_s)
     if not spec.workload.can_wait:
         run_s = costs.start_s + pairs * costs.pair_s / 2.0
     return replace(

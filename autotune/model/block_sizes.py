@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from autotune.stats.aa_noise import STARTS, AaNoise
 
@@ -31,13 +31,17 @@ CHECK_STEPS = 5
 """First steps whose loss and gradient norm are compared with the reference's."""
 
 
+Split = tuple[tuple[float, ...], tuple[float, ...]]
+"""Seconds of settling steps, and of those that count."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
     """Lengths of blocks and of isolated runs."""
 
     block_s: float
     """Shortest counted part of a block, seconds."""
-    block_steps: int
+    block_steps: int = BLOCK_STEPS
     """Fewest counted steps of a block."""
     settle_s: float = 0.0
     """Steps of a block that begin within its first so many seconds are not counted."""
@@ -71,40 +75,37 @@ class BlockSizes:
         """All steps of a block, settling ones first."""
         return min(LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s))
 
-    def isolated_steps(self, step_s: float, *, blocks: int, least: int) -> int:
-        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at least."""
+    def isolated_steps(self, step_s: float, *, blocks: int, least: int, beside_s: float = 0.0) -> int:
+        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at least.
+
+        Args:
+            beside_s: Seconds that a process takes to start, of a run that is compared with interleaved pairs. What a
+                CPU's neighbours do comes and goes within seconds and nothing cancels it here, so that there such a run
+                lasts as long.
+        """
+        if beside_s and not self.steady_s:
+            least = max(least, _steps_in(beside_s, step_s))
         counted = max(least, blocks * self.counted_steps(step_s))
         if not self.steady_s:
             return counted
         return _steps_in(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
 
-    def steps_beside_pairs(self, step_s: float, *, start_s: float, blocks: int, least: int) -> int:
-        """Steps of an isolated run that is compared with interleaved pairs; arguments as of `isolated_steps`.
-
-        What a CPU's neighbours do comes and goes within seconds and nothing cancels it here, so that there such a run
-        lasts as long as a process takes to start.
-        """
-        if start_s and not self.steady_s:
-            least = max(least, _steps_in(start_s, step_s))
-        return self.isolated_steps(step_s, blocks=blocks, least=least)
-
-    def split(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def split(self, times_s: Sequence[float]) -> Split:
         """Divides a block into settling and counted steps; see `settle`."""
         return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
 
-    def split_isolated(self, times_s: Sequence[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def split_isolated(self, times_s: Sequence[float]) -> Split:
         """Divides an isolated run likewise."""
         return settle(times_s, self.steady_s, most=0.5)
 
 
-GPU_SIZES: dict[str, Any] = {"block_s": 2.0, "settle_s": 3.0, "steady_s": 10.0, "in_order": True}
-CPU_SIZES: dict[str, Any] = {"block_s": 0.05, "settle_s": 0.0, "steady_s": 0.0, "in_order": False}
+GPU_SIZES = BlockSizes(block_s=2.0, settle_s=3.0, steady_s=10.0, in_order=True)
+CPU_SIZES = BlockSizes(block_s=0.05)
 """What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay; where
 they take 2 s, isolated runs (five times that long) have the last word."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCosts:
+class BlockCosts(NamedTuple):
     """Seconds that parts of a study take, by which plans and budgets are made."""
 
     sizes: BlockSizes
@@ -128,17 +129,17 @@ class BlockCosts:
         """One fresh pair of processes of a proof."""
         return self.sizes.starts * self.start_s + pairs * self.pair_s
 
-    def isolated_run_s(self, *, pairs: int, least_steps: int) -> float:
-        """One isolated run of one arm, its start included; as long as so many pairs of blocks."""
-        return self.start_s + self.step_s * self.sizes.isolated_steps(self.step_s, blocks=pairs, least=least_steps)
+    def isolated_run_s(self, *, pairs: int, least_steps: int, beside_s: float = 0.0) -> float:
+        """One isolated run of one arm, its start included; as long as so many pairs of blocks.
 
-    def run_beside_pairs_s(self, *, pairs: int, least_steps: int) -> float:
-        """One isolated run that is compared with interleaved pairs; arguments as of `isolated_run_s`."""
-        steps = self.sizes.steps_beside_pairs(self.step_s, start_s=self.start_s, blocks=pairs, least=least_steps)
+        Args:
+            beside_s: As of `BlockSizes.isolated_steps`.
+        """
+        steps = self.sizes.isolated_steps(self.step_s, blocks=pairs, least=least_steps, beside_s=beside_s)
         return self.start_s + self.step_s * steps
 
 
-def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:
     """Divides steps into those that begin within the first seconds, at most a share `most` of all, and the others."""
     begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
     first = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9)) if settle_s > 0.0 else 0

@@ -21,7 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table
@@ -56,32 +56,28 @@ def kind_of(name: str) -> str:
         return "xla"
     if _JAX_NAME.fullmatch(name):
         return "jax"
-    if name.startswith(OPTION):
-        if not _OPTION_NAME.fullmatch(name):
-            got = name.removeprefix(OPTION)
-            raise SettingError(f"an option must be named like a keyword argument, such as batch, but got {got!r:.100}")
-        _refuse_secret(name)
-        return "option"
-    if not _ENV_NAME.fullmatch(name):
+    bare = name.removeprefix(OPTION)
+    is_option = bare != name
+    if is_option and not _OPTION_NAME.fullmatch(name):
+        raise SettingError(f"an option must be named like a keyword argument, such as batch, but got {bare!r:.100}")
+    if not is_option and not _ENV_NAME.fullmatch(name):
         raise SettingError(
             f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r:.200}; "
             "write it without dashes and without a value"
         )
-    _refuse_secret(name)
+    if is_secret_name(bare):
+        raise SettingError(
+            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
+            "in the environment of your call instead: programs inherit it, and it is never recorded"
+        )
+    if is_option:
+        return "option"
     if not is_variable(name):
         raise SettingError(
             f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
         )
     return "env"
-
-
-def _refuse_secret(name: str) -> None:
-    if is_secret_name(name.removeprefix(OPTION)):
-        raise SettingError(
-            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
-            "in the environment of your call instead: programs inherit it, and it is never recorded"
-        )
 
 
 def is_variable(name: str) -> bool:
@@ -146,8 +142,7 @@ _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: 
 Value = str | bool | int | float
 
 
-@dataclass(frozen=True, slots=True)
-class FlagToken:
+class FlagToken(NamedTuple):
     """One token of an XLA_FLAGS text: `name` without dashes, `value` None if there was no ``=``."""
 
     name: str
@@ -196,7 +191,7 @@ class FlagSet(Mapping[str, str]):
 
     def __init__(self, settings: Mapping[str, Value] | Iterable[tuple[str, Value]] = ()) -> None:
         pairs = settings.items() if isinstance(settings, Mapping) else settings
-        items: dict[str, str] = {}
+        items = {}
         for name, value in pairs:
             kind_of(name)
             text = render_value(value)
@@ -215,7 +210,7 @@ class FlagSet(Mapping[str, str]):
                     + (" (it starts with a dash that is not ASCII)" if token.text[:1] in _DASHES else "")
                 )
             value = "true" if token.value is None else token.value
-            items[token.name] = combine(token.name, items[token.name], value) if token.name in items else value
+            items[token.name] = combine(token.name, items.get(token.name), value)
         return cls(items)
 
     def __getitem__(self, name: str) -> str:
@@ -294,33 +289,36 @@ def _unquoted(name: str, value: str) -> str:
         return value
 
 
-def combine(name: str, earlier: str, later: str) -> str:
-    """The one value that acts as two of the same flag, one after the other."""
+def combine(name: str, earlier: str | None, later: str) -> str:
+    """Returns the one value that acts as two of the same flag, one after the other; `earlier` is None without one."""
+    if earlier is None:
+        return later
     if name in _TOLD["lists"]:
-        return ",".join(v for v in (earlier, later) if v)
+        return ",".join(filter(None, (earlier, later)))
     if name in _TOLD["maps"]:
-        entries = [e.partition("=") for e in f"{earlier},{later}".split(",") if e]
-        return ",".join(f"{key}={value}" for key, value in {k: v for k, _, v in entries}.items())
+        entries = dict(entry.partition("=")[::2] for entry in f"{earlier},{later}".split(",") if entry)
+        return ",".join(map("=".join, entries.items()))
     if name not in _TOLD["editable"] or not _is_edit(later):
         return later
     if _is_edit(earlier):
         return f"{earlier},{later}"
-    items = [e for e in earlier.split(",") if e]
+    items = [item for item in earlier.split(",") if item]
     for edit in later.split(","):
-        items = [e for e in items if e.lower() != edit[1:].lower()] + ([edit[1:]] if edit[0] == "+" else [])
+        item = edit[1:]
+        items = [other for other in items if other.lower() != item.lower()]
+        if edit.startswith("+"):
+            items.append(item)
     return ",".join(items)
 
 
 def _is_edit(value: str) -> bool:
-    return bool(value) and all(v[:1] in ("+", "-") for v in value.split(","))
+    return all(item.startswith(("+", "-")) for item in value.split(","))
 
 
 def quote_token(value: str) -> str:
     """Quotes a value so that XLA's tokenizer (and `split_tokens`) gives it back unchanged."""
-    if value and not any(c.isspace() or c in "'\"" for c in value):
+    if re.search(r"""[\s'"]""", value) is None:
         return value
-    if not value:
-        return ""
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -338,7 +336,8 @@ def parse_set(text: str) -> FlagSet:
     return found
 
 
-_FIELD = re.compile(r"(\w+): (.+)")
+_PROTO_ENTRY = re.compile(r"^(\w+)(?:: (.*\S)| \{\n((?:[ \t].*\n|\w+: .*\n)*)\}[ \t]*$)", re.MULTILINE)
+_PROTO_FIELD = re.compile(r"^[ \t]*(\w+): (.*\S)", re.MULTILINE)
 
 
 def parse_text_proto(text: str) -> dict[str, list[str]]:
@@ -346,26 +345,15 @@ def parse_text_proto(text: str) -> dict[str, list[str]]:
 
     An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
     """
-    found: dict[str, list[str]] = {}
-    blocks: list[str] = []
-    inner: list[tuple[str, str]] = []
-    for line in map(str.strip, text.splitlines()):
-        if line.endswith("{"):
-            blocks.append(line[:-1].strip())
-        elif line == "}" and blocks:
-            block = blocks.pop()
-            if not blocks:
-                is_map = {n for n, _ in inner} == {"key", "value"}
-                value = "=".join(v for _, v in sorted(inner)) if is_map else ";".join(map("=".join, inner))
-                found.setdefault(block, []).append(value)
-                inner = []
-        elif match := _FIELD.fullmatch(line):
-            value = _without_quotes(match[2])
-            if blocks:
-                inner.append((match[1], value))
-            else:
-                found.setdefault(match[1], []).append(value)
-    return found
+    fields: dict[str, list[str]] = {}
+    for name, value, block in _PROTO_ENTRY.findall(text):
+        inner = [(inner_name, _without_quotes(quoted)) for inner_name, quoted in _PROTO_FIELD.findall(block)]
+        if dict(inner).keys() == {"key", "value"}:
+            value = "=".join(plain for _, plain in sorted(inner))
+        elif inner:
+            value = ";".join(map("=".join, inner))
+        fields.setdefault(name, []).append(_without_quotes(value))
+    return fields
 
 
 def _without_quotes(value: str) -> str:

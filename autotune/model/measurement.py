@@ -9,7 +9,7 @@ from typing import Annotated, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
 
-from autotune.model.block_sizes import BlockSizes
+from autotune.model.block_sizes import BlockSizes, Split
 from autotune.model.flags import FlagSet
 from autotune.model.numbers import (
     Amount,
@@ -95,20 +95,21 @@ class GpusDuring(Record):
 
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
     """Reasons for which one arm alone was held back, so that nothing can be told; its own power is none."""
-    known = set(HELD_BACK).intersection(*(d.reference.held_back.keys() & d.candidate.held_back.keys() for d in during))
-    found = []
-    for reason in [r for r in HELD_BACK if r in known and r not in OF_THE_PROGRAM]:
-        held = {arm: sum(getattr(d, arm).held_back[reason] for d in during) for arm in ("reference", "candidate")}
-        whole = {arm: sum(getattr(d, arm).seconds for d in during) for arm in held}
-        shares = {arm: held[arm] / whole[arm] if whole[arm] else 0.0 for arm in held}
-        one = max(shares, key=lambda arm: shares[arm])
-        other = min(shares.values())
-        if held[one] >= LEAST_S and shares[one] >= LEAST_SHARE and other <= OTHER_SHARE * shares[one]:
-            found.append(
-                f"the {one} alone was held back by {HELD_BACK[reason]}: "
-                f"{format_share(shares[one])} of its time, the other arm {format_share(other)}"
+    arms = {"reference": [d.reference for d in during], "candidate": [d.candidate for d in during]}
+    clauses = []
+    for reason, words in HELD_BACK.items():
+        is_reported = all(reason in gpus.held_back for arm in arms.values() for gpus in arm)
+        if reason in OF_THE_PROGRAM or not is_reported:
+            continue
+        held_s = {name: sum(gpus.held_back[reason] for gpus in arm) for name, arm in arms.items()}
+        shares = {name: held_s[name] / (sum(gpus.seconds for gpus in arm) or math.inf) for name, arm in arms.items()}
+        other, one = sorted(shares, key=shares.__getitem__)
+        if held_s[one] >= LEAST_S and shares[one] >= LEAST_SHARE and shares[other] <= OTHER_SHARE * shares[one]:
+            clauses.append(
+                f"the {one} alone was held back by {words}: "
+                f"{format_share(shares[one])} of its time, the other arm {format_share(shares[other])}"
             )
-    return found
+    return clauses
 
 
 def _settings(value: object) -> FlagSet:
@@ -306,7 +307,7 @@ class Pair(Record):
         settling_s, counted_s = self.block(arm)
         return (*settling_s, *counted_s)
 
-    def block(self, arm: Arm) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def block(self, arm: Arm) -> Split:
         """Seconds of the settling steps of an arm's block, and of those that count."""
         if arm is Arm.REFERENCE:
             return self.reference_settling_s or (), self.reference_s
@@ -356,7 +357,7 @@ class Comparison(Record):
 
     @property
     def work_ratio(self) -> float:
-        """Work of a step of the candidate over one of the reference."""
+        """Work of a step of the candidate over one of the reference, a column of tables."""
         return self.work.ratio if self.work is not None else 1.0
 
 

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
@@ -22,6 +23,9 @@ FOLDER = "folder"
 
 PROCESS_COUNT = "process_count"
 """The option of an `entry` that is no option of its workload: processes that share the devices."""
+
+Options = Mapping[str, Any]
+"""Values of options, by name."""
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -65,7 +69,7 @@ def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
     return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
 
 
-def option_sets(options: Mapping[str, Any]) -> dict[str, str]:
+def option_sets(options: Options) -> dict[str, str]:
     """Options as entries of a set."""
     return {option_setting(name): option_text(value) for name, value in options.items()}
 
@@ -75,7 +79,7 @@ def placeholders(parts: Iterable[str]) -> set[str]:
     return {name for part in parts for name in _PLACEHOLDER.findall(part)}
 
 
-def filled(part: str, options: Mapping[str, Any]) -> str:
+def filled(part: str, options: Options) -> str:
     """A text with each option in its place; other braces stay, and no value is substituted again."""
 
     def value(match: re.Match[str]) -> str:
@@ -84,7 +88,7 @@ def filled(part: str, options: Mapping[str, Any]) -> str:
     return _PLACEHOLDER.sub(value, part)
 
 
-def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+def filled_command(command: Sequence[str], options: Options) -> list[str]:
     """A command with each option in its place.
 
     Raises:
@@ -100,7 +104,7 @@ def filled_command(command: Sequence[str], options: Mapping[str, Any]) -> list[s
     return [filled(part, options) for part in command]
 
 
-def unsafe_for_shells(parts: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+def unsafe_for_shells(parts: Sequence[str], options: Options) -> list[str]:
     """Returns the options named in texts whose values a shell would not take as one word, sorted."""
     used = sorted(placeholders(parts) & options.keys())
     return [name for name in used if shlex.quote(plain(options[name])) != plain(options[name])]
@@ -108,7 +112,7 @@ def unsafe_for_shells(parts: Sequence[str], options: Mapping[str, Any]) -> list[
 
 def has_shell(command: Sequence[str]) -> bool:
     """Whether a command starts a shell, on this machine or another."""
-    return any(_name_of(word) in (*_SHELLS, *_READ_BY_SHELL) for word in command)
+    return any(Path(word).name in (*_SHELLS, *_READ_BY_SHELL) for word in command)
 
 
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "busybox", "su", "runuser", "script")
@@ -118,17 +122,13 @@ _READ_BY_SHELL = ("ssh", "rsh", "pdsh", "clush", "eval", "watch", "parallel")
 """Programs whose later words a shell reads again."""
 
 
-def _name_of(word: str) -> str:
-    return word.rpartition("/")[2]
-
-
 def _is_script(before: Sequence[str], part: str) -> bool:
     """Whether an argument is read by a shell, as far as the words before it tell.
 
     It is if it has spaces and is no assignment (``NAME=text``, as for `env`), if it is a shell's word after ``-c``, or
     any word after ``ssh`` or ``eval``.
     """
-    names = [_name_of(word) for word in before]
+    names = [Path(word).name for word in before]
     if any(name in _READ_BY_SHELL for name in names):
         return True
     dashed = itertools.takewhile(lambda word: word.startswith("-"), reversed(before))  # -c, and options behind it
@@ -142,7 +142,7 @@ def _is_script(before: Sequence[str], part: str) -> bool:
 _SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
 
 
-def dotted(options: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def dotted(options: Options, above: str = "") -> dict[str, Any]:
     """Flattens tables of options: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``, as Hydra and MaxText do."""
     found: dict[str, Any] = {}
     for name, value in options.items():
@@ -166,7 +166,7 @@ def factors(product: str) -> list[str]:
     return parts
 
 
-def product_of(product: str, options: Mapping[str, Any]) -> int:
+def product_of(product: str, options: Options) -> int:
     """Computes a product from the values of its names; ValueError unless each is a whole number above 0."""
     total = 1
     for factor in factors(product):

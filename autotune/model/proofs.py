@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -314,12 +316,10 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
 
 
 def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
-    """The pairs of processes of one proof, in order, up to the first missing one."""
+    """Returns the pairs of processes of one proof, in order, up to the first missing one."""
     by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
-    found: list[ConfirmRun] = []
-    while len(found) in by_repeat:
-        found.append(by_repeat[len(found)])
-    return found
+    present = itertools.takewhile(by_repeat.__contains__, itertools.count())
+    return [by_repeat[repeat] for repeat in present]
 
 
 class Report(NamedTuple):
@@ -367,9 +367,9 @@ def report_of(
 
 def _is_apart(proven: FinalistResult, isolated: FinalistResult) -> bool:
     """Whether isolated runs surely show less than the proof: then its figure is of the neighbour, or of a beginning."""
-    found = isolated.estimate
-    beside = proven.corrected
-    return found is not None and beside is not None and found.low > beside.high
+    if isolated.estimate is None or proven.corrected is None:
+        return False
+    return isolated.estimate.low > proven.corrected.high
 
 
 def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
@@ -411,7 +411,5 @@ def reported_gain(
         others.append(lasting_of(soak, soak.looks).late)
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
-        low = min(found.low, other.low)
-        high = max(found.high, other.high)
-        found = Estimate(ratio=ratio, low=low, high=high, level=found.level, pair_count=found.pair_count)
+        found = replace(found, ratio=ratio, low=min(found.low, other.low), high=max(found.high, other.high))
     return found

@@ -160,12 +160,11 @@ class EffectsRecord(Stamped):
         for pair in self.pairs:
             if pair.chance >= INERT and set(pair.names) <= set(settings):
                 kept |= set(pair.names)
-        grown = True
-        while grown:
-            needed = {other for n in kept if n in known for other in known[n].needs if other in settings}
-            grown = not needed <= kept
-            kept |= needed
-        return settings.without(*(n for n in settings if n not in kept))
+        needed = [*kept]
+        for name in needed:  # which grows
+            others = known[name].needs if name in known else ()
+            needed += [other for other in others if other in settings and other not in needed]
+        return settings.without(*settings.keys() - needed)
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]

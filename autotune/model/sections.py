@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -21,8 +22,8 @@ from pydantic import (
     model_validator,
 )  # fmt: skip
 
-from autotune.child.steps import PRESETS, StepReader
-from autotune.model.block_sizes import BLOCK_STEPS, CPU_SIZES, GPU_SIZES, BlockSizes
+from autotune.child.steps import PRESETS, Rules, StepReader
+from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
@@ -117,7 +118,7 @@ class ReadSpec(Section):
         return self
 
     @classmethod
-    def refuse_bad(cls, rules: Mapping[str, Any]) -> None:
+    def refuse_bad(cls, rules: Rules) -> None:
         """Raises StudyFileError if rules that are not of a study file are not legal."""
         try:
             cls.model_validate(rules)
@@ -179,19 +180,20 @@ class WorkloadSpec(Section):
     def _one_kind(self) -> WorkloadSpec:
         if (self.entry is None) == (self.command is None):
             raise ValueError("exactly one of `entry` and `command` must be given")
-        if self.entry is not None and (self.hook or self.read is not None or self.folder == "shared"):
-            raise ValueError("`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of them")
-        if self.entry is not None and self.python is not None:
-            raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
-        if self.command is not None:
-            if unused := sorted(set(self.options) - self.placeholders):
-                raise ValueError(
-                    f"`options` of a `command` stand in its arguments as {{name}}, but {{{unused[0]}}} is nowhere there"
-                )
-            if self.read is not None and self.tokens_per_step is None and StepReader(self.read.rules()).needs_tokens:
-                raise ValueError("`tokens_per_step` must be given where tokens_per_s is read")
-            if self.hook == (self.read is not None):
-                raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
+        if self.entry is not None:
+            if self.hook or self.read is not None or self.folder == "shared":
+                raise ValueError("`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of them")
+            if self.python is not None:
+                raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
+            return self
+        if unused := sorted(set(self.options) - self.placeholders):
+            raise ValueError(
+                f"`options` of a `command` stand in its arguments as {{name}}, but {{{unused[0]}}} is nowhere there"
+            )
+        if self.hook == (self.read is not None):
+            raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
+        if self.read is not None and self.tokens_per_step is None and StepReader(self.read.rules()).needs_tokens:
+            raise ValueError("`tokens_per_step` must be given where tokens_per_s is read")
         return self
 
     @property
@@ -318,12 +320,10 @@ class MeasureSpec(Section):
 
         Of an isolated run of a program that does not wait only its warm-up is left out, for it may end.
         """
-        sizes = dict(GPU_SIZES if platform == "cuda" else CPU_SIZES)
+        sizes = GPU_SIZES if platform == "cuda" else CPU_SIZES
         if self.block_s != "auto":
-            sizes["block_s"] = self.block_s
-        if not can_wait:
-            sizes["steady_s"] = 0.0
-        return BlockSizes(block_steps=BLOCK_STEPS, **sizes)
+            sizes = replace(sizes, block_s=self.block_s)
+        return sizes if can_wait else replace(sizes, steady_s=0.0)
 
 
 class ConfirmSpec(Section):

@@ -49,24 +49,23 @@ from autotune.model.sections import (
 
 def explain(error: Any) -> str:
     """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
-    location = [
-        p for p in error["loc"] if not (isinstance(p, str) and p.startswith(("list[", "dict[", "function", "[key]")))
-    ]
-    key = ".".join(str(p) for p in location)
+    of_types = ("list[", "dict[", "function", "[key]")
+    location = [part for part in map(str, error["loc"]) if not part.startswith(of_types)]
+    key = ".".join(location)
     if error["type"] == "extra_forbidden":
         sections = [part for part in location[:-1] if part in _SECTIONS]
         legal = sorted((_SECTIONS[sections[-1]] if sections else StudySpec).model_fields)
-        return f"`{key}` is not a key of a study{close_matches(str(location[-1]), legal)} (legal: {', '.join(legal)})"
+        return f"`{key}` is not a key of a study{close_matches(location[-1], legal)} (legal: {', '.join(legal)})"
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
     got = error.get("input")
-    redacted = redact_data(got, str(location[-1]) if location else "")
+    redacted = redact_data(got, location[-1] if location else "")
     shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if error.get("ctx", {}).get("pattern") == STUDY_NAME:
         message = NAME_IN_WORDS
     if not location:  # of the study as a whole; such a message names its keys itself
-        return str(message)
+        return message
     return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from autotune.model import units
@@ -18,6 +19,9 @@ UNITS = {
     "share": units.format_share,
 }
 """Filters of all templates that are rendered here."""
+
+Note = Callable[[str], None]
+"""Callback with a text that the user should see."""
 
 
 def text_lines(name: str, **values: Any) -> list[str]:

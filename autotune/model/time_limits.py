@@ -41,11 +41,10 @@ class TimeLimits(Record):
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
     """The limits that the study sets, else those that follow from its reference; 0 where a time is not known yet."""
     follows_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
-    is_set = measure.block_limit_s is not None
     return TimeLimits(
-        start_s=follows_s if measure.start_limit_s is None else measure.start_limit_s,
-        block_s=LEAST_BLOCK_S if measure.block_limit_s is None else measure.block_limit_s,
-        step_s=0.0 if is_set else STEP_FACTOR * step_s,
+        start_s=measure.start_limit_s or follows_s,
+        block_s=measure.block_limit_s or LEAST_BLOCK_S,
+        step_s=0.0 if measure.block_limit_s else STEP_FACTOR * step_s,
     )
 
 

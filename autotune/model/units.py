@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import TypeGuard
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
@@ -21,10 +22,9 @@ def parse_duration(text: str | float) -> float:
         compact = text.replace(" ", "")
         if clock := _CLOCK.fullmatch(compact):
             compact = "{}d{}h{}m{}s".format(*clock.groups("0"))
-        parts = list(_DURATION.finditer(compact))
-        if not parts or "".join(p.group(0) for p in parts) != compact:
+        if not compact or _DURATION.sub("", compact):
             raise ValueError(f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}")
-        total = sum(float(p.group(1)) * _SECONDS_PER[p.group(2)] for p in parts)
+        total = sum(float(number) * _SECONDS_PER[unit] for number, unit in _DURATION.findall(compact))
     if not (total > 0 and math.isfinite(total)):
         raise ValueError(f"a duration must be positive but got {text!r}")
     return total
@@ -41,9 +41,13 @@ def parse_bytes(text: str | float) -> int:
     return total
 
 
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
 def format_seconds(seconds: float | None) -> str:
     """A duration with three significant digits: ``12.3 ms``, ``1.50 s``, ``4 min 10 s``."""
-    if seconds is None or not math.isfinite(seconds):
+    if not _is_known(seconds):
         return "-"
     if seconds < 0:
         return "-" + format_seconds(-seconds)
@@ -78,7 +82,7 @@ def format_count(count: float | None) -> str:
 
 def _scaled(value: float | None, scales: Mapping[str, float]) -> str:
     """A value in the largest unit that does not exceed it, else in the smallest; ``-`` for none."""
-    if value is None or not math.isfinite(value):
+    if not _is_known(value):
         return "-"
     unit = next((u for u, scale in scales.items() if abs(value) >= scale), [*scales][-1])
     return f"{float(f'{value / scales[unit]:.3g}'):g}{unit}"  # 1000 MiB, not 1e+03 MiB
@@ -86,7 +90,7 @@ def _scaled(value: float | None, scales: Mapping[str, float]) -> str:
 
 def format_ratio(ratio: float | None) -> str:
     """A step-time ratio, candidate over reference, to three decimals: ``0.968``."""
-    return "-" if ratio is None or not math.isfinite(ratio) else f"{ratio:.3f}"
+    return f"{ratio:.3f}" if _is_known(ratio) else "-"
 
 
 def format_interval(low: float | None, high: float | None) -> str:
@@ -98,7 +102,7 @@ def format_interval(low: float | None, high: float | None) -> str:
 
 def format_change(ratio: float | None) -> str:
     """A step-time ratio in words: ``3.2 % faster``, ``0.4 % slower``."""
-    if ratio is None or not math.isfinite(ratio):
+    if not _is_known(ratio):
         return "-"
     change = (1.0 - ratio) * 100.0
     return f"{abs(change):.1f} % {'faster' if change >= 0 else 'slower'}"
@@ -135,7 +139,7 @@ def format_change_of(change: float) -> str:
 
 def format_share(share: float | None) -> str:
     """A share between 0 and 1 as percent: ``37.2 %``."""
-    return "-" if share is None or not math.isfinite(share) else f"{share * 100:.1f} %"
+    return f"{share * 100:.1f} %" if _is_known(share) else "-"
 
 
 LARGEST_TOLD = 0.5

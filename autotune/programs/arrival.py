@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.machine.environment import steering_settings
+from autotune.machine.environment import Environment, steering_settings
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet, kind_of, parse_tokens, reaches_out
 from autotune.programs.probe import Probe
@@ -32,7 +32,7 @@ class OwnSettings:
 
     settings: FlagSet = field(default_factory=FlagSet)
     """They become the baseline of its study; without those that name files."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment = field(default_factory=dict)
     """Its variables that steer performance or choose devices."""
     held: Mapping[str, str] = field(default_factory=dict)
     """The flags that it sets while it runs, and no trial can change."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.child.read_output import PAUSED_LINES
 from autotune.child.steps import StepReader
@@ -46,8 +45,7 @@ SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 """JSON schema by which editors complete keys; written by `docs/write_study_file.py`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """A drafted study, its file, and its durations."""
 
     spec: StudySpec

@@ -11,16 +11,15 @@ import shlex
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.child.output import Lines
 from autotune.child.read_output import CARRIERS
 from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
-from autotune.child.steps import MATCH_LIMIT_S, Step, StepReader, TooSlow, match_limit, plain
-from autotune.machine.environment import caller_environment, child_environment, driver_python
+from autotune.child.steps import MATCH_LIMIT_S, Rules, Step, StepReader, TooSlow, match_limit, plain
+from autotune.machine.environment import Environment, caller_environment, child_environment, driver_python
 from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
@@ -31,9 +30,10 @@ from autotune.model.flags import FlagSet, parse_tokens
 from autotune.model.measurement import WorkloadFacts
 from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
+from autotune.model.texts import Note
 from autotune.model.units import format_seconds
 from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
-from autotune.programs.probe import Probe, run_probe
+from autotune.programs.probe import Probe, ProbeRequest, run_probe
 from autotune.workers.failures import advice_on, classify_failure
 from autotune.workers.programs import dumped_options, partitions_in
 from autotune.workers.settings_check import scripts_of
@@ -56,31 +56,13 @@ STUCK_S = 20.0
 """Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
-    """A program to run once."""
-
-    command: tuple[str, ...]
-    cwd: Path
-    platform: str
-    rules: Mapping[str, Any]
-    """The keys of `[workload.read]` that are given; where none says how a step is read, that is recognised."""
-    limit_s: float
-
-    @property
-    def says_how(self) -> bool:
-        """Whether the given keys say how a step is read."""
-        return any(key in self.rules for key in ("preset", "pattern", "json_key"))
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(NamedTuple):
     """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars."""
 
-    at_s: tuple[float, ...]
-    took_s: tuple[float, ...]
-    example: str
-    loss: float | None
+    at_s: tuple[float, ...] = ()
+    took_s: tuple[float, ...] = ()
+    example: str = ""
+    loss: float | None = None
     """The last one that was read; None if none was."""
 
     @property
@@ -102,15 +84,14 @@ class Steps:
         return self.at_s[WARMUP_STEPS]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
     """The properties of a program that its study needs."""
 
     request: ProbeRequest
     probe: Probe
     """Its run, with all files that it wrote outside its folder."""
     steps: Steps
-    rules: Mapping[str, Any]
+    rules: Rules
     """The keys of `[workload.read]`."""
     how: str
     """`rules` in words."""
@@ -128,24 +109,27 @@ class ProbeResult:
         return None if direct_python(self.request.command, self.request.cwd) else self.probe.python
 
 
-def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Mapping[str, Any]) -> Steps:
+def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Rules) -> Steps:
     """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
-    came_s: list[float] = []
-    took_s: list[float] = []
+    came_s = []
+    took_s = []
     example = ""
     loss = None
     for line, now_s, step in zip(lines, at_s, _read_each(rules, lines, at_s), strict=True):
-        if step is not None and step.step_s is not None:
+        if step.step_s is not None:
             came_s.append(now_s)
             took_s.append(step.step_s)
             example = line
-        if step is not None and step.loss is not None:
+        if step.loss is not None:
             loss = step.loss
     return Steps(tuple(came_s), tuple(took_s), BAR.sub("…", plain(example)), loss)
 
 
-def _read_each(rules: Mapping[str, Any], lines: Sequence[str], at_s: Sequence[float]) -> list[Step | None]:
-    """Returns the step that each line tells.
+_NO_STEP = Step(None, None)
+
+
+def _read_each(rules: Rules, lines: Sequence[str], at_s: Sequence[float]) -> list[Step]:
+    """Returns the step that each line tells, `_NO_STEP` if it tells none.
 
     Raises:
         AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack without an end.
@@ -155,7 +139,7 @@ def _read_each(rules: Mapping[str, Any], lines: Sequence[str], at_s: Sequence[fl
     for line, now_s in zip(lines, at_s, strict=True):
         try:
             with match_limit():
-                steps.append(reader.read(line, now_s))
+                steps.append(reader.read(line, now_s) or _NO_STEP)
         except TooSlow:
             raise AutotuneError(
                 f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the line {line[:80]!r}; write "
@@ -171,47 +155,45 @@ class StepWatch:
     """Reads the steps of a running program and decides when they are enough.
 
     Attributes:
-        rules: The keys of `[workload.read]`; None while they are not known.
+        request: What is run.
+        rules: The keys of `[workload.read]`; none while they are not known.
         best: The recognised format, where no rules were given.
         file: The file with steps that a program writes which prints none; empty if it is not known.
         is_stuck: Whether the program has shown lines of one shape for long, or such a file, without a step.
     """
 
-    def __init__(self, request: ProbeRequest, tell: Callable[[str], None]) -> None:
+    def __init__(self, request: ProbeRequest, tell: Note) -> None:
         self._tell = tell
         self._told_s = 0.0
         self._began = time.time()
         self._seen = -1
-        self._steps: Steps | None = None
-        self._request = request
+        self._steps = Steps()
+        self.request = request
         self.file = ""
         self.is_stuck = False
-        self.rules = request.rules if request.says_how else None
+        self.rules = request.rules if request.says_how else {}
         self.best: Recognised | None = None
 
-    def steps(self, probe: Probe) -> Steps | None:
-        """Returns the steps among all lines so far; None if there are none."""
-        lines = probe.lines
-        at_s = probe.at_s
-        if self._seen == len(lines):
+    def steps(self, probe: Probe) -> Steps:
+        """Returns the steps among all lines so far."""
+        if self._seen == len(probe.lines):
             return self._steps
-        self._seen = len(lines)
-        if not self._request.says_how:
-            self.best = _recognised(lines[-RECOGNISED_LINES:], at_s[-RECOGNISED_LINES:])
-            self.rules = {**self._request.rules, **self.best.rules} if self.best is not None else None
-        steps = read_steps(lines, at_s, self.rules) if self.rules is not None else None
-        self._steps = steps if steps is not None and steps.took_s else None
+        self._seen = len(probe.lines)
+        if not self.request.says_how:
+            self.best = _recognised(probe.lines[-RECOGNISED_LINES:], probe.at_s[-RECOGNISED_LINES:])
+            self.rules = {**self.request.rules, **self.best.rules} if self.best is not None else {}
+        self._steps = read_steps(probe.lines, probe.at_s, self.rules) if self.rules else Steps()
         return self._steps
 
     def is_enough(self, probe: Probe) -> bool:
         """Whether the program has made enough steps, for long enough."""
         steps = self.steps(probe)
-        count = len(steps.took_s) if steps is not None else 0
+        count = len(steps.took_s)
         if probe.took_s - self._told_s >= TELL_EVERY_S:
             self._told_s = probe.took_s
             seen = f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
             self._tell(f"{format_seconds(probe.took_s)}: {seen}")
-        if steps is None:
+        if not count:
             if probe.took_s >= STUCK_S:
                 self.file = self._file_with_steps(probe)
             self.is_stuck = bool(self.file) or self._are_of_one_shape(probe)
@@ -229,17 +211,16 @@ class StepWatch:
 
     def _file_with_steps(self, probe: Probe) -> str:
         """Returns the newest file of JSON lines that the program writes, if it has steps and none other was named."""
-        if self._request.rules:
+        if self.request.rules:
             return ""
         try:
             files = list(itertools.islice(probe.place.rglob("*.jsonl"), MOST_FILES))
-            newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
-            if newest is None or newest.stat().st_mtime < self._began:
-                return ""
+            newest = max(files, key=lambda file: file.stat().st_mtime)
             content = plain_content(newest, most=READ_BYTES)
-        except OSError:  # removed meanwhile
+            is_new = newest.stat().st_mtime >= self._began
+        except (OSError, ValueError):  # removed meanwhile, or none is there
             return ""
-        has_steps = _recognised(list(Lines().feed(content))) is not None
+        has_steps = is_new and _recognised(list(Lines().feed(content))) is not None
         return newest.relative_to(probe.place).as_posix() if has_steps else ""
 
 
@@ -248,7 +229,7 @@ def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Re
     return next(iter(recognise(lines, at=at_s)), None)
 
 
-def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[Probe, StepWatch]:
+def run_request(request: ProbeRequest, *, tell: Note) -> tuple[Probe, StepWatch]:
     """Runs a program until enough steps came; LaunchError if it cannot start."""
     caller = caller_environment()
     environment = child_environment(
@@ -258,10 +239,8 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
 
     watch = StepWatch(request, tell)
     with contextlib.closing(Scratch(COMPILES)) as dump:
-        probe = run_probe(
-            request.command, {**environment, "XLA_FLAGS": marks_of(dump.path)},
-            cwd=request.cwd, limit_s=request.limit_s, is_enough=watch.is_enough, file=request.rules.get("file"),
-        )  # fmt: skip
+        environment["XLA_FLAGS"] = marks_of(dump.path)
+        probe = run_probe(request, environment, is_enough=watch.is_enough)
         probe.has_dumped = any(dump.path.iterdir())
         probe.options = dumped_options(dump.path)
         probe.partitions = partitions_in(dump.path)
@@ -269,7 +248,7 @@ def run_request(request: ProbeRequest, *, tell: Callable[[str], None]) -> tuple[
     return probe, watch
 
 
-def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> ProbeResult:
+def probe_program(request: ProbeRequest, *, tell: Note) -> ProbeResult:
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
@@ -283,11 +262,11 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
         )
     probe, watch = run_request(request, tell=tell)
     steps = watch.steps(probe)
-    count = len(steps.took_s) if steps is not None else 0
+    count = len(steps.took_s)
     if probe.status:
         raise LaunchError(_why_failed(request, probe))
-    if steps is None or watch.rules is None or count <= WARMUP_STEPS:
-        raise LaunchError(_why_no_steps(request, probe, count, watch))
+    if count <= WARMUP_STEPS:
+        raise LaunchError(_why_no_steps(probe, count, watch))
     if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
         raise LaunchError(
             f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be read but ended by "
@@ -309,11 +288,10 @@ def probe_program(request: ProbeRequest, *, tell: Callable[[str], None]) -> Prob
 
 def refuse_without_xla(found: ProbeResult) -> None:
     """Refuses a program that has not loaded XLA, unless it works where its processes cannot be seen; LaunchError."""
-    request = found.request
-    probe = found.probe
-    scripts = " ".join(scripts_of(request.command, request.cwd).values())
-    words = {*map(os.path.basename, request.command), *re.findall(r"[\w.]+", scripts)}
-    if not probe.processes and not probe.has_dumped and CARRIERS.isdisjoint(words):
+    command = found.request.command
+    scripts = " ".join(scripts_of(command, found.request.cwd).values())
+    words = {*map(os.path.basename, command), *re.findall(r"[\w.]+", scripts)}
+    if not found.probe.processes and not found.probe.has_dumped and CARRIERS.isdisjoint(words):
         raise LaunchError(
             "the program must use XLA but none of its processes has loaded jaxlib: no setting here can change it; "
             "name the program that trains with JAX"
@@ -323,7 +301,7 @@ def refuse_without_xla(found: ProbeResult) -> None:
 # ---------------------------------------------------------------------- devices
 
 
-def devices_of(platform: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
+def devices_of(platform: str, environment: Environment) -> tuple[int | None, str]:
     """Returns how many devices a program with this environment has, None if it asks for none, and the name of one."""
     if platform == "cpu":
         return asked_cpu_devices(environment), processor_name()
@@ -331,7 +309,7 @@ def devices_of(platform: str, environment: Mapping[str, str]) -> tuple[int | Non
     return max(1, len(gpus)), gpus[0].name if gpus else "GPU"
 
 
-def asked_cpu_devices(environment: Mapping[str, str]) -> int | None:
+def asked_cpu_devices(environment: Environment) -> int | None:
     """Returns the number of CPU devices that an environment asks for, JAX's own variable first; None without one."""
     flags = [t.value or "" for t in parse_tokens(environment.get("XLA_FLAGS", "")) if t.name == DEVICE_COUNT]
     asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
@@ -348,16 +326,18 @@ def default_platform() -> str:
 # ---------------------------------------------------------------------- interpreter
 
 
-def program_python(spec: StudySpec, study_dir: Path, *, note: Callable[[str], None] | None) -> str:
+def program_python(spec: StudySpec, study_dir: Path, *, note: Note | None) -> str:
     """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it is missing."""
     command = spec.workload.command
     if (named := spec.workload.python) is not None:
         if (found := _there(named, study_dir)) is None:
             raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
         return found
-    if command is not None and (direct := direct_python(command, study_dir)) is not None:
+    if command is None:
+        return driver_python()
+    if (direct := direct_python(command, study_dir)) is not None:
         return direct
-    if command is not None and note is not None:
+    if note is not None:
         note(
             f"{command[0]} is no interpreter: that of autotune is asked which settings there are. If the program runs "
             'under another one, name it: [workload] python = "/path/to/python"'
@@ -401,36 +381,34 @@ def read_log(path: Path) -> Probe:
     return Probe(lines=list(Lines().feed(content + b"\n")))
 
 
-def reading_of(probe: Probe, rules: Mapping[str, Any]) -> dict[str, Any]:
+def reading_of(probe: Probe, rules: Rules) -> dict[str, Any]:
     """Reads the lines of a run or a log by some rules; returns each line's step and totals, as data.
 
     Args:
         rules: The legal keys of `[workload.read]`; empty if none are known.
     """
-    steps: list[Step | None] = [None] * len(probe.lines)
+    steps = [_NO_STEP] * len(probe.lines)
     if rules:
         steps = _read_each(rules, probe.lines, probe.at_s or [math.nan] * len(probe.lines))
-    rows = [_row(line, step or Step(None, None)) for line, step in zip(probe.lines, steps, strict=True)]
+    rows: list[dict[str, Any]] = []
+    for line, step in zip(probe.lines, steps, strict=True):
+        is_step = step.step_s is not None
+        step_s = None if step.step_s is None or math.isnan(step.step_s) else step.step_s  # a saved log has no clock
+        rows.append({"line": line, "step_s": step_s, "loss": step.loss, "is_step": is_step})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
-    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    losses = [step.loss for step in steps if step.loss is not None]
     return {
-        "steps": sum(bool(row["is_step"]) for row in rows), "step_s": statistics.median(times) if times else None,
+        "steps": sum(step.step_s is not None for step in steps),
+        "step_s": statistics.median(times) if times else None,
         "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
         "status": probe.status, "notes": probe.notes, "lines": rows,
     }  # fmt: skip
 
 
-def _row(line: str, step: Step) -> dict[str, Any]:
-    """Returns a line with what it tells; by the clock a saved log has steps, but no durations."""
-    is_step = step.step_s is not None
-    step_s = None if step.step_s is None or math.isnan(step.step_s) else step.step_s
-    return {"line": line, "step_s": step_s, "loss": step.loss, "is_step": is_step}
-
-
 # ---------------------------------------------------------------------- words
 
 
-def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
+def _in_words(rules: Rules, *, is_given: bool) -> str:
     duration = re.search(r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules.get("pattern", ""))
     if rules.get("preset"):
         how = f"lines of {rules['preset']}"
@@ -445,13 +423,15 @@ def _in_words(rules: Mapping[str, Any], *, is_given: bool) -> str:
 
 def doubt_of(fit: Recognised | None) -> str:
     """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
-    if fit is not None and fit.by_clock and fit.in_bursts:
+    if fit is None:
+        return ""
+    if fit.by_clock and fit.in_bursts:
         return "most lines came at once, so the time between them says little: let the program flush what it prints"
-    if fit is not None and fit.left_out:
+    if fit.left_out:
         return f"{len(fit.left_out)} lines of steps are not read, such as: {fit.left_out[0].strip()[:100]}"
-    if fit is not None and fit.name_rank == MEAN:
+    if fit.name_rank == MEAN:
         return "only a mean of several steps is printed: print the duration of each"
-    if fit is None or fit.is_within(ALIKE):
+    if fit.is_within(ALIKE):
         return ""
     return (
         f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop that does not wait for "
@@ -477,7 +457,7 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
     )
 
 
-def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWatch) -> str:
+def _why_no_steps(probe: Probe, steps: int, watch: StepWatch) -> str:
     how = "ended without standard input"
     if probe.status is None:
         how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
@@ -487,7 +467,7 @@ def _why_no_steps(request: ProbeRequest, probe: Probe, steps: int, watch: StepWa
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
-    wanted = "no line fits the pattern that was given" if request.says_how else "no line is known to be a step's"
+    wanted = "no line fits the pattern that was given" if watch.request.says_how else "no line is known to be a step's"
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
     advice = packaged_table("first_look.toml")["advice"]

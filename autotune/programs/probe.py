@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.child.guard import CANNOT_START
-from autotune.machine.environment import STORED
+from autotune.child.steps import Rules
+from autotune.machine.environment import STORED, Environment
 from autotune.machine.files import PROBES, Scratch
 from autotune.model.errors import LaunchError
 from autotune.model.options import filled, filled_command
@@ -22,11 +23,28 @@ ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequest:
+    """A program to run once."""
+
+    command: tuple[str, ...]
+    cwd: Path
+    platform: str
+    rules: Rules
+    """The keys of `[workload.read]` that are given; where none says how a step is read, that is recognised."""
+    limit_s: float
+
+    @property
+    def says_how(self) -> bool:
+        """Whether the given keys say how a step is read."""
+        return any(key in self.rules for key in ("preset", "pattern", "json_key"))
+
+
 @dataclass(kw_only=True)
 class Probe:
     """The output of one run of a program, or of its saved log."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment = field(default_factory=dict)
     """The one that it was given."""
     has_dumped: bool | None = None
     """Whether XLA wrote what it compiled into the folder of that environment; None without one."""
@@ -71,77 +89,72 @@ class Probe:
         return any(p["opens_gpu"] for p in self.processes.values())
 
 
-def run_probe(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    cwd: Path,
-    limit_s: float,
-    is_enough: Callable[[Probe], bool],
-    file: str | None = None,
-) -> Probe:
+IsEnough = Callable[[Probe], bool]
+
+
+def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsEnough) -> Probe:
     """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit; then ends all of it.
 
-    Args:
-        command: ``{folder}`` in it stands for a folder that is removed afterwards.
-        file: The file that it writes its steps to, as `ReadSpec.file`, whose lines are taken in place of its output.
+    In its command, and in the name of the file with its steps, ``{folder}`` stands for a folder that is removed
+    afterwards.
 
     Raises:
         LaunchError: If it cannot be started.
     """
-    with contextlib.closing(Scratch(PROBES)) as scratch:
-        folder = str(scratch.path)
-        arguments = filled_command(command, {"folder": folder})
-        with contextlib.closing(OwnFolder(str(cwd), "own")) as own:
-            reader = own.command(reader_command("read_output"), [Path(folder)])
-            process = GuardedProcess(reader, environment, Path(folder) / "probe.log", cwd=str(cwd))
-            found = Probe(environment=environment, place=own.place, folder_warning=own.warning)
-            rules = {"file": filled(file, {"folder": folder}) if file is not None else None}
-            job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
-            began = time.monotonic()
-            try:
-                process.send(job)
-                _follow(process, found, limit_s=limit_s, is_enough=is_enough)
-            finally:
-                found.took_s = time.monotonic() - began
-                process.close(END_PATIENCE_S)
-                end = process.end or {}
-                found.last_lines = tuple(end.get("last_lines", ()))
-            if end.get("exit_status") == 127:
-                why = found.last_lines[-1] if found.last_lines else arguments[0]
-                raise LaunchError(
-                    f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
-                    "its path, word by word without the quotes of a shell, or activate its environment"
-                )
-            found.writes = tuple(own.written())
-            places = (folder, os.path.realpath(cwd), own.cwd, str(Path.home() / ".cache"))
-            found.outside = {f for f in found.outside if not any(Path(f).is_relative_to(p) for p in places)}
-            return found
+    cwd = str(request.cwd)
+    with contextlib.closing(Scratch(PROBES)) as scratch, contextlib.closing(OwnFolder(cwd, "own")) as own:
+        folder = {"folder": str(scratch.path)}
+        arguments = filled_command(request.command, folder)
+        reader = own.command(reader_command("read_output"), [scratch.path])
+        process = GuardedProcess(reader, environment, scratch.path / "probe.log", cwd=cwd)
+        probe = Probe(environment=environment, place=own.place, folder_warning=own.warning)
+        file = request.rules.get("file")
+        rules = {"file": filled(file, folder) if file is not None else None}
+        job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
+        began = time.monotonic()
+        try:
+            process.send(job)
+            _follow(process, probe, limit_s=request.limit_s, is_enough=is_enough)
+        finally:
+            probe.took_s = time.monotonic() - began
+            process.close(END_PATIENCE_S)
+            end = process.end or {}
+            probe.last_lines = tuple(end.get("last_lines", ()))
+        if end.get("exit_status") == 127:
+            why = probe.last_lines[-1] if probe.last_lines else arguments[0]
+            raise LaunchError(
+                f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
+                "its path, word by word without the quotes of a shell, or activate its environment"
+            )
+        probe.writes = tuple(own.written())
+        places = (scratch.path, os.path.realpath(cwd), own.cwd, Path.home() / ".cache")
+        probe.outside = {f for f in probe.outside if not any(Path(f).is_relative_to(p) for p in places)}
+        return probe
 
 
-def _follow(process: GuardedProcess, found: Probe, *, limit_s: float, is_enough: Callable[[Probe], bool]) -> None:
+def _follow(process: GuardedProcess, probe: Probe, *, limit_s: float, is_enough: IsEnough) -> None:
     began = asked = time.monotonic()
     while not process.is_over and (now := time.monotonic()) - began < limit_s:
         for message in process.messages(ASK_EVERY_S):
-            _take(found, message)
+            _take(probe, message)
             if message["type"] == "ended":
                 return
         if now - asked >= ASK_EVERY_S:
             asked = now
-            found.took_s = now - began
-            if is_enough(found):
+            probe.took_s = now - began
+            if is_enough(probe):
                 return
 
 
-def _take(found: Probe, message: Mapping[str, Any]) -> None:
+def _take(probe: Probe, message: Mapping[str, Any]) -> None:
     """Adds a message of the guarded process."""
-    kind = message["type"]
-    if kind == "lines":
-        found.at_s += [float(at_s) for at_s, _ in message["lines"]]
-        found.lines += [str(line) for _, line in message["lines"]]
-    elif kind == "writes":
-        found.outside.update(message["files"])
-    elif kind == "processes":
-        found.processes |= {p["pid"]: p for p in message["processes"]}
-    elif kind == "ended":
-        found.status = int(message["status"])
+    match message:
+        case {"type": "lines", "lines": lines}:
+            probe.at_s += [at_s for at_s, _ in lines]
+            probe.lines += [line for _, line in lines]
+        case {"type": "writes", "files": files}:
+            probe.outside.update(files)
+        case {"type": "processes", "processes": processes}:
+            probe.processes |= {p["pid"]: p for p in processes}
+        case {"type": "ended", "status": status}:
+            probe.status = status

@@ -9,6 +9,7 @@ import re
 import textwrap
 import tomllib
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -246,7 +247,7 @@ class _Reader:
                 found += " " * found.endswith("+=")
                 found += " ".join(self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"])
             else:
-                found += piece if len(piece) == 1 else self._expand(piece)
+                found += self._expand(piece)
         return found
 
     def _expand(self, text: str) -> str:
@@ -347,35 +348,49 @@ class _Reader:
     # ------------------------------------------------------------------ Python
 
     def _visit(self, node: ast.AST) -> None:
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in filter(None, map(_named, targets)):
-                before = self._known(name) if isinstance(node, ast.AugAssign) else ""
-                blank = " " if before and isinstance(node.value, (ast.List, ast.Tuple)) else ""
-                is_late = self._has_started and not name.startswith(".")
-                self._set(name, before + blank + self._value(node.value), unread="late" if is_late else "")
-        elif isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
-        elif isinstance(node, ast.Call):
-            self._visit_call(node)
-        elif isinstance(node, ast.Tuple) and [is_setting(self._value(item)) for item in node.elts] == [True, False]:
-            self._set(*map(self._value, node.elts))
-        elif isinstance(node, (ast.Constant, ast.JoinedStr)) and _SCRIPT.search(self._value(node)):
-            self._shell(self._value(node))
-        elif isinstance(node, ast.Delete):
-            for name in map(_named, node.targets):
-                self._unset(name)
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                self._assign(targets, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self._assign([target], value)
+            case ast.AugAssign(target=target, value=value):
+                self._assign([target], value, is_added=True)
+            case ast.Dict(keys=keys, values=values):
+                for key, value in zip(keys, values, strict=True):
+                    self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
+            case ast.Call():
+                self._visit_call(node)
+            case ast.Tuple(elts=items) if [is_setting(self._value(item)) for item in items] == [True, False]:
+                self._set(*map(self._value, items))
+            case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
+                self._shell(self._value(node))
+            case ast.Delete(targets=targets):
+                for name in map(_named, targets):
+                    self._unset(name)
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_doc and not isinstance(node, ast.JoinedStr):
+            self._visit_children(node)
+
+    def _visit_children(self, node: ast.AST) -> None:
+        """Visits the parts of a node; what a function or class sets is not known behind it."""
         is_apart = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
         is_branch = is_apart or isinstance(node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp))
         outer = dict(self._values), self._has_started
         self._branches += is_branch
-        for child in () if is_doc or isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node):
+        for child in ast.iter_child_nodes(node):
             self._visit(child)
         self._branches -= is_branch
         if is_apart:
             self._values, self._has_started = outer
+
+    def _assign(self, targets: Sequence[ast.AST], value: ast.AST, *, is_added: bool = False) -> None:
+        """Sets all targets that have a name; `is_added` behind what they have."""
+        for name in filter(None, map(_named, targets)):
+            before = self._known(name) if is_added else ""
+            if before and isinstance(value, (ast.List, ast.Tuple)):
+                before += " "
+            is_late = self._has_started and not name.startswith(".")
+            self._set(name, before + self._value(value), unread="late" if is_late else "")
 
     def _visit_call(self, node: ast.Call) -> None:
         called = _named(node.func, of_call=True)
@@ -388,7 +403,7 @@ class _Reader:
             self._replaceable.clear()
         elif called == "pop" and ast.unparse(node.func).endswith("environ.pop"):
             self._unset(name)
-        elif called in ("append", "extend") and first is not None and isinstance(node.func, ast.Attribute):
+        elif called in ("append", "extend") and isinstance(node.func, ast.Attribute):
             owner = _named(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
         elif second is not None and called not in _ASKED and _NAME.fullmatch(name):
@@ -397,7 +412,7 @@ class _Reader:
         for keyword, value in named.items():
             self._set(keyword or "", self._value(value))
 
-    def _value(self, node: ast.AST) -> str:
+    def _value(self, node: ast.AST | None) -> str:
         """The value as text, as far as it stands in the source; a list's items are joined by blanks."""
         match node:
             case ast.Constant(value=value) if value is not None:
@@ -423,15 +438,15 @@ class _Reader:
         called = _named(node.func, of_call=True)
         owner = getattr(node.func, "value", None)
         first, second = [*node.args, None, None][:2]
-        if called in _ASKED and first is not None:
-            return self._known(self._value(first), self._value(second) if second is not None else COMPUTED)
+        if called in _ASKED:
+            return self._known(self._value(first), self._value(second))
         if called == "join" and owner is not None and isinstance(first, (ast.List, ast.Tuple)):
             return self._value(owner).join(map(self._value, first.elts))
-        if called in ("join", "str") and first is not None:
+        if called in ("join", "str"):
             return self._value(first)
-        if called in ("strip", "rstrip", "lstrip", "replace") and owner is not None:
+        if called in ("strip", "rstrip", "lstrip", "replace"):
             return self._value(owner)
-        return re.sub(r"\{.*?\}", COMPUTED, self._value(owner)) if called == "format" and owner else COMPUTED
+        return re.sub(r"\{.*?\}", COMPUTED, self._value(owner)) if called == "format" else COMPUTED
 
 
 def _of_shell(match: re.Match[str]) -> str:

@@ -13,14 +13,13 @@ import json
 import re
 import tomllib
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, MutableMapping
 from enum import StrEnum
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.flags import FlagSet
@@ -72,6 +71,9 @@ class Tier(StrEnum):
     LISTED = "listed"
 
 
+SEARCHED = (Tier.TUNE, Tier.NUMERICS)
+"""Tiers of settings that are searched with their group."""
+
 NEVER_SEARCHED = {
     "tpu": "acts on TPUs, whose compiler (libtpu) no build here holds: no study runs there",
     "rocm": "acts on AMD GPUs: no study runs there",
@@ -108,11 +110,12 @@ class Scope(StrEnum):
     GVNIC = "gvnic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One entry of the catalogue."""
+Conditions = Mapping[str, tuple[str, ...]]
+"""Other setting to the values under which one acts; or value to names."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+
+class Setting(BaseModel, frozen=True, extra="forbid"):
+    """One entry of the catalogue."""
 
     name: str
     """As in a `FlagSet`; only ``process_layout`` is no setting of a process."""
@@ -137,7 +140,7 @@ class Setting:
     maximum: float | None = None
     scopes: tuple[Scope, ...] = ()
     """Program and machines must have all of them."""
-    value_scopes: Mapping[str, tuple[Scope, ...]] = field(default_factory=dict)
+    value_scopes: Mapping[str, tuple[Scope, ...]] = {}
     """Value to what it needs besides, or else it says no more than another one."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
@@ -145,7 +148,7 @@ class Setting:
     variable the library and its release: ``NCCL 2.28.3``, ``Transformer Engine 1.10``."""
     removed: str = ""
     """First asked jaxlib (or NCCL) that lacks it after one that has it."""
-    defaults: Defaults = field(default_factory=dict)
+    defaults: Defaults = {}
     """First version to default; an empty key if it never changed."""
     numerics: str = ""
     """``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change."""
@@ -158,22 +161,22 @@ class Setting:
     needs: tuple[str, ...] = ()
     """Requirements to act, in words."""
     excludes: tuple[str, ...] = ()
-    against: Mapping[str, str] = field(default_factory=dict)
+    against: Mapping[str, str] = {}
     """Value to the reason against it: it changes nothing, or does harm."""
-    beware: Mapping[str, str] = field(default_factory=dict)
+    beware: Mapping[str, str] = {}
     """Pattern of values to what may go wrong with them."""
-    not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    not_on: Conditions = {}
     """Value to the GPUs (names of `autotune targets list`) on which it does harm."""
     nccl: str = ""
     """First NCCL with which it works; empty if any does."""
-    when: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    when: Conditions = {}
     """Other setting to the values under which this one acts."""
-    unless: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unless: Conditions = {}
     """Other setting to the values under which it does nothing."""
     condition_since: str = ""
     """First jaxlib for which `when` and `unless` hold; empty if for all."""
     renamed_to: str = ""
-    renamed_values: Mapping[str, str] = field(default_factory=dict)
+    renamed_values: Mapping[str, str] = {}
     """Its values to those of the newer name; other values need no replacement."""
     stood_for: tuple[str, ...] = ()
     """Flags of now that its true switched on, whatever theirs said."""
@@ -183,7 +186,7 @@ class Setting:
     """Kind of collectives that it merges up to so many bytes: more than all of the program is no other value."""
     pool_step_mib: int = 0
     """Steps of its values, if it is memory for all collectives of the program; else 0."""
-    together: Mapping[str, str] = field(default_factory=dict)
+    together: Mapping[str, str] = {}
     """Settings that it needs or profits from, with values: a published set with it is tried with these."""
     sources: tuple[str, ...] = ()
     source_line: str = ""
@@ -198,15 +201,12 @@ class Setting:
 
     def default_in(self, version: str) -> str | None:
         """Default on this jaxlib; None if the catalogue gives none."""
-        fitting = [v for v in self.defaults if not v or not older(version, v)]
+        fitting = [v for v in self.defaults if not older(version, v)]
         return self.defaults[max(fitting, key=release_of)] if fitting else None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(BaseModel, frozen=True, extra="forbid"):
     """Source of a fact; `docs/ask_builds.py` read it at `commit`, if it did."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     title: str
@@ -230,7 +230,7 @@ class Catalog(dict[str, Setting]):
     @property
     def groups(self) -> tuple[str, ...]:
         """Searchable groups: those with a setting of tier tune or numerics."""
-        return tuple(sorted({s.group for s in self.values() if s.tier in (Tier.TUNE, Tier.NUMERICS)}))
+        return tuple(sorted({s.group for s in self.values() if s.tier in SEARCHED}))
 
     def find(self, name: str) -> Setting:
         """Finds a setting by name, with or without dashes and value; SettingError if the catalogue lacks it."""
@@ -258,16 +258,20 @@ def load_catalog() -> Catalog:
     sources = read_entries("sources.toml", Source)
     written = _written()
     rules = _read_tables(DATA / "names.toml")
-    facts: dict[str, dict[str, Any]] = {}
+    facts: Tables = {}
     for source in ("xla", "nccl-source"):
         asked = read_asked(source)
-        sources[source] = replace(sources[source], commit=asked["commit"])
+        sources[source] = sources[source].model_copy(update={"commit": asked["commit"]})
         facts |= {n: fact for n, fact in asked["settings"].items() if n in written or "removed" not in fact}
-    entries: dict[str, Mapping[str, Any]] = {}
+    entries: Tables = {}
     for name in {**written, **facts}:
         by_name = (keys for pattern, keys in rules.items() if re.fullmatch(pattern, name))
         entries[name] = ChainMap(written.get(name, {}), facts.get(name, {}), *by_name)
     return Catalog(_named(entries, Setting, "flags").values(), sources)
+
+
+Tables = dict[str, MutableMapping[str, Any]]
+"""Tables of a TOML file, by name."""
 
 
 def read_asked(source: str) -> dict[str, Any]:
@@ -275,7 +279,7 @@ def read_asked(source: str) -> dict[str, Any]:
     return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
 
 
-def _written() -> dict[str, dict[str, Any]]:
+def _written() -> Tables:
     """Reads what is written by hand of each setting."""
     written = _read_tables(DATA / "flags")
     for group, tiers in _read_tables(DATA / "meanings.toml").items():
@@ -286,7 +290,7 @@ def _written() -> dict[str, dict[str, Any]]:
     return written
 
 
-def _read_tables(place: Traversable) -> dict[str, dict[str, Any]]:
+def _read_tables(place: Traversable) -> Tables:
     """Reads the tables of a TOML file, or of all files of a folder in the order of their names."""
     files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
     return {name: table for path in files for name, table in tomllib.loads(path.read_text("utf-8")).items()}
@@ -302,7 +306,7 @@ def read_data(path: Traversable, kind: type[T]) -> T:
     return _fit(_read_tables(path), kind, path.name)
 
 
-def _named(tables: Mapping[str, Mapping[str, Any]], kind: type[T], where: str) -> dict[str, T]:
+def _named(tables: Tables, kind: type[T], where: str) -> dict[str, T]:
     named = {name: {"name": name, **table} for name, table in tables.items()}
     return _fit(named, dict[str, kind], where)  # type: ignore[valid-type]
 
@@ -317,11 +321,8 @@ def _fit(data: object, kind: type[T], where: str) -> T:
         raise SettingError(f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class Recipe(BaseModel, frozen=True, extra="forbid"):
     """One published flag set, unchanged."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
     source: str
@@ -329,7 +330,7 @@ class Recipe:
     date: str
     """Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026."""
     flags: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = {}
     for_hardware: str = ""
     """Hardware of its authors; may be empty."""
     note: str = ""
@@ -341,8 +342,7 @@ class Recipe:
         return FlagSet.parse(self.flags).merge(named)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Symptom:
+class Symptom(BaseModel, frozen=True, extra="forbid"):
     """A performance problem, and the groups of settings that may help."""
 
     name: str

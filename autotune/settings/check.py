@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -13,9 +13,10 @@ from autotune.machine.environment import caller_environment
 from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
+from autotune.model.texts import Note
 from autotune.settings.assignments import COMPUTED, UNREAD, is_setting, read_assignments
 from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe
-from autotune.settings.known import KnownSetting, KnownSettings, Pair, renamed_value
+from autotune.settings.known import KnownSetting, KnownSettings, Pair
 
 
 class SettingVerdict(StrEnum):
@@ -58,9 +59,13 @@ class SettingCheck:
     """Name and value to write instead; None if there is none, or the setting can go."""
 
 
-def check_settings(settings: Mapping[str, str], known: KnownSettings) -> tuple[SettingCheck, ...]:
+Checks = list[SettingCheck]
+"""Verdicts in the order in which the settings stand."""
+
+
+def check_settings(settings: Mapping[str, str], known: KnownSettings) -> Checks:
     """Checks every setting of a set, in its order."""
-    return tuple(check_setting(name, value, known) for name, value in settings.items())
+    return [check_setting(name, value, known) for name, value in settings.items()]
 
 
 def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool = False) -> SettingCheck:
@@ -71,19 +76,20 @@ def check_setting(name: str, value: str, known: KnownSettings, *, as_flag: bool 
     is_missing = not exists and (name[:4] == "jax_" or not is_variable or setting.entry.tier is Tier.REMOVED)
     if COMPUTED in value and (exists or (setting.is_catalogued and not as_flag)):
         return SettingCheck(name, value, *_NAME_ONLY)
-    refused, replacement = setting.refused(value), known.replacement(setting, value)
+    refused = setting.refused(value)
+    replacement = setting.replacement(value)
     if is_missing:
-        judged = _judge_missing(setting, replacement, known, as_flag=as_flag)
+        judged = _judge_missing(setting, replacement, as_flag=as_flag)
     elif refused:
         named = setting.legal_values and "legal" not in refused
         advice = f"legal: {', '.join(setting.legal_values)}" if named else "mend the value"
         judged = SettingVerdict.BAD_VALUE, refused, advice
-    elif setting.is_flag and known.is_older_name(setting):
+    elif setting.is_older_name:
         advice = "write the new name" if replacement is not None else "remove it: that is the default"
-        new = f"{setting.entry.renamed_to}={renamed_value(setting.entry, value)}"
+        new = f"{setting.entry.renamed_to}={setting.renamed_value(value)}"
         judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
     else:
-        judged = (None if exists else _judge_variable(setting, value, known)) or _judge(setting, value, known)
+        judged = (None if exists else _judge_variable(setting, value)) or _judge(setting, value)
     starts = is_variable if is_missing else not (refused and (exists or setting.entry.words))
     instead = replacement if judged[0] is SettingVerdict.RENAMED else None
     return SettingCheck(name, value, *judged, starts=starts, replacement=instead)
@@ -94,7 +100,7 @@ def for_build(
     known: KnownSettings,
     *,
     over: FlagSet | None = None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> FlagSet:
     """Translates a set to the installed build: new names, without no-ops, wrong and dangerous values.
 
@@ -103,18 +109,18 @@ def for_build(
         note: Called for each setting that is renamed or left out, except for default values.
     """
     kept: dict[str, str] = {}
-    for found in check_settings(_spelled_out(settings, known, note), known):
-        check, name, value = found, found.name, found.value or ""
-        if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
-            name, value = check.replacement
+    for old_name, old_value in _spelled_out(settings, known, note).items():
+        check = check_setting(old_name, old_value, known)
+        name, value = check.replacement or (old_name, old_value)
+        if name != old_name:
             check = check_setting(name, value, known)
         if check.verdict is SettingVerdict.ALREADY_DEFAULT and name not in (over or ()):
             continue
         if check.verdict not in (SettingVerdict.ALREADY_DEFAULT, SettingVerdict.EFFECTIVE):
-            note(f"{found.name} is left out: {check.reason}")
+            note(f"{old_name} is left out: {check.reason}")
             continue
-        if name != found.name:
-            note(f"{found.name} is taken as {name}={value}")
+        if name != old_name:
+            note(f"{old_name} is taken as {name}={value}")
         flag = known.build.flags.get(name)
         # Several old switches may have become items of one list.
         merged = name in kept and flag is not None and flag.repeated
@@ -122,61 +128,60 @@ def for_build(
     return FlagSet(kept)
 
 
-def _spelled_out(settings: FlagSet, known: KnownSettings, note: Callable[[str], None]) -> FlagSet:
+def _spelled_out(settings: FlagSet, known: KnownSettings, note: Note) -> FlagSet:
     """Writes for each switch that the build lacks the flags of now for which it stood."""
     for name, value in settings.items():
-        entry, build = known[name].entry, known.build.flags
-        if entry.stood_for and not known[name].exists and value.lower() in ("true", "1"):
-            flags = {n: "true" for n in entry.stood_for if n in build}
+        stood_for = known[name].entry.stood_for
+        if stood_for and not known[name].exists and value.lower() in ("true", "1"):
+            flags = {flag: "true" for flag in stood_for if flag in known.build.flags}
             settings = settings.without(name).merge(flags)
             note(f"{name} is taken as {FlagSet(flags)}")
     return settings
 
 
-def _judge(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement:
+def _judge(setting: KnownSetting, value: str) -> Judgement:
     """Judges a value that the process takes."""
+    entry = setting.entry
     is_default = setting.is_default(value)
-    is_cache = setting.entry.danger.startswith(OF_CACHES)
-    if setting.entry.danger and not is_default and not is_cache:
-        return SettingVerdict.DANGEROUS, setting.entry.danger, _IN_TRAINING
+    is_cache = entry.danger.startswith(OF_CACHES)
+    if entry.danger and not is_default and not is_cache:
+        return SettingVerdict.DANGEROUS, entry.danger, _IN_TRAINING
     if problem := setting.out_of_range(value):
         passes = "; the parser lets it pass" if setting.is_flag else ""
-        name = f"write {setting.entry.renamed_to} with" if setting.entry.renamed_to else "use"
+        name = f"write {entry.renamed_to} with" if entry.renamed_to else "use"
         return SettingVerdict.BAD_VALUE, f"{problem}{passes}", f"{name} a value in range"
-    if reason := _never_acts(setting, known.build.build) or setting.entry.against.get(value.upper(), ""):
+    if reason := _never_acts(setting) or entry.against.get(value.upper(), ""):
         return SettingVerdict.NO_EFFECT, reason, "remove it"
     default = "it is unset by default" if setting.default is None else f"the default is {setting.default!r}"
     if is_default:
         return SettingVerdict.ALREADY_DEFAULT, default, "remove it"
     for_studies = "leave it out of studies: results of another run would decide" if is_cache else ""
-    beware = next((why for words, why in setting.entry.beware.items() if re.fullmatch(words, value, re.I)), "")
-    needs = f"it needs {'; '.join(setting.entry.needs)}" if setting.entry.needs else ""
-    avoided = known.avoided(setting.entry, value) or beware or needs or for_studies
+    beware = next((why for words, why in entry.beware.items() if re.fullmatch(words, value, re.I)), "")
+    needs = f"it needs {'; '.join(entry.needs)}" if entry.needs else ""
+    avoided = setting.avoided(value) or beware or needs or for_studies
     if not setting.exists:
         return SettingVerdict.EFFECTIVE, "read from the environment", avoided
-    acts = "changes the resolved options" if setting.is_flag else f"jax {known.build.jax} reads it"
+    acts = "changes the resolved options" if setting.is_flag else f"jax {setting.among.build.jax} reads it"
     return SettingVerdict.EFFECTIVE, f"{acts}; {default}", avoided
 
 
-def _never_acts(setting: KnownSetting, build: str) -> str:
+def _never_acts(setting: KnownSetting) -> str:
     """Why a setting does nothing in any program; empty if it may act."""
-    entry, flag = setting.entry, setting.flag
+    entry = setting.entry
     if entry.tier is Tier.NOOP:
         return entry.summary.rstrip(".")
     if entry.platform in NEVER_SEARCHED:
         return NEVER_SEARCHED[entry.platform]
-    return f"{build} takes it and stores it nowhere" if flag is not None and not flag.sets else ""
+    return f"{setting.among.build.build} takes it and stores it nowhere" if setting.is_stored_nowhere else ""
 
 
-def _judge_missing(
-    setting: KnownSetting, replacement: Pair | None, known: KnownSettings, *, as_flag: bool
-) -> Judgement:
+def _judge_missing(setting: KnownSetting, replacement: Pair | None, *, as_flag: bool) -> Judgement:
     """Judges a name that the build lacks, which the parser refuses but an unread variable does not."""
+    build = setting.among.build
+    entry = setting.entry
     if replacement is not None:
         target = "=".join(replacement)
-        reason = f"{known.build.build} does not have it; {target} takes its place"
-        return SettingVerdict.RENAMED, reason, f"write {target}"
-    build, name, entry = known.build, setting.name, setting.entry
+        return SettingVerdict.RENAMED, f"{build.build} does not have it; {target} takes its place", f"write {target}"
     is_other_kind = as_flag and setting.is_catalogued and entry.kind != "xla"
     if setting.flag is not None or is_other_kind:
         kind = "a variable" if is_other_kind else "only a compiler option of one compilation"
@@ -184,22 +189,23 @@ def _judge_missing(
     if setting.is_too_new:
         reason = f"{build.build} does not have it yet; it came with {entry.since}"
         return SettingVerdict.UNKNOWN, reason, "remove it, or upgrade jax"
-    if setting.is_catalogued or name in build.removed:
+    if setting.is_catalogued or setting.name in build.removed:
         what = entry.summary.rstrip(".") or "an XLA flag of other releases"
         return SettingVerdict.REMOVED, f"{build.build} does not have it: {what}", "remove it"
-    reason = f"{build.build} does not know it{known.hint(setting, as_flag=as_flag)}"
+    reason = f"{build.build} does not know it{setting.hint(as_flag=as_flag)}"
     return SettingVerdict.UNKNOWN, reason, "correct the name or remove it"
 
 
-def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> Judgement | None:
+def _judge_variable(setting: KnownSetting, value: str) -> Judgement | None:
     """Judges the name of an environment variable by the catalogue; None if its value decides."""
     entry = setting.entry
+    build = setting.among.build
     if not setting.is_catalogued:
         advice = "check the spelling; nobody complains about a variable that nobody reads"
-        return SettingVerdict.UNKNOWN, f"not in the catalogue{known.hint(setting)}", advice
+        return SettingVerdict.UNKNOWN, f"not in the catalogue{setting.hint()}", advice
     if setting.is_too_new:
-        return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {known.build.nccl}", "upgrade NCCL"
-    if entry.platform == "cuda" and known.build.platform == "cpu" and not entry.danger:
+        return SettingVerdict.NO_EFFECT, f"came with {entry.since}, installed is {build.nccl}", "upgrade NCCL"
+    if entry.platform == "cuda" and build.platform == "cpu" and not entry.danger:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
     if entry.renamed_to and not entry.danger and not setting.out_of_range(value):
         advice = "write the new name; setting both is an error"
@@ -207,10 +213,11 @@ def _judge_variable(setting: KnownSetting, value: str, known: KnownSettings) -> 
     return None
 
 
-def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
+def check_xla_flags(text: str, known: KnownSettings) -> Checks:
     """Checks an XLA_FLAGS text token by token, as XLA reads it, with repetitions and stray words."""
-    checks: list[SettingCheck] = []
-    ignored_from, merged = "", dict[str, str]()
+    checks = []
+    ignored_from = ""
+    merged: dict[str, str] = {}
     for token in parse_tokens(re.sub(rf"(?<!\S)(?:--{COMPUTED}\S*|{COMPUTED}+)", "", text)):
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
@@ -229,32 +236,27 @@ def check_xla_flags(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]
             checks.append(SettingCheck(token.name, None, SettingVerdict.BAD_VALUE, reason, advice, starts=False))
             continue
         value = "true" if token.value is None else token.value
-        if token.name in merged:
-            whole = combine(token.name, merged[token.name], value)
-            if whole == value:
-                checks = [_overridden(c, value) if c.name == token.name and c.starts else c for c in checks]
-            value = whole
-        merged[token.name] = value
-        checks.append(replace(check_setting(token.name, value, known, as_flag=True), value=token.value))
-    return tuple(checks)
-
-
-def _overridden(check: SettingCheck, value: str) -> SettingCheck:
-    """Marks a flag whose whole value a later one replaces."""
-    reason = f"a later --{check.name}={value} overrides it"
-    return SettingCheck(check.name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
+        whole = combine(token.name, merged.get(token.name), value)
+        if whole == value:  # which replaces the earlier ones
+            reason = f"a later --{token.name}={value} overrides it"
+            for at, check in enumerate(checks):
+                if check.name == token.name and check.starts:
+                    checks[at] = SettingCheck(check.name, check.value, SettingVerdict.NO_EFFECT, reason, "remove it")
+        merged[token.name] = whole
+        checks.append(replace(check_setting(token.name, whole, known, as_flag=True), value=token.value))
+    return checks
 
 
 def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> SettingCheck:
     """Checks a token that does not begin with two dashes."""
-    names = list(known.build.flags)
+    flags = known.build.flags
     meant = f"--{token.name}" + ("" if token.value is None else f"={token.value}")
-    advice = f"write {meant}" if token.name in names else f"remove it{close_matches(token.name, names)}"
+    advice = f"write {meant}" if token.name in flags else f"remove it{close_matches(token.name, flags)}"
+    starts = False
     if token.text.startswith("-"):
-        reason, starts = "one dash is not enough: the parser refuses it", False
+        reason = "one dash is not enough: the parser refuses it"
     elif first:
         reason = "the text must begin with --, or XLA takes all of it for the name of a file"
-        starts = False
     else:
         reason = "no dashes: XLA stops reading here and drops the rest without a word"
         starts = True
@@ -263,10 +265,10 @@ def _check_stray(token: FlagToken, *, first: bool, known: KnownSettings) -> Sett
     return SettingCheck(token.name, token.value, SettingVerdict.UNKNOWN, reason, advice, starts)
 
 
-def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None] = lambda text: None) -> FlagSet:
+def migrate_text(text: str, known: KnownSettings, *, note: Note = lambda text: None) -> FlagSet:
     """Translates the settings of a script to the installed build; `note` tells what is renamed, left out or unknown."""
     _refuse_alternatives(text)
-    asked = dict[str, str]()
+    asked: dict[str, str] = {}
     for check in check_text(text, known):
         name, value = check.name, "true" if check.value is None else check.value
         may_be_set = name.startswith(("xla_", "jax_")) or is_variable(name)
@@ -274,25 +276,29 @@ def migrate_text(text: str, known: KnownSettings, *, note: Callable[[str], None]
         if is_left or COMPUTED in value or not may_be_set:
             note(f"{name} stays where it is: {check.reason}")
         else:
-            asked[name] = combine(name, asked[name], value) if name in asked else value
+            asked[name] = combine(name, asked.get(name), value)
     return for_build(FlagSet(asked), known, note=note)
 
 
 def _refuse_alternatives(text: str) -> None:
     """Refuses a text of which only a run would tell which value of a setting counts, by a SettingError with lines."""
-    values = dict[str, str | None]()
+    values: dict[str, str | None] = {}
     for variable, value in read_assignments(text):
         tokens = {t.name: t.value for t in parse_tokens(value)} if variable == "XLA_FLAGS" else {variable: value}
         for name, given in tokens.items() if variable not in UNREAD else ():
             if values.setdefault(name, given) != given:
-                lines = [str(at) for at, line in enumerate(text.splitlines(), 1) if name in line]
                 raise SettingError(
-                    f"{name} must have one value but gets {values[name]!r} and {given!r} (lines {', '.join(lines)}); "
+                    f"{name} must have one value but gets {values[name]!r} and {given!r} ({_lines_with(name, text)}); "
                     "take out what does not count, then migrate the rest"
                 )
 
 
-def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
+def _lines_with(word: str, text: str) -> str:
+    """Formats the numbers of the lines of a text that hold a word."""
+    return "lines " + ", ".join(str(at) for at, line in enumerate(text.splitlines(), 1) if word in line)
+
+
+def check_text(text: str, known: KnownSettings) -> Checks:
     """Checks what a script of any language sets, and names the settings in it that no assignment holds."""
     found = read_assignments(text)
     if re.search(r"xla_gpu_|\bNCCL_|\bCUDA_|XLA_PYTHON_CLIENT_", text) and ("JAX_PLATFORMS", "cpu") not in found:
@@ -303,15 +309,14 @@ def check_text(text: str, known: KnownSettings) -> tuple[SettingCheck, ...]:
     for match in dict.fromkeys(re.findall(r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b", bare)):
         name = match.removeprefix("--")
         if name not in read and name.upper() != "XLA_FLAGS" and (match[:2] == "--" or _name_of(name) in known.catalog):
-            lines = [str(at) for at, line in enumerate(text.splitlines(), 1) if match in line]
-            advice = f"lines {', '.join(lines)}; give it to `autotune flags check '{match}=VALUE'`"
-            checks += (SettingCheck(_name_of(name), None, SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice),)
+            advice = f"{_lines_with(match, text)}; give it to `autotune flags check '{match}=VALUE'`"
+            checks.append(SettingCheck(_name_of(name), None, SettingVerdict.NOT_JUDGED, _NOT_ASSIGNED, advice))
     return checks
 
 
-def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -> tuple[SettingCheck, ...]:
+def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -> Checks:
     """Checks the variables that the catalogue, the build or a typo's neighbours know, and each flag of XLA_FLAGS."""
-    checks: list[SettingCheck] = []
+    checks: Checks = []
     for variable, value in assigned:
         name = _name_of(variable)
         if variable == "XLA_FLAGS":
@@ -321,9 +326,9 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
                 checks.append(SettingCheck(name, given, SettingVerdict.NO_EFFECT, UNREAD[variable]))
         elif variable == "LIBTPU_INIT_ARGS":
             checks.append(SettingCheck(name, value, SettingVerdict.NOT_JUDGED, _OF_LIBTPU))
-        elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known.hint(known[name])):
+        elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known[name].hint()):
             checks.append(check_setting(name, value, known))
-    return tuple(dict.fromkeys(checks))
+    return list(dict.fromkeys(checks))
 
 
 def _name_of(variable: str) -> str:
@@ -332,7 +337,7 @@ def _name_of(variable: str) -> str:
 
 def check_given(
     known: KnownSettings, *, flags: Sequence[str], recipe: str | None, file: Path | None, from_environment: bool
-) -> tuple[SettingCheck, ...]:
+) -> Checks:
     """Checks either flags, a recipe, a script, or the caller's environment; SettingError unless one is given."""
     if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
@@ -358,7 +363,7 @@ def read_script(file: Path) -> str:
 def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
     """Formats setting, verdict, whether it starts, and reason with advice."""
     verdict = str(check.verdict)
-    if check.verdict is SettingVerdict.RENAMED and check.replacement is not None:
+    if check.replacement is not None:
         verdict = f"renamed -> {check.replacement[0]}"
     value = "" if check.value is None else f"={check.value}"
     reason = "; ".join(filter(None, (check.reason, check.advice)))

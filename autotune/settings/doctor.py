@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 
+from autotune.machine.environment import Environment
 from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
 from autotune.machine.host import packages_of
 from autotune.model.files import packaged_template
 from autotune.model.units import format_bytes
 from autotune.settings.catalog import DATA, read_data
-from autotune.settings.check import SettingCheck, check_variables
+from autotune.settings.check import Checks, check_variables
 from autotune.settings.known import KnownSettings
 
 _MISSING = "not installed"
@@ -67,14 +68,14 @@ class Diagnosis:
     gpus: tuple[Gpu, ...]
     places: tuple[str, ...]
     """Schedulers and containers: SLURM, Docker, Kubernetes ..."""
-    steering: tuple[SettingCheck, ...]
+    steering: Checks
     """Verdicts on variables of the environment that steer XLA, NCCL or JAX."""
     findings: tuple[Finding, ...]
 
 
 def diagnose(
     python: str,
-    environment: Mapping[str, str],
+    environment: Environment,
     *,
     known: KnownSettings | None,
     run: Runner = run_program,
@@ -86,7 +87,7 @@ def diagnose(
     is_asked = not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
     if gpus:
         versions["driver"] = gpus[0].driver
-    steering = check_variables(environment.items(), known) if known is not None else ()
+    steering = check_variables(environment.items(), known) if known is not None else []
     findings = [
         *([_why_no_gpu(environment, root)] if is_asked and not gpus else []),
         *([_finding("no_jaxlib", python=python)] if known is None else []),
@@ -108,7 +109,7 @@ def diagnose(
 
 
 def gpu_findings(
-    python: str, environment: Mapping[str, str], *, run: Runner = run_program, root: Path = Path("/")
+    python: str, environment: Environment, *, run: Runner = run_program, root: Path = Path("/")
 ) -> list[Finding]:
     """Finds what keeps JAX from a requested GPU; see `diagnose`."""
     gpus, versions = find_gpus(run), find_versions(python, run)
@@ -118,20 +119,20 @@ def gpu_findings(
 
 def find_versions(python: str, run: Runner) -> dict[str, str]:
     """Finds the versions of the software that a measurement depends on."""
-    packages = _KNOWN.packages
+    versions = dict.fromkeys(("Python", *_KNOWN.packages), _MISSING)
     try:
-        here = packages_of(python, [n for group in packages.values() for n in group], run=run)
+        here = packages_of(python, [n for group in _KNOWN.packages.values() for n in group], run=run)
     except ValueError:
-        return {"Python": "cannot be started", **dict.fromkeys(packages, _MISSING)}
-    found = {"Python": here.python}
-    for label, group in packages.items():
-        name = next((n for n in group if n in here.versions), None)
-        shown = f"{here.versions[name]} ({name})" if name and len(group) > 1 else here.versions.get(group[0])
-        found[label] = shown or _MISSING
-    return found
+        return {**versions, "Python": "cannot be started"}
+    versions["Python"] = here.python
+    for label, group in _KNOWN.packages.items():
+        installed = [name for name in group if name in here.versions]
+        for name in installed[:1]:
+            versions[label] = f"{here.versions[name]} ({name})" if len(group) > 1 else here.versions[name]
+    return versions
 
 
-def find_places(environment: Mapping[str, str], root: Path) -> list[Place]:
+def find_places(environment: Environment, root: Path) -> list[Place]:
     """Finds schedulers and containers by variables and files, the innermost first."""
     return [p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file()]
 
@@ -163,7 +164,7 @@ def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: 
         yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
 
 
-def _why_no_gpu(environment: Mapping[str, str], root: Path) -> Finding:
+def _why_no_gpu(environment: Environment, root: Path) -> Finding:
     """Why a requested GPU is missing: hidden, not given to the container or job, or no driver."""
     if are_hidden(environment):
         return _finding("hidden", visible=environment["CUDA_VISIBLE_DEVICES"])
@@ -174,14 +175,14 @@ def _why_no_gpu(environment: Mapping[str, str], root: Path) -> Finding:
     return _finding("no_gpu")
 
 
-def _environment_findings(environment: Mapping[str, str], steering: Sequence[SettingCheck]) -> Iterator[Finding]:
+def _environment_findings(environment: Environment, steering: Checks) -> Iterator[Finding]:
     if refused := [c.name for c in steering if not c.starts]:
         yield _finding("refused", names=", ".join(refused))
     if environment.get("JAX_COMPILATION_CACHE_DIR"):
         yield _finding("cache")
 
 
-def nccl_file_findings(environment: Mapping[str, str], root: Path = Path("/")) -> Iterator[Finding]:
+def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
     user_file = environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
     for path in (Path(user_file), root / "etc/nccl.conf"):

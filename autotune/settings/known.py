@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from autotune.model.errors import close_matches
 from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
-from autotune.settings.probe import FlagInfo, ProbeReport
+from autotune.settings.probe import FlagInfo, ProbeReport, Spellings
 
 Pair = tuple[str, str]
 
@@ -16,11 +17,11 @@ _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
 }
-_BOOLEANS = ("true", "True", "1", "false", "False", "0")
+_BOOLEANS = {**dict.fromkeys(("true", "True", "1"), "true"), **dict.fromkeys(("false", "False", "0"), "false")}
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
-_SHOWN_APART = frozenset({"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"})
+_SHOWN_APART = {"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"}
 """Fields that `flags show` formats in another way."""
 
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
@@ -30,8 +31,7 @@ UNSET = "(unset)"
 """Default in the catalogue of a setting that is unset by default."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownSetting:
+class KnownSetting(NamedTuple):
     """A setting joined from catalogue, build and jax, each of which may lack it."""
 
     name: str
@@ -42,7 +42,8 @@ class KnownSetting:
     option: FlagInfo | None
     default: str | None
     """None if unset is a state of its own, or unknown."""
-    build: ProbeReport
+    among: KnownSettings
+    """All settings of the same build."""
 
     @property
     def is_flag(self) -> bool:
@@ -60,26 +61,35 @@ class KnownSetting:
         return bool(self.entry.summary)
 
     @property
-    def type(self) -> str:
-        """Type of its values, preferably from the build."""
-        return (self.flag or self.option or self.entry).type
+    def is_stored_nowhere(self) -> bool:
+        """Whether the build takes it without any effect."""
+        return self.flag is not None and not self.flag.sets
 
     @property
-    def spellings(self) -> Mapping[str, str]:
+    def type(self) -> str:
+        """Type of its values, preferably from the build."""
+        return (self.info or self.entry).type
+
+    @property
+    def info(self) -> FlagInfo | None:
+        """What the build or jax says of it."""
+        return self.flag or self.option
+
+    @property
+    def spellings(self) -> Spellings:
         """Further spellings of values to the value."""
+        if self.type == "bool":
+            return _BOOLEANS if self.option is None else _JAX_BOOLEANS
         return self.flag.spellings if self.flag is not None else {}
 
     @property
     def legal_values(self) -> tuple[str, ...]:
         """Values listed by the build or jax."""
-        said = self.flag or self.option
-        return said.values if said is not None else ()
+        return self.info.values if self.info is not None else ()
 
     def is_default(self, value: str) -> bool:
         """Whether a value is the default."""
-        if self.option is not None and self.type == "bool":
-            value = _JAX_BOOLEANS.get(value.lower(), value)
-        return is_default(value, self.default, self.type, self.spellings)
+        return is_default(value, self.default, self.spellings)
 
     def refused(self, value: str) -> str:
         """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
@@ -89,10 +99,10 @@ class KnownSetting:
             return _words_problem(value, self.entry.words)
         if self.entry.words and value.lower() not in self.entry.words:
             return f"must be one of {', '.join(self.entry.words)}, not {value!r}"
-        if self.option is not None and self.legal_values and value not in self.legal_values:
+        if self.legal_values and value not in self.legal_values:
             return f"has no value {value!r}{close_matches(value, self.legal_values)}"
         if self.option is not None and self.type == "bool":
-            return "" if value.lower() in _JAX_BOOLEANS else "must be true or false"
+            return "" if value.lower() in self.spellings else "must be true or false"
         if self.entry.kind == "env" and self.type == "bool" and value not in _BOOLEANS:
             return f"must be true or false; what is neither, such as {value!r}, counts as true"
         return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
@@ -112,8 +122,53 @@ class KnownSetting:
     def is_too_new(self) -> bool:
         """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
         library, _, release = self.entry.since.rpartition(" ")
-        here = {"": self.build.jaxlib, "NCCL": self.build.nccl}.get(library)
+        here = {"": self.among.build.jaxlib, "NCCL": self.among.build.nccl}.get(library)
         return here is not None and older(here, release)
+
+    def avoided(self, value: str) -> str:
+        """Why it should not have a value on the target, as a clause; empty if it may."""
+        target = self.among.target
+        return f"on {target} leave it unset" if target in self.entry.not_on.get(value, ()) else ""
+
+    @property
+    def is_older_name(self) -> bool:
+        """Whether it is a flag that sets what has a newer name in the build."""
+        is_alias = self.flag is not None and self.flag.in_xla_flags and self.flag.sets != (self.name,)
+        return is_alias and self.entry.renamed_to in self.among.build.flags
+
+    def renamed_value(self, value: str) -> str | None:
+        """The value of the newer name; None if the value needs no replacement."""
+        return self.entry.renamed_values.get(canonical_value(value, self.spellings))
+
+    def replacement(self, value: str) -> Pair | None:
+        """Name and value to write instead: the newer name, or on an old build the older one."""
+        newer = self.entry.renamed_to
+        if newer and self.entry.kind == "env":
+            return newer, value
+        if newer in self.among.build.flags:
+            new = self.renamed_value(value)
+            if new is None or (self.is_flag and self.among[newer].is_default(new)):
+                return None
+            return newer, new
+        return None if self.is_flag else self._older_pair(value)
+
+    def _older_pair(self, value: str) -> Pair | None:
+        """The older name and value of a setting that the build does not have yet."""
+        for old in self.among.catalog.values():
+            if old.renamed_to != self.name or not self.among[old.name].is_flag:
+                continue
+            for old_value, new_value in old.renamed_values.items():
+                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
+                    return old.name, old_value
+        return None
+
+    def hint(self, *, as_flag: bool = False) -> str:
+        """Close matches of an unknown name, as a clause; only of the build for a name in XLA_FLAGS."""
+        if self.exists or self.is_catalogued:
+            return ""
+        build = self.among.build
+        is_of_build = as_flag or self.name.startswith(("xla_", "jax_"))
+        return close_matches(self.name, [*build.flags, *build.jax_options] if is_of_build else self.among.catalog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,76 +194,28 @@ class KnownSettings:
             default = option.default if name != "jax_platforms" else None  # that of the process that was asked
         else:
             default = entry.default_in(self.build.jaxlib)
-        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, build=self.build)
-
-    def avoided(self, entry: Setting, value: str) -> str:
-        """Why a setting should not have a value on the target, as a clause; empty if it may."""
-        return f"on {self.target} leave it unset" if self.target in entry.not_on.get(value, ()) else ""
-
-    def is_older_name(self, setting: KnownSetting) -> bool:
-        """Whether it is an older name of a setting of the build."""
-        is_own = setting.flag is not None and setting.flag.sets == (setting.name,)
-        return setting.entry.renamed_to in self.build.flags and not is_own
-
-    def replacement(self, setting: KnownSetting, value: str) -> Pair | None:
-        """Name and value to write instead: the newer name, or on an old build the older one."""
-        entry = setting.entry
-        if entry.renamed_to and entry.kind == "env":
-            return entry.renamed_to, value
-        if entry.renamed_to in self.build.flags:
-            new = renamed_value(entry, value)
-            if new is None or (setting.is_flag and self[entry.renamed_to].is_default(new)):
-                return None
-            return entry.renamed_to, new
-        return None if setting.is_flag else self._older_pair(setting.name, value)
-
-    def _older_pair(self, name: str, value: str) -> Pair | None:
-        """The older name and value of a setting that the build does not have yet."""
-        for old in self.catalog.values():
-            if old.renamed_to != name or not self[old.name].is_flag:
-                continue
-            for old_value, new_value in old.renamed_values.items():
-                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
-                    return old.name, old_value
-        return None
-
-    def hint(self, setting: KnownSetting, *, as_flag: bool = False) -> str:
-        """Close matches of an unknown name, as a clause; only of the build for a name in XLA_FLAGS."""
-        if setting.exists or setting.is_catalogued:
-            return ""
-        is_of_build = as_flag or setting.name.startswith(("xla_", "jax_"))
-        names = [*self.build.flags, *self.build.jax_options] if is_of_build else self.catalog
-        return close_matches(setting.name, names)
+        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, among=self)
 
 
-def renamed_value(entry: Setting, value: str) -> str | None:
-    """A value of the newer name; None if the value needs no replacement."""
-    return entry.renamed_values.get(canonical_value(value, entry.type, {}))
-
-
-def canonical_value(value: str, type: str, spellings: Mapping[str, str]) -> str:
+def canonical_value(value: str, spellings: Spellings) -> str:
     """Normalizes a value for comparison: ``1`` to ``true``, enum items to the spelling of `FlagInfo.values`."""
-    if type == "bool":
-        return {"1": "true", "0": "false"}.get(value, value.lower())
-    if not spellings:
-        return value
     items = []
     for item in value.split(","):
-        sign = item[:1] if item[:1] in ("+", "-") else ""
-        bare = item.removeprefix(sign)
+        bare = item.lstrip("+-")
+        sign = item.removesuffix(bare)
         items.append(sign + spellings.get(bare, spellings.get(bare.lower(), bare)))
     return ",".join(items)
 
 
-def is_default(value: str, default: str | None, type: str, spellings: Mapping[str, str]) -> bool:
-    """Whether a value is the default."""
+def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
+    """Whether a value is the default, whose items may have another order where they have `spellings`."""
     if default is None or default == UNSET:
         return False
-    value, default = (canonical_value(v, type, spellings) for v in (value, default))
+    if spellings:
+        items, default_items = (sorted(canonical_value(text, spellings).split(",")) for text in (value, default))
+        return items == default_items
     if is_number(value) and is_number(default):
         return float(value) == float(default)
-    if type == "enum":
-        return sorted(value.split(",")) == sorted(default.split(","))
     return value == default
 
 
@@ -238,7 +245,7 @@ def _words_problem(value: str, words: Sequence[str]) -> str:
 def _flag_problem(value: str, flag: FlagInfo) -> str:
     """Why the XLA_FLAGS parser refuses a value, as a clause; empty if it accepts it."""
     if flag.type == "bool":
-        word = {"1": "true", "0": "false"}.get(value, value.lower())
+        word = canonical_value(value, _BOOLEANS)
         if word not in ("true", "false"):
             return "must be true or false"
         if flag.values and word not in flag.values:
@@ -274,15 +281,14 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
     """Formats what the build and the catalogue say, under their own names, as (label, text); texts may be empty."""
     setting = known[entry.name]
-    info = setting.flag or setting.option
     place = "an environment variable" if entry.kind == "env" else f"{known.build.build} does not have it"
-    if info is not None:
+    if setting.info is not None:
         place = known.build.build
     sources = [known.catalog.sources[s] for s in entry.sources]
     return [
         ("in this build", place),
         ("type", setting.type),
-        *(_fields(info) if info is not None else ()),
+        *(_fields(setting.info) if setting.info is not None else ()),
         ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
         *_fields(entry),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
@@ -292,8 +298,8 @@ def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
 
 def _fields(said: Setting | FlagInfo) -> list[Pair]:
     """Formats the fields that differ from their defaults, under their own names."""
-    values = {f.name: getattr(said, f.name) for f in fields(said) if getattr(said, f.name) != f.default}
-    return [(name.replace("_", " "), _in_words(value)) for name, value in values.items() if name not in _SHOWN_APART]
+    values = said.model_dump(exclude_defaults=True, exclude=_SHOWN_APART)
+    return [(name.replace("_", " "), _in_words(value)) for name, value in values.items()]
 
 
 def _in_words(value: object) -> str:

@@ -20,11 +20,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
 from google.protobuf.message import DecodeError
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from autotune.child.packages import CUDA_PLUGINS
 from autotune.child.processes import xla_processes
@@ -37,10 +37,14 @@ from autotune.model.flags import parse_text_proto
 
 SCHEMA_VERSION = 5
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
+"""What no value means for a flag of a type, which is also a legal value of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlagInfo:
+Spellings = Mapping[str, str]
+"""Ways to write values, each with the value."""
+
+
+class FlagInfo(BaseModel, frozen=True):
     """One XLA flag of the installed build, or one option of its jax."""
 
     name: str
@@ -50,7 +54,7 @@ class FlagInfo:
     """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
     values: tuple[str, ...] = ()
     """Legal values of an enum, as XLA_FLAGS spells them; may be unknown. Of a bool that refuses one, the other."""
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    spellings: Spellings = {}
     """Every accepted spelling to its value; lower case if the case is ignored."""
     default: str | None = None
     """JAX's default, as XLA_FLAGS spells it; None if unset."""
@@ -75,6 +79,10 @@ class FlagInfo:
         return _UNSET_MEANS.get(self.type)
 
 
+Flags = Mapping[str, FlagInfo]
+"""Flags or options of a build, by name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
     """All settings of one installed build."""
@@ -88,10 +96,10 @@ class ProbeReport:
     plugin: str | None
     """Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then those of the
     CPU library: both libraries of a release register the same flags."""
-    flags: Mapping[str, FlagInfo] = field(repr=False)
+    flags: Flags = field(repr=False)
     removed: frozenset[str] = field(repr=False)
     """Names that the build reserves because they were removed."""
-    jax_options: Mapping[str, FlagInfo] = field(repr=False)
+    jax_options: Flags = field(repr=False)
     """Options of ``jax.config``; each is set by the environment variable of the same name in upper case."""
     nccl: str | None = None
     """Release of the package of NCCL; None without one, as where a container brings the library."""
@@ -108,18 +116,8 @@ _REPORT = TypeAdapter(ProbeReport)
 _FILE_START = b"\x0a\x0dxla/xla.proto\x12\x03xla"
 # Field 4 (message_type), whose own field 1 (name) is "DebugOptions".
 _MESSAGE_START = re.compile(rb"\x22(?P<length>[\x80-\xff]{0,4}[\x00-\x7f])\x0a\x0cDebugOptions")
-_TYPES = {
-    FieldDescriptorProto.TYPE_DOUBLE: "float",
-    FieldDescriptorProto.TYPE_FLOAT: "float",
-    FieldDescriptorProto.TYPE_INT64: "int64",
-    FieldDescriptorProto.TYPE_UINT64: "int64",
-    FieldDescriptorProto.TYPE_INT32: "int32",
-    FieldDescriptorProto.TYPE_UINT32: "int32",
-    FieldDescriptorProto.TYPE_BOOL: "bool",
-    FieldDescriptorProto.TYPE_MESSAGE: "message",
-    FieldDescriptorProto.TYPE_ENUM: "enum",
-}
-"""Names of `FlagInfo.type`; other types are strings."""
+_ALIKE = {"double": "float", "uint32": "int32", "uint64": "int64"}
+"""Types of a field to what `FlagInfo.type` calls them, where that differs."""
 
 
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
@@ -139,22 +137,19 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
     except DecodeError as error:
         raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}") from error
     enums = {e.name: tuple(v.name for v in e.value) for e in message.enum_type}
-    fields = tuple(
-        FlagInfo(
-            name=f.name,
-            type=_TYPES.get(f.type, "string"),
-            repeated=f.label == FieldDescriptorProto.LABEL_REPEATED,
-            values=enums.get(f.type_name.rpartition(".")[2], ()),
-        )
-        for f in message.field
-    )
-    return fields, frozenset(message.reserved_name)
+    flags = []
+    for option in message.field:
+        kind = FieldDescriptorProto.Type.Name(option.type).removeprefix("TYPE_").lower()
+        is_repeated = option.label == FieldDescriptorProto.LABEL_REPEATED
+        values = enums.get(option.type_name.rpartition(".")[2], ())
+        flags.append(FlagInfo(name=option.name, type=_ALIKE.get(kind, kind), repeated=is_repeated, values=values))
+    return tuple(flags), frozenset(message.reserved_name)
 
 
-def library_strings(library: Path, pattern: bytes) -> set[str]:
-    """Finds whole NUL-terminated strings of a library that match `pattern`."""
+def library_strings(library: Path) -> set[str]:
+    """Finds the whole NUL-terminated strings of a library that may be names of XLA's flags."""
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return {m.decode() for m in re.findall(rb"\x00(" + pattern + rb")(?=\x00)", data)}
+        return {m.decode() for m in re.findall(rb"\x00(xla_[a-z0-9_]+)(?=\x00)", data)}
 
 
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
@@ -168,8 +163,7 @@ _TRIES = 3
 _BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The parser's answer to one text."""
 
     starts: bool
@@ -223,19 +217,23 @@ class ParserProcess:
     def sort_out(self, tokens: Mapping[str, str]) -> tuple[set[str], set[str]]:
         """Finds unknown and refused names among many one-flag texts."""
         names = list(tokens)
-        answer = self.ask(" ".join(tokens.values())) if len(names) <= _BATCH else None
-        if answer is not None and answer.starts:
-            return set(), set()
-        unknown = set(names).intersection(answer.unknown if answer else ())
-        refused = set(names).intersection(answer.refused if answer else ()) - unknown
-        if answer is not None and len(names) == 1 and not unknown:
-            return set(), set(names)
-        rest = [n for n in names if n not in unknown | refused]
-        half = len(rest) if unknown or refused else len(rest) // 2
-        for part in filter(None, (rest[:half], rest[half:])):
-            more_unknown, more_refused = self.sort_out({n: tokens[n] for n in part})
-            unknown |= more_unknown
-            refused |= more_refused
+        unknown: set[str] = set()
+        refused: set[str] = set()
+        parts = [names[start : start + _BATCH] for start in range(0, len(names), _BATCH)]
+        while parts:
+            part = parts.pop()
+            answer = self.ask(" ".join(tokens[name] for name in part))
+            if answer.starts:
+                continue
+            unknown.update(set(part).intersection(answer.unknown))
+            refused.update(set(part).intersection(answer.refused) - unknown)
+            rest = [name for name in part if name not in unknown | refused]
+            if len(part) == 1:
+                refused.update(rest)
+            elif len(rest) < len(part):
+                parts.append(rest)
+            else:
+                parts += [rest[: len(rest) // 2], rest[len(rest) // 2 :]]
         return unknown, refused
 
     def readable(self, path: Path) -> Path:
@@ -271,8 +269,6 @@ _PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUD
 
 _LEGAL = {"bool": ("true", "false"), "string": ("autotune",), "enum": ("autotune",), "message": ("autotune=1",)}
 """Legal values of a type; numbers have others."""
-
-_SOME_VALUE = {"bool": "false", "int32": "1", "int64": "1", "float": "1", "string": ""}
 
 
 def probe_build(
@@ -355,10 +351,10 @@ def _locate(python: str) -> Packages:
 
 
 def _jax_option(name: str, data: Mapping[str, Any]) -> FlagInfo:
-    default = data["default"]
-    if data["type"] == "bool" and default is not None:
-        default = default.lower()
-    return FlagInfo(name=name, type=data["type"], values=tuple(data["values"]), default=default, in_xla_flags=False)
+    option = FlagInfo(name=name, in_xla_flags=False, **data)
+    if option.type != "bool" or option.default is None:
+        return option
+    return option.model_copy(update={"default": option.default.lower()})
 
 
 def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, FlagInfo], frozenset[str]]:
@@ -368,31 +364,32 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
     # Enums and maps need a question each; others are asked together, with a legal value of their type.
-    plain = {f.name: f"--{f.name}={_SOME_VALUE[f.type]}" for f in fields if f.type in _SOME_VALUE}
+    plain = {f.name: f"--{f.name}={_UNSET_MEANS[f.type]}" for f in fields if f.type in _UNSET_MEANS}
     missing, _ = parser.sort_out(plain)
     for option in fields:
         if option.name not in plain and option.name in parser.ask(f"--{option.name}=?").unknown:
             missing.add(option.name)
     held = {f.name for f in read_debug_options(libraries[-1])[0]}  # what the plugin does not hold does nothing there
     flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields if f.name in held}
-    aliases = sorted(library_strings(libraries[0], b"xla_[a-z0-9_]+") - {f.name for f in fields})
+    aliases = sorted(library_strings(libraries[0]) - {f.name for f in fields})
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
         flags[name] = FlagInfo(name=name, type=_alias_type(name, name in bad, parser))
     effects, refusing = _ask_effects(flags, base, parser)
     for name in refusing:
         if flags[name].type == "bool":
-            flags[name] = dataclasses.replace(flags[name], values=(flags[name].effective_default or "false",))
+            only = (flags[name].effective_default or "false",)
+            flags[name] = flags[name].model_copy(update={"values": only})
     return {n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())}, removed
 
 
-def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Mapping[str, FlagInfo]) -> FlagInfo:
+def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Flags) -> FlagInfo:
     """Adds the effect; an alias gets the type of the option it sets."""
     target = flags.get(sets[0]) if len(sets) == 1 else None
     kind = info.type
     if target is not None and kind == "int64" and target.name != info.name:
         kind = "string" if target.type == "message" else target.type
-    return dataclasses.replace(info, sets=sets, type=kind)
+    return info.model_copy(update={"sets": sets, "type": kind})
 
 
 def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
@@ -405,22 +402,22 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
 
 def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: bool) -> FlagInfo:
     default = base.options.get(field.name, "" if field.repeated else None)
-    info = dataclasses.replace(field, default=default, values=(), in_xla_flags=known)
-    if not known or field.type in _SOME_VALUE:
+    info = field.model_copy(update={"default": default, "values": (), "in_xla_flags": known})
+    if not known or field.type in _UNSET_MEANS:
         return info
-    info = dataclasses.replace(info, allows_empty=parser.ask(f"--{field.name}=").starts)
-    # An enum defined in another file shows its names only in the default list.
-    is_list = field.repeated and field.type == "enum" and default
-    names = field.values or (tuple(default.split(",")) if is_list and default else ())
-    return _with_spelling(info, names, parser) if names else info
+    info = info.model_copy(update={"allows_empty": parser.ask(f"--{field.name}=").starts})
+    names = field.values
+    if not names and default and field.repeated and field.type == "enum":
+        names = tuple(default.split(","))  # an enum defined in another file shows its names only in the default list
+    return _with_spelling(info, names, parser)
 
 
-def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess) -> FlagInfo:
+def _with_spelling(info: FlagInfo, names: Sequence[str], parser: ParserProcess) -> FlagInfo:
     """Finds how XLA_FLAGS spells the values of an enum: by full names, or by short ones."""
     legal = [n for n in names if not n.endswith("INVALID")]
     prefix = "".join(os.path.commonprefix(legal).rpartition("_")[:2])  # noqa: RUF071  # of texts
     spellings: dict[str, str] = {}
-    values: dict[str, str] = {}
+    values = {}
     for name in legal:
         short = name.removeprefix(prefix)
         forms = [] if prefix else [name]
@@ -435,14 +432,14 @@ def _with_spelling(info: FlagInfo, names: tuple[str, ...], parser: ParserProcess
     any_case = _takes(parser, info.name, last.swapcase())
     if any_case:
         spellings = {form.lower(): value for form, value in spellings.items()}
-    return dataclasses.replace(
-        info,
-        values=tuple(values.values()),
-        spellings=spellings,
-        default=info.default and ",".join(values.get(d, d) for d in info.default.split(",")),
-        any_case=any_case,
-        edits=info.repeated and _takes(parser, info.name, f"+{last}"),
-    )
+    update = {
+        "values": tuple(values.values()),
+        "spellings": spellings,
+        "default": info.default and ",".join(values.get(d, d) for d in info.default.split(",")),
+        "any_case": any_case,
+        "edits": info.repeated and _takes(parser, info.name, f"+{last}"),
+    }
+    return info.model_copy(update=update)
 
 
 def _takes(parser: ParserProcess, name: str, value: str) -> bool:
@@ -455,9 +452,7 @@ def _other_values(info: FlagInfo) -> list[str]:
     return [v for v in values if v != info.default] or list(values)
 
 
-def _ask_effects(
-    flags: Mapping[str, FlagInfo], base: Answer, parser: ParserProcess
-) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+def _ask_effects(flags: Flags, base: Answer, parser: ParserProcess) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Finds the options that each flag changes, and the flags that refuse what should be a legal value."""
     asked = {n: i for n, i in flags.items() if i.in_xla_flags}
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import BaseModel
 
+from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import DATA, Scope
+from autotune.settings.catalog import Scope
 from autotune.settings.known import KnownSettings, is_number
 from autotune.settings.space import Expected, Parameter, SearchSpace
 
@@ -37,11 +37,8 @@ SIZES_FROM, LIKE_SIZE = 2.0**20, 4.0
 _WHAT = {"step": "a training step", "inference": "generated tokens", "collective": "collectives alone"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedEffect:
+class PublishedEffect(BaseModel, frozen=True, extra="forbid"):
     """One row of ``autotune/data/effects.toml``."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     source: str
     settings: Mapping[str, str]
@@ -56,7 +53,7 @@ class PublishedEffect:
     experts: bool = False
     """Whether the model was a mixture of experts."""
     model: str = ""
-    over: Mapping[str, str] = field(default_factory=dict)
+    over: Mapping[str, str] = {}
     """Settings of the other arm; empty for the defaults."""
     note: str = ""
 
@@ -72,12 +69,11 @@ class Here(NamedTuple):
 @functools.cache
 def load_effects() -> tuple[PublishedEffect, ...]:
     """Loads all published effects, in the order of the file."""
-    tables: dict[str, dict[str, Any]] = tomllib.loads((DATA / "effects.toml").read_text("utf-8"))
-    rows = []
-    for source, table in tables.items():
-        shared = {key: value for key, value in table.items() if key != "rows"}
-        rows += [{"source": source, **shared, **row} for row in table["rows"]]
-    return TypeAdapter(tuple[PublishedEffect, ...]).validate_python(rows)
+    effects = []
+    for source, table in packaged_table("effects.toml").items():
+        rows = table.pop("rows")
+        effects += [PublishedEffect(source=source, **{**table, **row}) for row in rows]
+    return tuple(effects)
 
 
 def format_effects(name: str, value: str | None = None) -> list[str]:
@@ -138,10 +134,10 @@ def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) ->
     if effect.over or effect.ratio is None:
         return FlagSet()
     parameters = {p.name: p for p in space.parameters}
-    chosen: dict[str, str] = {}
+    chosen = {}
     needed: dict[str, str] = {}
     for setting, published in effect.settings.items():
-        name, value = known.replacement(known[setting], published) or (setting, published)
+        name, value = known[setting].replacement(published) or (setting, published)
         if value in known[name].entry.against:
             continue  # it says no more than the default
         nearest = _nearest(parameters[name], value) if name in parameters else None

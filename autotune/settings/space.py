@@ -21,9 +21,21 @@ from autotune.model.options import option_setting, option_text
 from autotune.model.sections import Domain
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_bytes
-from autotune.settings.catalog import DATA, NEVER_SEARCHED, Scope, Setting, Stage, Tier, older, read_data
+from autotune.settings.catalog import (
+    DATA,
+    NEVER_SEARCHED,
+    SEARCHED,
+    Conditions,
+    Scope,
+    Setting,
+    Stage,
+    Tier,
+    older,
+    read_data,
+)
 from autotune.settings.check import SettingVerdict, check_setting
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
+from autotune.settings.probe import Spellings
 
 MOST_VALUES = 4096
 """Limit of the values of a range."""
@@ -41,9 +53,9 @@ class Parameter:
     default: str | None = None
     """Value when the setting is absent; None if unknown."""
     type: str = "string"
-    spellings: Mapping[str, str] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=dict)
     """Further spellings of enum values to the value."""
-    condition: Mapping[str, tuple[str, ...]] | None = None
+    condition: Conditions | None = None
     """Other parameter to the values under which this one acts; None if always."""
     group: str = ""
 
@@ -54,11 +66,11 @@ class Parameter:
         if self.is_absent(text):
             return self.default_choice
         named = (v for v in self.choices if v != DEFAULT)
-        return next((v for v in named if is_default(text, v, self.type, self.spellings)), None)
+        return next((v for v in named if is_default(text, v, self.spellings)), None)
 
     def is_absent(self, value: str) -> bool:
         """Whether a value is the default."""
-        return value == DEFAULT or is_default(value, self.default, self.type, self.spellings)
+        return value == DEFAULT or is_default(value, self.default, self.spellings)
 
     @property
     def default_choice(self) -> str:
@@ -109,7 +121,7 @@ class SearchSpace:
     def locate(self, settings: FlagSet) -> dict[str, str] | None:
         """Inverse of `suggest`: values of the active parameters for a set; None if it is not a point of the space."""
         chosen: dict[str, str] = {}
-        asked: dict[str, str] = {}
+        asked = {}
         for parameter in self.parameters:
             value = parameter.match(settings.get(parameter.name, DEFAULT))
             if not self._is_active(parameter, chosen):
@@ -177,7 +189,6 @@ _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice i
 _POOL_MULTIPLES = (1, 2, 0.5)  # of what collectives write: operands may be in it, too, and not all is alive at once
 _NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
 _NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
-_SEARCHED_TIERS = (Tier.TUNE, Tier.NUMERICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,22 +218,21 @@ def build_space(
         SettingError: If a name or value is not legal.
     """
     search = spec.search
-    asked = list(search.groups)
+    asked = set(search.groups)
     scopes = {**known_scopes(spec, reference), **(machines or {})}
     if not (asked or search.settings or search.options):
         is_several = spec.device.platform == "cuda" and scopes.get(Scope.MULTI_DEVICE)
-        asked = list(_KNOWN.default_groups["several_gpus" if is_several else spec.device.platform])
+        asked = set(_KNOWN.default_groups["several_gpus" if is_several else spec.device.platform])
     legal = known.catalog.groups
-    for group in asked:
-        if group not in legal:
-            hint = close_matches(group, legal)
-            raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
+    for group in sorted(asked.difference(legal)):
+        hint = close_matches(group, legal)
+        raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
     builder = _SpaceBuilder(spec, known, reference, scopes, cpu_count or len(os.sched_getaffinity(0)))
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
-    picked = [s for s in known.catalog.values() if s.name not in builder.found and {s.group, *s.also_in} & set(asked)]
-    for setting in picked:
-        builder.add_from_catalog(setting, numerics=setting.group in search.groups)
+    for entry in known.catalog.values():
+        if entry.name not in builder.found and not asked.isdisjoint((entry.group, *entry.also_in)):
+            builder.add_from_catalog(known[entry.name])
     for parameter in option_parameters(spec):
         builder.found[parameter.name] = parameter
     return builder.space()
@@ -260,18 +270,17 @@ class _SpaceBuilder:
             self.notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
         self.found[name] = parameter
 
-    def add_from_catalog(self, entry: Setting, *, numerics: bool) -> None:
-        """Adds a setting with the catalogue's domain, or why it is not searched; `numerics` allows other results."""
-        setting = self.known[entry.name]
-        reason = self._not_by_group(entry, numerics=numerics) or self.cannot_act(setting)
-        parameter = None if reason else self._catalog_parameter(entry, setting)
+    def add_from_catalog(self, setting: KnownSetting) -> None:
+        """Adds a setting with the catalogue's domain, or why it is not searched."""
+        reason = self._not_by_group(setting.entry) or self.cannot_act(setting)
+        parameter = None if reason else self._catalog_parameter(setting)
         if parameter is not None:
-            self.found[entry.name] = parameter
+            self.found[setting.name] = parameter
             return
         no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self.left_out.setdefault(entry.name, reason or no_values)  # a reason from the study comes first
+        self.left_out.setdefault(setting.name, reason or no_values)  # a reason from the study comes first
 
-    def _not_by_group(self, entry: Setting, *, numerics: bool) -> str:
+    def _not_by_group(self, entry: Setting) -> str:
         """Why a setting is not searched with its group; empty if it is."""
         if entry.name in self.spec.search.without:
             return "left out by the study (`search.without`)"
@@ -282,13 +291,14 @@ class _SpaceBuilder:
         if entry.tier is Tier.LEGACY:
             newer = entry.renamed_to
             return f"an older name of {newer}" if self.known[newer].exists or not newer.startswith("xla_") else ""
-        if entry.tier is Tier.NUMERICS and not numerics:
+        if entry.tier is Tier.NUMERICS and entry.group not in self.spec.search.groups:
             return f"changes results: name the group {entry.group!r} to search it"
-        return "" if entry.tier in _SEARCHED_TIERS else _KNOWN.tiers[entry.tier]
+        return "" if entry.tier in SEARCHED else _KNOWN.tiers[entry.tier]
 
     def cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
-        entry, flag, build = setting.entry, setting.flag, self.known.build.build
+        entry = setting.entry
+        build = self.known.build.build
         if not setting.is_catalogued:
             return ""
         if entry.kind in ("xla", "jax") and not setting.exists:
@@ -296,7 +306,7 @@ class _SpaceBuilder:
             return f"{build} does not have it{since}"
         if entry.kind == "env" and setting.is_too_new:
             return f"came with {entry.since}, installed is {self.known.build.nccl}"
-        if flag is not None and not flag.sets:
+        if setting.is_stored_nowhere:
             return f"{build} takes it in XLA_FLAGS, but stores it nowhere"
         if entry.platform not in ("any", self.spec.device.platform):
             return f"acts on {entry.platform}, the study runs on {self.spec.device.platform}"
@@ -309,12 +319,12 @@ class _SpaceBuilder:
     def _lacked(self, scopes: Iterable[Scope]) -> list[Scope]:
         return [s for s in scopes if self.scopes.get(s) is False]
 
-    def _catalog_parameter(self, entry: Setting, setting: KnownSetting) -> Parameter | None:
+    def _catalog_parameter(self, setting: KnownSetting) -> Parameter | None:
         """A parameter with the catalogue's values; None without any."""
+        entry = setting.entry
         blank = self._blank(setting)
         values = ["true", "false"] if blank.type == "bool" else self._values(entry)
-        values = [v for v in values if not self._lacked(entry.value_scopes.get(v, ()))]
-        values = [v for v in values if not self.known.avoided(entry, v)]
+        values = [v for v in values if not self._lacked(entry.value_scopes.get(v, ())) and not setting.avoided(v)]
         if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
             values = [v for v in values if int(v) <= self.cpu_count]
         whole = self.reference.collective_bytes.get(entry.merges) if self.reference else None
@@ -346,12 +356,12 @@ class _SpaceBuilder:
 
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it: the baseline's value first."""
-        default = self.spec.baseline.get(setting.name, setting.default)
+        default = setting.default
         entry = setting.entry
-        if setting.name not in self.spec.baseline and setting.flag is None and setting.option is None:
-            # The catalogue's default of a variable may be a remark instead of a value.
-            is_value = default in entry.values or (default or "").isdigit()
-            default = default if is_value else None
+        if setting.name in self.spec.baseline:
+            default = self.spec.baseline[setting.name]
+        elif setting.info is None and default not in entry.values and not (default or "").isdigit():
+            default = None  # the catalogue's default of a variable may be a remark instead of a value
         return Parameter(
             name=setting.name,
             choices=(DEFAULT,),
@@ -363,35 +373,25 @@ class _SpaceBuilder:
 
     def space(self) -> SearchSpace:
         """Builds the space with conditions, each parameter after those it depends on, without those that never act."""
-        never = {"": ""}
-        while never:
-            conditions = {}
-            never = {}
-            for name in self.found:
-                condition = self._conditions(name)
-                if isinstance(condition, str):
-                    never[name] = condition
-                else:
-                    conditions[name] = condition
-            # Dropped parameters stay at their defaults, which may switch others off: repeat.
-            self.left_out.update(never)
-            for name in never:
+        while True:
+            conditions = {name: self._conditions(name) for name in self.found}
+            never = self.found.keys() & self.left_out.keys()
+            if not never:
+                break
+            for name in never:  # they stay at their defaults, which may switch others off: repeat
                 del self.found[name]
-        needed = {name: list(condition) for name, condition in conditions.items()}
-        ordered = {
-            name: replace(self.found[name], condition=conditions[name] or None)
-            for name in TopologicalSorter(needed).static_order()
-        }
-        notes = {n: w for n, w in self.notes.items() if n in ordered}
-        return SearchSpace(tuple(ordered.values()), self.left_out, notes)
+        order = TopologicalSorter(conditions).static_order()
+        parameters = tuple(replace(self.found[name], condition=conditions[name] or None) for name in order)
+        notes = {name: note for name, note in self.notes.items() if name in self.found}
+        return SearchSpace(parameters, self.left_out, notes)
 
-    def _conditions(self, name: str) -> dict[str, tuple[str, ...]] | str:
-        """Other parameters to the values under which this one acts, or the reason why it never does."""
+    def _conditions(self, name: str) -> dict[str, tuple[str, ...]]:
+        """Other parameters to the values under which this one acts; adds the reason to `left_out` if it never does."""
         entry = self.known[name].entry
-        rules = []
-        if not (entry.condition_since and older(self.known.build.jaxlib, entry.condition_since)):
-            rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         active: dict[str, tuple[str, ...]] = {}
+        if entry.condition_since and older(self.known.build.jaxlib, entry.condition_since):
+            return active
+        rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
         for other, values, wanted in rules:
             if other.startswith("xla_") and not self.known[other].exists:
                 continue  # a build without it
@@ -400,7 +400,9 @@ class _SpaceBuilder:
             before = active.get(other, parameter.choices)
             fitting = tuple(v for v in before if (v in named or v.lower() in named) == wanted)
             if not fitting:
-                return f"acts only {'if' if wanted else 'unless'} {other} is {' or '.join(map(repr, values))}"
+                word = "if" if wanted else "unless"
+                self.left_out[name] = f"acts only {word} {other} is {' or '.join(map(repr, values))}"
+                break
             if len(fitting) < len(parameter.choices):
                 active[other] = fitting
         return active
@@ -441,15 +443,14 @@ def _as_spelled(values: Sequence[str], setting: KnownSetting) -> list[str]:
         return list(values)
     if flag.type == "enum" and not flag.spellings:
         return []  # the build does not name the values: try none
-    return [canonical_value(v, flag.type, flag.spellings) for v in values if not setting.refused(v)]
+    return [canonical_value(v, setting.spellings) for v in values if not setting.refused(v)]
 
 
 def _choices(values: Sequence[str], blank: Parameter) -> tuple[str, ...]:
     """The values with the default (or `DEFAULT`) first."""
     others = [v for v in dict.fromkeys(values) if not blank.is_absent(v)]
-    named = next((v for v in values if blank.is_absent(v)), None)
-    if named is None and blank.type == "bool" and blank.default is not None:
-        named = blank.default
+    unnamed = blank.default if blank.type == "bool" else None
+    named = next((v for v in values if blank.is_absent(v)), unnamed)
     return (DEFAULT if named is None else named, *others)
 
 
@@ -464,25 +465,20 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
     """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
-    nodes = spec.device.node_count
     mesh = spec.workload.mesh
     count = _device_count(spec, reference)
-    lacks: set[Scope] = set()
-    if count == 1:
-        lacks.add(Scope.MULTI_DEVICE)
+    scopes = {Scope.SINGLE_DEVICE: True}
     if mesh is not None:
-        lacks |= {Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL}
-    has = {Scope.SINGLE_DEVICE}
-    for axis, size in (mesh or {}).items():
-        if size > 1:
-            has |= {Scope.MULTI_DEVICE, *GIVES[axis]}
-    if nodes > 1:
-        has.add(Scope.MULTI_NODE)
-    if nodes > 1 or (count or 1) > 1:
-        has.add(Scope.MULTI_DEVICE)
-    if spec.workload.command is None or Scope.MULTI_DEVICE in lacks - has:
-        lacks.add(Scope.MULTI_NODE)  # a command may start processes elsewhere, an entry runs where it is put
-    return {scope: scope in has for scope in Scope if scope in has | lacks}
+        scopes |= dict.fromkeys((Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL), False)
+        for axis, size in mesh.items():
+            scopes |= dict.fromkeys(GIVES[axis] if size > 1 else (), True)
+    if count is not None:
+        scopes[Scope.MULTI_DEVICE] = count > 1 or scopes.get(Scope.MULTI_DEVICE, False)
+    if spec.device.node_count > 1:
+        scopes |= {Scope.MULTI_NODE: True, Scope.MULTI_DEVICE: True}
+    elif spec.workload.command is None or scopes.get(Scope.MULTI_DEVICE) is False:
+        scopes[Scope.MULTI_NODE] = False  # a command may start processes elsewhere, an entry runs where it is put
+    return scopes
 
 
 def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:

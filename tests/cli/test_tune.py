@@ -25,8 +25,8 @@ from autotune.model.spec import load_study
 from autotune.programs import look as looking
 from autotune.programs.arrival import OwnSettings, own_settings
 from autotune.programs.draft import plan_of
-from autotune.programs.look import ProbeRequest, ProbeResult, Steps, asked_cpu_devices
-from autotune.programs.probe import Probe
+from autotune.programs.look import ProbeResult, Steps, asked_cpu_devices
+from autotune.programs.probe import Probe, ProbeRequest
 from autotune.workers.settings_check import files_that_set
 from harness.simulated_machine import write_study
 from tests.console import autotune, autotune_process

@@ -65,7 +65,7 @@ def cuda(report: ProbeReport) -> KnownSettings:
 def doctored(name: str, change: Mapping[str, Any]) -> Catalog:
     """The catalogue with another entry for a setting."""
     catalog = load_catalog()
-    wrong = dataclasses.replace(catalog[name], **change)
+    wrong = catalog[name].model_copy(update=change)
     return Catalog([*(s for s in catalog.values() if s.name != name), wrong], catalog.sources)
 
 

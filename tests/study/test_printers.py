@@ -10,7 +10,8 @@ import pytest
 
 from autotune.model.errors import LaunchError
 from autotune.programs.draft import SHORTEST_RUN_S, SOAK_S, plan_of
-from autotune.programs.look import ProbeRequest, ProbeResult, probe_program
+from autotune.programs.look import ProbeResult, probe_program
+from autotune.programs.probe import ProbeRequest
 from tests.runs import there
 from tests.tables import toml_beside
 

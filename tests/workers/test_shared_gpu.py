@@ -11,6 +11,7 @@ import pytest
 
 from autotune.measure.compare import ComparisonRequest, Interleaved, fixed
 from autotune.measure.context import MeasurementContext
+from autotune.model.block_sizes import BlockSizes
 from autotune.model.flags import FlagSet
 from autotune.rundir.store import Folders
 from autotune.workers.command import CommandLauncher
@@ -18,7 +19,7 @@ from tests.runs import Told, there
 from tests.workers.conftest import PROGRAMS, command, study
 
 # The seconds that clocks of a real GPU take to settle are not what this is about.
-AT_ONCE = {"block_s": 0.01, "settle_s": 0.0, "steady_s": 0.0, "in_order": True}
+AT_ONCE = BlockSizes(block_s=0.01, in_order=True)
 
 OLDER = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
