@@ -138,8 +138,9 @@ def _sandwich_coverage(case: Case, rng: np.random.Generator, samples: int, count
     sequences = [[_run(machine), _run(machine, is_candidate=True) * scale, _run(machine)] for _ in range(count)]
     runs = np.asarray(sequences)  # [count, 3, samples]
     held = []
-    for rows in np.moveaxis(runs, -1, 0):
-        held.append(covers(estimate_aba(rows.tolist()), TRUE_LOG_RATIO))
+    for before, candidate, after in np.log(np.moveaxis(runs, -1, 0)).transpose(0, 2, 1):
+        log_ratios = np.column_stack([candidate - before, candidate - after]).ravel()
+        held.append(covers(estimate_aba(log_ratios), TRUE_LOG_RATIO))
     return float(np.mean(held))
 
 

@@ -52,8 +52,7 @@ def interleaved_pairs(
         meter=NO_METER, gpus=NO_WATCH,
         progress=SimpleNamespace(pair=lambda *_: None),
     )  # fmt: skip
-    traces = (LossTrace(spec, reference.report), LossTrace(spec, candidate.report))
-    blocks = InterleavedBlocks(context, Path("nowhere"), (reference, candidate), traces)
+    blocks = InterleavedBlocks(context, Path("nowhere"), (LossTrace(spec, reference), LossTrace(spec, candidate)))
     return blocks.measure(stop, seed="test")
 
 

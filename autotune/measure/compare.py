@@ -25,16 +25,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from autotune.measure.context import MeasurementContext, ReferenceFailed, typical_step_s, work_between
-from autotune.measure.durations import (
-    LEAST_AA,
-    aa_limit_s,
-    aa_processes,
-    beside_reference_s,
-    isolated_aa_s,
-    refuse_short_budget,
-)
-from autotune.measure.loss_gate import LossTrace, refuse_not_finite
+from autotune.measure.context import MeasurementContext, ReferenceFailed, work_between
+from autotune.measure.durations import AA_SHARE, LEAST_AA, beside_reference_s, refuse_short_budget
+from autotune.measure.loss_gate import LossTrace
 from autotune.measure.pausing import LONG_BLOCKS, refuse_dishonest, refuse_long_pause, why_not_paused
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import LaunchError
@@ -48,7 +41,6 @@ from autotune.model.measurement import (
     SameStep,
     WorkerReport,
     WorkPerStep,
-    block_step_s,
     log_ratio,
 )
 from autotune.stats.aa_noise import (
@@ -65,6 +57,7 @@ from autotune.stats.estimates import (
     Estimate,
     Floats,
     SequentialPlan,
+    aba_runs,
     estimate_aba,
     estimate_pairs,
     reason_to_stop,
@@ -78,7 +71,8 @@ R = TypeVar("R")
 CANDIDATE_RETRIES = 2
 """How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
 
-AA_PAIRS = (8, 20)
+AA_PAIRS = 8
+MOST_AA_PAIRS = 20
 """Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
 
 LEAST_AA_PAIRS = 2
@@ -262,21 +256,19 @@ class Interleaved(Comparer):
 
     def _compare(self, request: ComparisonRequest) -> Compared:
         context = self.context
-        folder = request.folder
         with contextlib.ExitStack() as stack:
             if request.is_proof or request.against is not None:
-                first, second = context.start_both(*request.sets, folder, name=request.name)
-                stack.callback(first.close)
-                stack.callback(second.close)
-                trace = LossTrace(context.spec, first.report)
+                reference, candidate = context.start_both(*request.sets, request.folder, name=request.name)
+                stack.callback(reference.close)
+                trace = LossTrace(context.spec, reference)
             else:
-                first = context.reference()
-                second = stack.enter_context(contextlib.closing(context.start(request.candidate, folder)))
-                trace = context.reference_trace or LossTrace(context.spec, first.report)
-            return self._run(request, first, second, trace)
+                trace = context.reference()
+                candidate = context.start(request.candidate, request.folder)
+            stack.callback(candidate.close)
+            return self._run(request, (trace, LossTrace(context.spec, candidate)))
 
-    def _run(self, request: ComparisonRequest, reference: Worker, candidate: Worker, trace: LossTrace) -> Compared:
-        reports = (reference.report, candidate.report)
+    def _run(self, request: ComparisonRequest, traces: tuple[LossTrace, LossTrace]) -> Compared:
+        reports = (traces[0].worker.report, traces[1].worker.report)
         work = work_between(request.sets, reports)
         if request.inspect is not None and request.inspect(*reports):
             return Compared(reference=reports[0], candidate=reports[1])
@@ -285,13 +277,7 @@ class Interleaved(Comparer):
             if request.inspect is not None:
                 self.context.losses.check_block(request.sets, reports, pair.loss)
 
-        blocks = InterleavedBlocks(
-            self.context,
-            request.folder,
-            (reference, candidate),
-            (trace, LossTrace(self.context.spec, reports[1])),
-            work,
-        )
+        blocks = InterleavedBlocks(self.context, request.folder, traces, work)
         pairs, stopped = blocks.measure(request.rule.stop, seed=request.name, check=check)
         estimate = request.rule.estimate([log_ratio(p, work) for p in pairs])
         comparison = self._figures(pairs, estimate, stopped=stopped, work=work)
@@ -310,7 +296,7 @@ class Interleaved(Comparer):
         if self.context.spec.measure.mode == "auto" and (what := collision_of(error.failure)):
             self.context.progress.incident(
                 f"two processes of this program want the same {what}, so they run one at a time from now on, as by "
-                f'measure.mode = "{ABA}": {error.failure.message}'[:500]
+                f'measure.mode = "{ABA}": {error.failure.message}'
             )
             return self._isolated()
         if not self.context.share.is_too_small(error.failure):
@@ -328,7 +314,7 @@ class Interleaved(Comparer):
             )
         self.context.progress.incident(
             f"this program is not paused while another one runs, for {why}; it runs one process at a time, as by "
-            f'measure.mode = "{ABA}"'[:500]
+            f'measure.mode = "{ABA}"'
         )
         return self._isolated()
 
@@ -339,47 +325,50 @@ class Interleaved(Comparer):
     def _aa_run(self, folder: Path) -> AaRun:
         """One process after the other beside the living reference; raw pairs of all in one file, in order."""
         context = self.context
-        spec = self.context.spec
-        reference = context.reference()
-        trace = context.reference_trace or LossTrace(spec, reference.report)
-        refuse_long_pause(reference.report, context.steps_for(reference))
-        count = aa_pairs(reference.report, context.steps_for(reference))
-        steps = 2 * count * context.steps_for(reference)
-        # In the end the reference starts once more, in another rounding.
-        least_s = reference.report.start_s + LEAST_AA * beside_reference_s(reference.report, steps=steps)
-        refuse_short_budget(spec, reference.report, begun_s=context.assignment.at_s, aa_s=least_s)
+        spec = context.spec
+        trace = context.reference()
+        reference = trace.worker
+        report = reference.report
+        block_steps = context.steps_for(reference)
+        refuse_long_pause(report, block_steps)
+        count = aa_pairs(report, block_steps)
+        start_s = report.start_s  # in the end it starts once more, in another rounding
+        each_s = beside_reference_s(report, steps=2 * count * block_steps)
+        refuse_short_budget(spec, report, begun_s=context.assignment.at_s, aa_s=start_s + LEAST_AA * each_s)
+        budget_s = spec.search.time_budget or math.inf
+        planned_s = AA_SHARE * budget_s - 2.0 * start_s
+        limit_s = context.now_s + AA_SHARE / 2.0 * budget_s  # the plan may be too short
         pairs: list[Pair] = []
         reports: list[WorkerReport] = []
         groups: list[Floats] = []
         ages: list[npt.NDArray[np.int64]] = []
-        limit_s = aa_limit_s(spec, begun_s=context.now_s)
 
         def stop(ratios: list[float]) -> str | None:
             is_late = len(ratios) >= LEAST_AA_PAIRS and context.now_s > limit_s
             return fixed(LEAST_AA_PAIRS if is_late else count).stop(ratios)
 
-        for number in range(aa_processes(spec, reference.report, steps=steps)):
-            if number >= LEAST_AA and context.now_s > limit_s:
+        for number in range(spec.measure.aa_processes):
+            is_long = (number + 1) * each_s > planned_s or context.now_s > limit_s
+            if number >= LEAST_AA and is_long:
                 break
             beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
             with contextlib.closing(context.start(FlagSet(), beside)) as second:
-                traces = (trace, LossTrace(spec, second.report))
-                blocks = InterleavedBlocks(context, folder, (reference, second), traces)
+                second_trace = LossTrace(spec, second)
+                blocks = InterleavedBlocks(context, folder, (trace, second_trace))
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
-                found, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
+                new_pairs, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
                 reports.append(second.report)
-            own = traces[1].done - np.arange(len(found))[::-1] * context.steps_for(reference)
-            ages.append(np.asarray([own, own - traces[1].done + trace.done]))
-            if reference.report.line_s and number == 0:
-                long = LONG_BLOCKS * context.steps_for(reference)
-                refuse_dishonest(reference.report, found, reference.run_block(long))
-                trace.take(reference, long)
-            pairs += found
-            groups.append(np.asarray([log_ratio(p) for p in found]))
-        steps, groups = settling(groups, ages)
+            ago = block_steps * np.arange(len(new_pairs))[::-1]
+            ages.append(np.asarray([second_trace.done - ago, trace.done - ago]))
+            if report.line_s and number == 0:
+                refuse_dishonest(report, new_pairs, reference.run_block(LONG_BLOCKS * block_steps))
+                trace.take(LONG_BLOCKS * block_steps)
+            pairs += new_pairs
+            groups.append(np.asarray([log_ratio(p) for p in new_pairs]))
+        settled = settling(groups, ages)
         noise = read_aa_noise(
-            groups,
-            settle_steps=steps,
+            settled.log_ratios,
+            settle_steps=settled.steps,
             start_s=context.first_report.start_s,
             pair_s=pair_duration_s(pairs),
             least=LEAST_AA_PAIRS,
@@ -387,13 +376,8 @@ class Interleaved(Comparer):
         if context.sizes.settle_s:
             noise = shortened(noise, pairs, context.sizes, has_own_blocks=spec.measure.block_s != "auto")
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
-        return AaRun(
-            reference=reference.report,
-            seconds=reports,
-            pairs=pairs,
-            comparison=self._figures(pairs, noise.estimate, stopped=stopped),
-            noise=noise,
-        )
+        comparison = self._figures(pairs, noise.estimate, stopped=stopped)
+        return AaRun(reference=report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,10 +386,8 @@ class InterleavedBlocks:
 
     context: MeasurementContext
     folder: Path
-    workers: tuple[Worker, Worker]
-    """Reference and candidate, idle."""
     traces: tuple[LossTrace, LossTrace]
-    """What both report of their losses."""
+    """Reference and candidate, idle."""
     work: WorkPerStep | None = None
     """What a step of each arm does, where it differs: ratios are then of time per unit of it."""
 
@@ -420,9 +402,9 @@ class InterleavedBlocks:
         """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and that reason."""
         context = self.context
         rng = random.Random(f"{context.spec.seed}/{seed}")
-        steps = context.steps_for(self.workers[0])
-        for trace, worker in zip(self.traces, self.workers, strict=True):
-            trace.settle(worker, context.settle_steps)
+        steps = context.steps_for(self.traces[0].worker)
+        for trace in self.traces:
+            trace.settle(context.settle_steps)
         pairs: list[Pair] = []
         ratios: list[float] = []
         while True:
@@ -439,13 +421,13 @@ class InterleavedBlocks:
     def _pair(self, index: int, order: Sequence[Arm], steps: int) -> Pair:
         at_s = self.context.now_s
         blocks = {arm: self._block(arm, steps) for arm in order}
-        for trace, worker in zip(self.traces, self.workers, strict=True):
-            trace.take(worker, steps)
+        for trace in self.traces:
+            trace.take(steps)
         told = self.traces[1].beside(self.traces[0])
         return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
 
     def _block(self, arm: Arm, steps: int) -> Timed:
-        worker = self.workers[arm is Arm.CANDIDATE]
+        worker = self.traces[arm is Arm.CANDIDATE].worker
         sizes = self.context.sizes
         begun = time.monotonic()
         try:
@@ -495,32 +477,31 @@ def shortened(noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has
         has_own_blocks: Whether the study says how long a block counts.
     """
     blocks = [pair.block(arm) for pair in pairs for arm in Arm]
-    settle_s = settling_seconds(blocks, planned.settle_s)
-    settled = planned.learned(replace(noise, settle_s=settle_s))
+    noise = replace(noise, settle_s=settling_seconds(blocks, planned.settle_s))
+    settle_s = planned.learned(noise).settle_s
     counted_s = statistics.median(sum(counted) for _, counted in blocks)
     share = 1.0
     if not has_own_blocks:
-        share = share_to_count(noise, counted_s=counted_s, settle_s=settled.settle_s)
-    spared_s = planned.settle_s - settled.settle_s + (1.0 - share) * counted_s
-    return replace(noise, settle_s=settle_s, counted_share=share, pair_s=noise.pair_s - 2.0 * spared_s)
+        share = share_to_count(noise, counted_s=counted_s, settle_s=settle_s)
+    spared_s = planned.settle_s - settle_s + (1.0 - share) * counted_s
+    return replace(noise, counted_share=share, pair_s=noise.pair_s - 2.0 * spared_s)
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
     """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as `moments` asks."""
-    pair_s = 2 * steps * statistics.median(report.warmup_step_times_s)
-    least, most = AA_PAIRS
-    least = max(LEAST_AA_PAIRS, fewest_pairs(least, pair_s))
+    pair_s = 2 * steps * report.step_s
     if pair_s <= 0:
-        return most
-    return max(min(most, max(least, round(report.start_s / 3 / pair_s))), moments(report.start_s, pair_s))
+        return MOST_AA_PAIRS
+    least = max(LEAST_AA_PAIRS, fewest_pairs(AA_PAIRS, pair_s))
+    count = min(MOST_AA_PAIRS, max(least, round(report.start_s / 3 / pair_s)))
+    return max(count, moments(report.start_s, pair_s))
 
 
 def pair_duration_s(pairs: Sequence[Pair]) -> float:
     """Returns the median seconds from the beginning of a pair of blocks to that of the next one."""
-    steps_s = statistics.median(p.lasted_s for p in pairs)
-    if len(pairs) < 2:
-        return steps_s
-    return max(steps_s, statistics.median(after.at_s - before.at_s for before, after in itertools.pairwise(pairs)))
+    steps_s = statistics.median(pair.lasted_s for pair in pairs)
+    apart_s = [after.at_s - before.at_s for before, after in itertools.pairwise(pairs)]
+    return max(steps_s, statistics.median(apart_s or [0.0]))
 
 
 # ---------------------------------------------------------------------- isolated runs
@@ -531,7 +512,6 @@ class Run(NamedTuple):
 
     arm: Arm
     at_s: float
-    report: WorkerReport
     timed: Timed
     trace: LossTrace
 
@@ -555,7 +535,7 @@ class Isolated(Comparer):
         for order in self._orders(request):
             before: Run | None = None
             for arm in order:
-                with self._started(request, arm) as worker:
+                with contextlib.closing(self._start(request, arm)) as worker:
                     reports[arm] = worker.report
                     if before is not None:
                         both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
@@ -566,12 +546,12 @@ class Isolated(Comparer):
                 if before is not None:
                     pairs.append(self._keep(request, len(pairs), before, run, work))
                 before = run
-        found = estimate_pairs([log_ratio(pairs[0], work)]) if request.is_proof else aba_estimate(pairs, work)
-        stopped = "all pairs run" if request.is_proof else f"all {len(pairs) // 2} ABA runs measured"
+        estimate_of = estimate_pairs if request.is_proof else estimate_aba
+        estimate = estimate_of([log_ratio(pair, work) for pair in pairs])
+        comparison = self._figures(pairs, estimate, stopped="all runs measured", work=work)
         return Compared(
-            reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs,
-            comparison=self._figures(pairs, found, stopped=stopped, work=work),
-        )  # fmt: skip
+            reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs, comparison=comparison
+        )
 
     def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
         """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
@@ -580,33 +560,30 @@ class Isolated(Comparer):
         is_last = random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5
         return [[*reversed(Arm)] if is_last else [*Arm]]
 
-    @contextlib.contextmanager
-    def _started(self, request: ComparisonRequest, arm: Arm) -> Iterator[Worker]:
+    def _start(self, request: ComparisonRequest, arm: Arm) -> Worker:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
-        with self._blaming(request, arm):
-            is_candidate = arm is Arm.CANDIDATE
-            folder = request.folder
-            own = folder if is_candidate else self.context.folder_in(folder, "reference")
-            worker = self.context.start(request.sets[is_candidate], own, isolated=True)
-        with contextlib.closing(worker):
-            yield worker
+        is_candidate = arm is Arm.CANDIDATE
+        folder = request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
+        with self._blaming(arm):
+            worker = self.context.start(request.sets[is_candidate], folder, isolated=True)
+        return worker
 
     def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context = self.context
-        at_s = self.context.now_s
+        at_s = context.now_s
         if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
-            left_s = isolated_aa_s(context.spec, worker.report)
+            run_s = beside_reference_s(worker.report, steps=self._steps_of(worker))
+            left_s = 3 * context.spec.measure.aba_runs * run_s  # one in another rounding is yet to start
             refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
-        with self._blaming(request, arm):
-            run = Run(arm, at_s, worker.report, *self._measure(worker, arm))
+        trace = LossTrace(context.spec, worker)
+        with self._blaming(arm):
+            timed = self._measure(trace, arm)
         if arm is Arm.REFERENCE:
-            if not request.sets[0]:
-                refuse_not_finite(run.report)
             context.has_run = True
-        return run
+        return Run(arm, at_s, timed, trace)
 
     @contextlib.contextmanager
-    def _blaming(self, request: ComparisonRequest, arm: Arm) -> Iterator[None]:
+    def _blaming(self, arm: Arm) -> Iterator[None]:
         """Says of a failing process that it was the reference, if it was."""
         try:
             yield
@@ -625,66 +602,61 @@ class Isolated(Comparer):
         self.context.progress.pair(request.folder, pair, work)
         if request.inspect is not None:
             candidate.trace.refuse_shorter(reference.trace)
-            self.context.losses.check_block(request.sets, (reference.report, candidate.report), pair.loss)
+            reports = (reference.trace.worker.report, candidate.trace.worker.report)
+            self.context.losses.check_block(request.sets, reports, pair.loss)
         return pair
 
-    def _measure(self, worker: Worker, arm: Arm) -> tuple[Timed, LossTrace]:
+    def _measure(self, trace: LossTrace, arm: Arm) -> Timed:
         """The steps of one run."""
-        spec = self.context.spec
-        meter = self.context.meter
+        worker = trace.worker
         sizes = self.context.sizes
-        steps = self._run_steps or spec.measure.run_steps
-        if self._run_steps is None and (spec.workload.can_wait or self._beside is not None):
-            steps = self._steps_of(worker)
+        can_wait = self.context.spec.workload.can_wait
+        steps = self._run_steps or self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
-        block = math.ceil(steps / (self._beside or 1)) if spec.workload.can_wait else steps
-        trace = LossTrace(spec, worker.report)
-        times = tuple[float, ...]()
-        joules = list[float | None]()
-        trace.settle(worker, self.context.settle_steps)
-        clocks = list[float | None]()
+        block = math.ceil(steps / (self._beside or 1)) if can_wait else steps
+        trace.settle(self.context.settle_steps)
         begun = time.monotonic()
+        times: tuple[float, ...] = ()
+        joules: list[float | None] = []
+        clocks: list[float | None] = []
         while len(times) < steps:
             count = min(block, steps - len(times))
             with self.context.gpus.block(arm, settle_s=max(0.0, sizes.steady_s - sum(times))):
-                more, drawn = meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+                more, drawn = self.context.meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
             times += more
             joules.append(drawn)
             clocks.append(worker.last_clock_s)
-            trace.take(worker, count)
-        total = _sum_if_known(joules)
-        clock_s = _sum_if_known(clocks)
-        if not spec.workload.can_wait:
-            # Such a program runs on whether it is asked or not: the steps must fill the time that was metered.
-            metered_s = time.monotonic() - begun
-            total = total if abs(sum(times) - metered_s) < LARGEST_GAP * metered_s else None
+            trace.take(count)
+        metered_s = time.monotonic() - begun
+        if not can_wait and abs(sum(times) - metered_s) >= LARGEST_GAP * metered_s:
+            joules = [None]  # it runs on whether it is asked or not, so that its steps are not all that drew them
         self.context.gpus.look()
-        return Timed(*sizes.split_isolated(times), total, clock_s), trace
+        return Timed(*sizes.split_isolated(times), _sum_if_known(joules), _sum_if_known(clocks))
 
     def _steps_of(self, worker: Worker) -> int:
-        spec = self.context.spec
-        step_s = typical_step_s(worker)
-        if self._beside is not None and not spec.workload.can_wait:  # it may end: no longer than in its pairs
-            return max(spec.measure.run_steps, self._beside * self.context.steps_for(worker))
-        if self._beside is None:
-            return self.context.sizes.isolated_steps(step_s, blocks=1, least=spec.measure.run_steps)
+        least = self.context.spec.measure.run_steps
+        blocks = self._beside or 0
+        if not self.context.spec.workload.can_wait:  # it may end: no longer than in its pairs
+            return max(least, blocks * self.context.steps_for(worker))
+        start_s = worker.report.start_s if blocks else 0.0
         return self.context.sizes.isolated_steps(
-            step_s, beside_s=worker.report.start_s, blocks=self._beside, least=spec.measure.run_steps
+            worker.report.step_s, blocks=max(1, blocks), least=least, start_s=start_s
         )
 
     def _aa_run(self, folder: Path) -> AaRun:
         """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
         request = ComparisonRequest(candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs))
-        found = self._compare(request)
-        assert found.comparison is not None
+        compared = self._compare(request)
+        assert compared.comparison is not None
+        first = self.context.first_report
         return AaRun(
-            reference=self.context.first_report,
-            seconds=[found.candidate],
-            pairs=found.pairs,
-            comparison=found.comparison,
-            noise=noise_of_aba_runs(found.pairs, start_s=self.context.first_report.start_s),
+            reference=first,
+            seconds=[compared.candidate],
+            pairs=compared.pairs,
+            comparison=compared.comparison,
+            noise=noise_of_aba_runs(compared.pairs, start_s=first.start_s),
         )
 
 
@@ -694,45 +666,22 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """What ABA runs of the reference with itself, stored as pairs, say about this machine."""
-    found = aba_estimate(pairs)
-    count = found.pair_count
-    return AaNoise(
-        estimate=found,
-        process_sd=(run_sd := _run_sd(pairs)),
-        within_sd=0.0,
-        degrees=2 * count,
-        spread=spread_of(run_sd**2, 2 * count),
-        start_s=start_s,
-        pair_s=statistics.median(
-            max(p.lasted_s, (p.reference_clock_s or 0.0) + (p.candidate_clock_s or 0.0)) for p in pairs
-        ),
-    )
-
-
-def _run_sd(pairs: Sequence[Pair]) -> float:
-    """Standard deviation of one fresh run, in log, all that is in it together.
+    """What ABA runs of the reference with itself, stored as pairs, say about this machine.
 
     With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
     other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.
     """
-    total = 0.0
-    for before, after in zip(pairs[::2], pairs[1::2], strict=True):
-        total += ((log_ratio(before) + log_ratio(after)) / 2) ** 2 / 1.5
-        total += (log_ratio(before) - log_ratio(after)) ** 2 / 2
-    return math.sqrt(total / len(pairs))
-
-
-def aba_estimate(pairs: Sequence[Pair], work: WorkPerStep | None = None) -> Estimate:
-    """The estimate of ABA runs stored as pairs, two for each; per unit of `work` where that differs."""
-    per_step = work.ratio if work is not None else 1.0
-    return estimate_aba(
-        [
-            (
-                block_step_s(before.reference_s),
-                block_step_s(before.candidate_s) / per_step,
-                block_step_s(after.reference_s),
-            )
-            for before, after in zip(pairs[::2], pairs[1::2], strict=True)
-        ]
+    log_ratios = [log_ratio(pair) for pair in pairs]
+    degrees = len(pairs)
+    middles, drifts = aba_runs(log_ratios)
+    variance = float(np.sum(middles**2) / 1.5 + np.sum(drifts**2) / 2.0) / degrees
+    lasted_s = [max(p.lasted_s, (p.reference_clock_s or 0.0) + (p.candidate_clock_s or 0.0)) for p in pairs]
+    return AaNoise(
+        estimate=estimate_aba(log_ratios),
+        process_sd=math.sqrt(variance),
+        within_sd=0.0,
+        degrees=degrees,
+        spread=spread_of(variance, degrees),
+        start_s=start_s,
+        pair_s=statistics.median(lasted_s),
     )

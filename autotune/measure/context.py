@@ -7,9 +7,8 @@ import json
 import math
 import os
 import random
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -31,7 +30,7 @@ from autotune.measure.tasks import AaTask, AblationTask, Assignment, TrialTask
 from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S, BlockSizes
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
+from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord
 from autotune.model.spec import StudySpec
 from autotune.model.stop import result_of
@@ -80,8 +79,7 @@ class MeasurementContext:
         self.folders = folders
         self.progress = progress
         self.assignment = Assignment()
-        self.losses = LossGate(spec, LossSpread(), 0.0)
-        self.reference_trace: LossTrace | None = None
+        self.losses = LossGate(spec, LossSpread())
         self.has_run = False
         """Whether a reference ever ran: one that never did cannot run at all."""
         self.restarts = 0
@@ -89,7 +87,7 @@ class MeasurementContext:
         self.gpus = _open_watch(spec)
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
-        self._reference: Worker | None = None
+        self._reference: LossTrace | None = None
         self._first_report: WorkerReport | None = None
         self._began_s = time.monotonic()
 
@@ -100,7 +98,7 @@ class MeasurementContext:
         self._began_s = time.monotonic()
         if (aa_run := assignment.aa_run) is not None:
             self._first_report = aa_run.reference
-            self.losses = LossGate(self.spec, aa_run.loss_spread, aa_run.loss_tolerance)
+            self.losses = LossGate(self.spec, aa_run.loss_spread)
             self._launcher.limits = time_limits_after(self.spec, aa_run)
         is_aa_run = isinstance(assignment.task, AaTask)
         is_search = isinstance(assignment.task, TrialTask | AblationTask)
@@ -116,14 +114,13 @@ class MeasurementContext:
 
     @property
     def settle_steps(self) -> int:
-        """First steps of each process that are not measured; 0 before the A/A run tells."""
-        return self.assignment.aa_run.noise.settle_steps if self.assignment.aa_run is not None else 0
+        """First steps of each process that are not measured."""
+        return self.assignment.noise.settle_steps
 
     @property
     def sizes(self) -> BlockSizes:
         """Sizes of blocks and isolated runs, by what the A/A run showed."""
-        aa_run = self.assignment.aa_run
-        return self.spec.block_sizes.learned(aa_run.noise if aa_run is not None else None)
+        return self.spec.block_sizes.learned(self.assignment.noise)
 
     @property
     def first_report(self) -> WorkerReport:
@@ -147,7 +144,7 @@ class MeasurementContext:
 
         Raises:
             WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
-            LaunchError: If its program goes on where an earlier run ended.
+            LaunchError: If its program goes on where an earlier run ended, or the reference's loss is no number.
         """
         attempt = 0
         while True:
@@ -161,7 +158,7 @@ class MeasurementContext:
                     if not self.share.is_programs_own:
                         self.share.is_programs_own = True
                         said = "the program sets its share of the GPU's memory itself, so it is left to it"
-                        self.progress.incident(f"{said}: {error}"[:300])
+                        self.progress.incident(f"{said}: {error}")
                     continue
                 # A kill is a fault of the machine where no setting could have caused it.
                 is_reference = not settings and may_be_killed_from_outside(error.failure)
@@ -202,6 +199,8 @@ class MeasurementContext:
             refuse_over_limit(self.spec, worker.report)
             self.gpus.follow([g.uuid for g in worker.report.gpus or () if g.uuid is not None])
             refuse_unusable_dtype(worker.report)
+            if not settings:
+                refuse_not_finite(worker.report)
             self._first_report = self._first_report or worker.report
             refuse_resumed(self._first_report, worker.report)
         except (WorkerFailed, LaunchError):
@@ -217,11 +216,25 @@ class MeasurementContext:
         Raises:
             WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever became of the other.
         """
-        asked = [(reference, self.folder_in(folder, "reference")), (candidate, folder)]
-        order = [0, 1]
+        arms = {Arm.REFERENCE: (reference, self.folder_in(folder, "reference")), Arm.CANDIDATE: (candidate, folder)}
+        order = [*Arm]
         random.Random(f"{self.spec.seed}/{name}/start").shuffle(order)
-        found = self._start_each([asked[at] for at in order])
-        first, second = (found[order.index(at)] for at in (0, 1))
+
+        def start(arm: Arm) -> Worker | WorkerFailed:
+            try:
+                return self.start(*arms[arm])
+            except WorkerFailed as error:
+                return error
+
+        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(order)) as pool:
+            futures = {arm: pool.submit(start, arm) for arm in order}
+            try:
+                first = result_of(futures[Arm.REFERENCE])
+                second = result_of(futures[Arm.CANDIDATE])
+            except BaseException:  # interrupted, or nothing can start here: do not wait until all have compiled
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.close()
+                raise
         if isinstance(first, WorkerFailed):
             if not isinstance(second, WorkerFailed):
                 second.close()
@@ -229,30 +242,10 @@ class MeasurementContext:
         if isinstance(second, WorkerFailed):
             first.close()
             raise second
-        if not reference:
-            refuse_not_finite(first.report)
         return first, second
 
-    def _start_each(self, asked: Sequence[tuple[FlagSet, Path]]) -> list[Worker | WorkerFailed]:
-        """Starts both at once, for starting is not measured; or in order, where each times kernels while it starts."""
-
-        def start(settings: FlagSet, folder: Path) -> Worker | WorkerFailed:
-            try:
-                return self.start(settings, folder)
-            except WorkerFailed as error:
-                return error
-
-        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(asked)) as pool:
-            futures = [pool.submit(start, *one) for one in asked]
-            try:
-                return [result_of(future) for future in futures]
-            except BaseException:  # interrupted, or nothing can start here: do not wait until all have compiled
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.close()
-                raise
-
-    def reference(self) -> Worker:
-        """The living reference; started when first asked for, and again after it died, a bounded number of times.
+    def reference(self) -> LossTrace:
+        """The living reference, started when first asked for and, a few times, after it died; and its losses so far.
 
         Raises:
             ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
@@ -261,7 +254,7 @@ class MeasurementContext:
         if self._reference is None:
             folder = self.folders.folder(*aa_folder(self.assignment.lane), "reference")
             try:
-                self._reference = self.start(FlagSet(), folder)
+                worker = self.start(FlagSet(), folder)
             except CannotPause:
                 raise
             except WorkerFailed as error:
@@ -269,9 +262,8 @@ class MeasurementContext:
                     raise ReferenceFailed(error) from error
                 is_stopped = error.infrastructure and may_be_killed_from_outside(error.failure)
                 raise (StoppedError if is_stopped else LaunchError)(self.reference_cannot_run(error.failure)) from error
-            refuse_not_finite(self._reference.report)
+            self._reference = LossTrace(self.spec, worker)
             self.has_run = True
-            self.reference_trace = LossTrace(self.spec, self._reference.report)
         return self._reference
 
     def lose_reference(self, error: WorkerFailed) -> None:
@@ -294,7 +286,7 @@ class MeasurementContext:
     def release_reference(self) -> None:
         """Ends the living reference, so that another process is alone; it is started again when next asked for."""
         if self._reference is not None:
-            self._reference.close()
+            self._reference.worker.close()
             self._reference = None
 
     def reference_cannot_run(self, failure: Failure) -> str:
@@ -318,7 +310,7 @@ class MeasurementContext:
     def steps_for(self, worker: Worker) -> int:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
         line_s = worker.report.line_s
-        steps = self.sizes.steps(line_s or typical_step_s(worker))
+        steps = self.sizes.steps(line_s or worker.report.step_s)
         return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
@@ -339,11 +331,6 @@ def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
     """What processes of a lane may take, from what the reference took in its A/A run."""
     start_s = max(aa_run.noise.start_s, aa_run.reference.start_s)
     return limits_after(spec.measure, start_s=start_s, step_s=aa_run.comparison.reference_step_s)
-
-
-def typical_step_s(worker: Worker) -> float:
-    """Seconds of a step of a worker, from its warm-up."""
-    return statistics.median_high(worker.report.warmup_step_times_s)
 
 
 def _open_watch(spec: StudySpec) -> GpuWatch:
@@ -372,16 +359,16 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
     Raises:
         WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same.
     """
-    (base, ours), (reference, candidate) = settings, (r.tokens_per_step or None for r in reports)
+    reference = reports[0].tokens_per_step or 0
+    candidate = reports[1].tokens_per_step or 0
     if reference == candidate:
         return None
-    if reference is None or candidate is None:
-        silent, tells = ("the reference", "the candidate") if reference is None else ("the candidate", "the reference")
-        problem = (
-            f"both arms must report their work per step but {tells} says {reference or candidate}, {silent} nothing"
+    if not (reference and candidate):
+        raise not_comparable(
+            f"both arms must report their work per step but the reference says {reference or 'nothing'}, the candidate "
+            f"{candidate or 'nothing'}; {HOW_TO_SAY}"
         )
-        raise not_comparable(f"{problem}; {HOW_TO_SAY}")
-    if base.of_kind("option") == ours.of_kind("option"):
+    if settings[0].of_kind("option") == settings[1].of_kind("option"):
         raise not_comparable(
             f"a step must do the same under the same options but the reference says {reference} tokens and the "
             f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"

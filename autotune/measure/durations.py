@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from autotune.model.block_sizes import BlockCosts
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
 from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
@@ -57,53 +56,47 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
     """
     noise = result.noise
-    step_s = result.comparison.reference_step_s
-    measure = spec.measure
     if not noise.pair_s:
         return None
-    pair_s = pair_of_processes_s(spec, result)
+    most = spec.measure.pairs_cap
+    sizes = spec.block_sizes.learned(noise)
+    step_s = result.comparison.reference_step_s
+    start_s = noise.start_s
+    block_pair_s = 0.0
+    isolated_s = 0.0
+    if result.comparison.mode == INTERLEAVED:
+        start_s += noise.settle_steps * step_s
+        both_start_s = sizes.starts * start_s
+        block_pair_s = max(noise.pair_s, 2 * sizes.steps(step_s) * step_s)
+        pairs = proof_size(noise, starts=sizes.starts)
+        pair_s = both_start_s + pairs * block_pair_s
+        trial_s = start_s + trial_plan(noise, most=most).first * block_pair_s
+        ablation_s = both_start_s + trial_plan(noise, most=most, starts=sizes.starts).first * block_pair_s
+        steps_s = pairs * block_pair_s / 2.0
+        if spec.workload.can_wait:
+            least = spec.measure.run_steps
+            steps_s = step_s * sizes.isolated_steps(step_s, start_s=start_s, blocks=pairs, least=least)
+        if spec.confirm.isolated:
+            isolated_s = ISOLATED_PAIRS * 2.0 * (start_s + steps_s)
+    else:
+        pair_s = 2.0 * start_s + noise.pair_s
+        trial_s = spec.measure.aba_runs * 1.5 * pair_s
+        ablation_s = trial_s
     took = [r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None][-RECENT:]
     longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
     soak_s = 0.0
-    aba_s = measure.aba_runs * 1.5 * pair_s
     if spec.confirm.soak:
         line_s = max(step_s, result.reference.line_s)
-        least_s = max(spec.confirm.soak, spec.soak_steps({}) * line_s)
-        soak_s = 2.0 * (least_s + noise.start_s)
-    takes = Durations(
-        start_s=noise.start_s, trial_s=aba_s, pair_s=longer * pair_s, ablation_s=aba_s, soak_s=longer * soak_s
+        soak_s = 2.0 * (max(spec.confirm.soak, spec.soak_steps({}) * line_s) + noise.start_s)
+    return Durations(
+        start_s=start_s,
+        trial_s=trial_s,
+        block_pair_s=block_pair_s,
+        pair_s=longer * pair_s,
+        isolated_s=longer * isolated_s,
+        ablation_s=ablation_s,
+        soak_s=longer * soak_s,
     )
-    if result.comparison.mode != INTERLEAVED:
-        return takes
-    costs = _costs(spec, result)
-    starts = spec.block_sizes.starts
-    pairs = proof_size(noise, starts=starts)
-    run_s = costs.isolated_run_s(pairs=pairs, least_steps=measure.run_steps, beside_s=costs.start_s)
-    if not spec.workload.can_wait:
-        run_s = costs.start_s + pairs * costs.pair_s / 2.0
-    return replace(
-        takes,
-        start_s=costs.start_s,
-        trial_s=costs.trial_s(trial_plan(noise, most=measure.pairs_cap).first),
-        block_pair_s=costs.pair_s,
-        isolated_s=longer * ISOLATED_PAIRS * 2.0 * run_s if spec.confirm.isolated else 0.0,
-        ablation_s=costs.fresh_pair_s(trial_plan(noise, most=measure.pairs_cap, starts=starts).first),
-    )
-
-
-def _costs(spec: StudySpec, result: AaRecord) -> BlockCosts:
-    step_s = result.comparison.reference_step_s
-    aa_run = result.noise
-    start_s = aa_run.start_s + aa_run.settle_steps * step_s
-    return BlockCosts(spec.block_sizes.learned(aa_run), step_s, start_s, measured_pair_s=aa_run.pair_s)
-
-
-def pair_of_processes_s(spec: StudySpec, result: AaRecord) -> float:
-    """Returns the seconds of one fresh pair of processes of a proof."""
-    noise = result.noise
-    if result.comparison.mode == INTERLEAVED:
-        return _costs(spec, result).fresh_pair_s(proof_size(noise, starts=spec.block_sizes.starts))
-    return 2.0 * noise.start_s + noise.pair_s
 
 
 def minimising_s(spec: StudySpec, takes: Durations) -> float:
@@ -130,33 +123,7 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
 
 def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
     """Returns the seconds of a process of an A/A run beside the living reference, in which both run so many steps."""
-    return reference.start_s + steps * statistics.median(reference.warmup_step_times_s or (0.0,))
-
-
-def isolated_aa_s(spec: StudySpec, reference: WorkerReport) -> float:
-    """Returns the seconds of the rest of an A/A run in ABA runs, while the first of its runs is in hand."""
-    step_s = statistics.median(reference.warmup_step_times_s or (0.0,))
-    costs = BlockCosts(spec.block_sizes, step_s, reference.start_s)
-    run_s = costs.isolated_run_s(pairs=1, least_steps=spec.measure.run_steps)
-    return 3 * spec.measure.aba_runs * run_s  # the first has started, one in another rounding is yet to start
-
-
-def aa_processes(spec: StudySpec, reference: WorkerReport, *, steps: int) -> int:
-    """Returns how many processes an A/A run starts beside its reference, for `steps` of both within the budget."""
-    budget_s = spec.search.time_budget
-    asked = spec.measure.aa_processes
-    each_s = beside_reference_s(reference, steps=steps)
-    if budget_s is None or each_s <= 0.0:
-        return asked
-    # The reference itself is started once beside them, and once more in another rounding.
-    fitting = int((AA_SHARE * budget_s - 2.0 * reference.start_s) / each_s)
-    return min(asked, max(LEAST_AA, fitting))
-
-
-def aa_limit_s(spec: StudySpec, *, begun_s: float) -> float:
-    """Returns the seconds of the study from which an A/A run runs no more than it must: its plan may be too short."""
-    budget_s = spec.search.time_budget
-    return math.inf if budget_s is None else begun_s + AA_SHARE / 2.0 * budget_s
+    return reference.start_s + steps * reference.step_s
 
 
 # ---------------------------------------------------------------------- power analysis

@@ -65,9 +65,7 @@ def minimise_failure(
     kind = task.failure_kind
     starts = 0
     most = most_starts(kind)
-    known: dict[FlagSet, bool] = {FlagSet(): False, task.settings: True}
-    for part, is_failing in task.known:
-        known.setdefault(part, is_failing)
+    known = {**dict(task.known), FlagSet(): False, task.settings: True}
 
     def fails(part: FlagSet) -> bool | None:
         """Whether a part fails alike; None if the starts are used up."""

@@ -8,7 +8,6 @@ program whose equal runs see other data: of these a long run decides, in the soa
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import re
@@ -35,6 +34,7 @@ from autotune.stats.loss_check import (
     EQUAL_RUNS,
     GRAD_NORM,
     LOSS,
+    MARGIN,
     MOST_TOLERANCE,
     SMALL,
     Comparability,
@@ -64,6 +64,13 @@ CHANGE_FACTOR = 2.0
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
 """Sets that do the same work in the same arithmetic: every step of theirs is to be the reference's."""
 
+NOT_BY_STEP = {
+    LossBasis.DTYPE: "dtype changes: ",
+    LossBasis.WORK: "the work of a step changes: ",
+    LossBasis.ORDER: "equal runs see other data: ",
+}
+"""Why a loss is not compared step by step, to begin a sentence with."""
+
 Sets = tuple[FlagSet, FlagSet]
 """What is compared with, and the candidate."""
 
@@ -82,19 +89,6 @@ _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
 _DATA_OPTION = re.compile(r"(^|_)(?<!micro_)(batch|seq|sequence|length|context)")
 
 
-def basis_of(spec: StudySpec, sets: Sets, reports: Reports) -> LossBasis:
-    """How the loss of a candidate can be compared with the reference's."""
-    reference, candidate = reports
-    before, after = ({**spec.reference_options, **options_in(settings)} for settings in sets)
-    changed = [n for n, value in after.items() if n not in before or before[n] != value]
-    if not changed:
-        return LossBasis.STEPS
-    if reference.dtype != candidate.dtype or any(_DTYPE_OPTION.search(n) for n in changed):
-        return LossBasis.DTYPE
-    is_other_work = reference.tokens_per_step != candidate.tokens_per_step
-    return LossBasis.WORK if is_other_work or any(map(_DATA_OPTION.search, changed)) else LossBasis.ROUNDING
-
-
 @dataclass(frozen=True, slots=True)
 class LossGate:
     """Holds candidates to the losses of the reference."""
@@ -102,8 +96,6 @@ class LossGate:
     spec: StudySpec
     spread: LossSpread
     """How far processes of the reference are apart by step, one in another rounding among them where that ran."""
-    aa_tolerance: float
-    """Largest relative difference seen between the first steps of two runs of the reference."""
 
     def check(self, settings: FlagSet, reports: Reports) -> LossCheck:
         """Compares first steps: what was, or that nothing could be; WorkerFailed, as below, if it trains otherwise."""
@@ -118,12 +110,21 @@ class LossGate:
         if basis is LossBasis.WORK and reference.tokens_per_step == candidate.tokens_per_step:
             with contextlib.suppress(WorkerFailed):  # rows may be cut otherwise
                 return self._step_by_step(basis, reference, candidate)
-        return _at_equal_work(reference, candidate, basis, aa_tolerance=self.aa_tolerance)
+        return self._at_equal_work(basis, reference, candidate)
 
     def _basis(self, sets: Sets, reports: Reports) -> LossBasis:
         """Returns how a candidate can be compared, given how far equal runs are apart."""
-        basis = basis_of(self.spec, sets, reports)
-        return LossBasis.ORDER if basis in STEP_BY_STEP and self.spread.has_other_data else basis
+        reference, candidate = reports
+        before, after = ({**self.spec.reference_options, **options_in(settings)} for settings in sets)
+        changed = [name for name, value in after.items() if before.get(name) != value]
+        if changed and (reference.dtype != candidate.dtype or any(map(_DTYPE_OPTION.search, changed))):
+            return LossBasis.DTYPE
+        is_other_work = changed and reference.tokens_per_step != candidate.tokens_per_step
+        if is_other_work or any(map(_DATA_OPTION.search, changed)):
+            return LossBasis.WORK
+        if self.spread.has_other_data:
+            return LossBasis.ORDER
+        return LossBasis.ROUNDING if changed else LossBasis.STEPS
 
     def check_block(self, sets: Sets, reports: Reports, told: SameStep | None) -> None:
         """Compares what both arms reported of the same step after a pair of blocks."""
@@ -132,15 +133,15 @@ class LossGate:
 
     def with_blocks(self, check: LossCheck | None, pairs: Sequence[Pair], reference: WorkerReport) -> LossCheck | None:
         """A check of first steps, extended by the blocks after them, none of which was wrong."""
-        told = [p.loss for p in pairs if p.loss is not None]
-        if check is None or not check.is_ok or check.basis not in STEP_BY_STEP or not told:
+        blocks = [p.loss for p in pairs if p.loss is not None]
+        if check is None or not check.is_ok or check.basis not in STEP_BY_STEP or not blocks:
             return check
-        largest = max(check.difference or 0.0, *(relative_difference(t.reference, t.candidate) for t in told))
-        last = max(t.step for t in told)
-        allowed = self._allowed(last, reference)
-        count = len({t.step for t in told}) + (check.steps or 0)
-        words = self._agrees(check.basis, f"{check.steps} steps and after blocks up to step {last}", largest, allowed)
-        return check.model_copy(update={"difference": largest, "tolerance": allowed, "steps": count, "words": words})
+        differences = [relative_difference(block.reference, block.candidate) for block in blocks]
+        steps = {block.step for block in blocks}
+        over = f"{check.steps} steps and after blocks up to step {max(steps)}"
+        largest = max(check.difference or 0.0, *differences)
+        count = len(steps) + (check.steps or 0)
+        return self._agreeing(check.basis, over, largest, reference, last=max(steps), steps=count)
 
     def check_soak(
         self, basis: LossBasis, reports: Reports, losses: tuple[LongLosses, LongLosses], *, steps: int
@@ -151,29 +152,31 @@ class LossGate:
         and as whole curves.
         """
         reference, candidate = reports
+        over = f"judged by loss over {steps} steps against the reference's after as much work"
         if basis in STEP_BY_STEP:
             if not all(losses):
                 return _silent(basis, "the candidate" if losses[0] else "the reference")
             self._refuse_wrong_in_soak(reference, *losses)
-            least_scale = COLLAPSED * abs(next(iter(reference.losses), 0.0))
-            return _long_run(basis, compare_curves(*losses, least_scale=least_scale), steps=steps)
-        by_work = [[(n * (r.tokens_per_step or 1), v) for n, v in x] for r, x in zip(reports, losses, strict=True)]
-        found = compare_long_runs(
-            *by_work,
-            tolerance=self.spec.confirm.loss_tolerance,
-            is_same_work=reference.tokens_per_step == candidate.tokens_per_step,
-        )
-        return _long_run(basis, found, steps=steps)
+            result = compare_curves(*losses, least_scale=COLLAPSED * abs(next(iter(reference.losses), 0.0)))
+        else:
+            by_work = [[(n * (r.tokens_per_step or 1), v) for n, v in x] for r, x in zip(reports, losses, strict=True)]
+            over += ", by confirm.loss_tolerance"
+            result = compare_long_runs(
+                *by_work,
+                tolerance=self.spec.confirm.loss_tolerance,
+                is_same_work=reference.tokens_per_step == candidate.tokens_per_step,
+            )
+        return _check_of(basis, result, over, phase="soak")
 
     def _refuse_wrong_in_soak(self, report: WorkerReport, reference: LongLosses, candidate: LongLosses) -> None:
         """Compares the steps of both within the spread of references."""
-        told = dict(reference)
-        mine = dict(candidate)
         begin = first_step(self.spec) - 1
         last = max(self.spread.steps, default=0)
-        common = [n for n in told if n in mine and begin + n <= last]
-        base, own = ({begin + n: StepLoss(run[n]) for n in common} for run in (told, mine))
-        self._refuse_wrong(base, own, report, phase="soak")
+        base, mine = (
+            {begin + step: StepLoss(loss) for step, loss in run if begin + step <= last}
+            for run in (reference, candidate)
+        )
+        self._refuse_wrong({step: loss for step, loss in base.items() if step in mine}, mine, report, phase="soak")
 
     def _step_by_step(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck:
         """The same work, every step held to the reference's with the tolerance that references themselves showed."""
@@ -181,31 +184,53 @@ class LossGate:
         self._refuse_wrong(base, mine, reference, phase="check")
         _refuse_wrong_change(reference, candidate)
         largest = max(relative_difference(base[step].loss, mine[step].loss) for step in base)
-        allowed = self._allowed(len(base) - 1, reference)
-        words = self._agrees(basis, f"{len(base)} steps", largest, allowed)
-        return LossCheck(basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=len(base), words=words)
+        steps = len(base)
+        return self._agreeing(basis, f"{steps} steps", largest, reference, last=steps - 1, steps=steps)
 
-    def _allowed(self, step: int, reference: WorkerReport) -> float:
-        return self.spread.tolerance(step, dtype=_arithmetic(reference)) + _spacing(reference).get(LOSS, 0.0)
-
-    def _agrees(self, basis: LossBasis, over: str, largest: float, allowed: float) -> str:
+    def _agreeing(
+        self, basis: LossBasis, over: str, largest: float, reference: WorkerReport, *, last: int, steps: int
+    ) -> LossCheck:
+        """The check of a candidate whose losses were all within tolerance, up to the `last` step."""
+        allowed = self.spread.tolerance(last, dtype=_arithmetic(reference)) + _spacing(reference).get(LOSS, 0.0)
         what = "options that change rounding only: " if basis is LossBasis.ROUNDING else ""
         measured = "measured on the reference in another rounding"
         if not self.spread.is_rounded:
             measured = "that of its arithmetic: no reference ran in another rounding, or it did not differ"
-        return (
+        words = (
             f"{what}loss step by step over {over}, difference at most {largest:.1e}, tolerance {allowed:.1e} at the "
             f"last ({measured})"
         )
+        return LossCheck(basis=basis, is_ok=True, difference=largest, tolerance=allowed, steps=steps, words=words)
+
+    def _at_equal_work(self, basis: LossBasis, reference: WorkerReport, candidate: WorkerReport) -> LossCheck:
+        """Compares first steps wherever both have done as much; a long run has to say the rest."""
+        reports = (reference, candidate)
+        rounding = max(rounding_of(_arithmetic(report)) for report in reports)
+        if basis is LossBasis.DTYPE:
+            rounding *= DTYPE_MARGIN
+        stored = max(_spacing(report).get(LOSS, 0.0) for report in reports)
+        result = compare_first_steps(
+            reference.losses,
+            candidate.losses,
+            (reference.grad_norms, candidate.grad_norms),
+            work=(reference.tokens_per_step or 1, candidate.tokens_per_step or 1),
+            least_tolerance=stored + max(MARGIN * self.spread.seen(len(reference.losses) - 1), rounding),
+        )
+        over = (
+            f"first losses, at {result.points} points of equal work, as far as the reference's own neighbouring steps "
+            "differ, before a long run says the rest"
+        )
+        check = _check_of(basis, result, over, phase="check")
+        return check.model_copy(update={"is_final": False})
 
     def _refuse_wrong(self, base: Trace, mine: Trace, reference: WorkerReport, *, phase: str) -> None:
-        found = compare_traces(
+        mismatch = compare_traces(
             base, mine, spread=self.spread, dtype=_arithmetic(reference), spacing=_spacing(reference)
         )
-        if found is not None:
+        if mismatch is not None:
             raise wrong_loss(
-                f"{found.quantity} at step {found.step} must be {found.expected!r} within {found.tolerance:.1e} "
-                f"(relative) but is {found.got!r}",
+                f"{mismatch.quantity} at step {mismatch.step} must be {mismatch.expected!r} within "
+                f"{mismatch.tolerance:.1e} (relative) but is {mismatch.got!r}",
                 phase=phase,
             )
 
@@ -216,51 +241,17 @@ def _silent(basis: LossBasis, who: str) -> LossCheck:
     return LossCheck(basis=basis, is_ok=None, words=f"{words} ({HOW_TO_TELL})")
 
 
-def _at_equal_work(
-    reference: WorkerReport, candidate: WorkerReport, basis: LossBasis, *, aa_tolerance: float
-) -> LossCheck:
-    classes = [rounding_of(_arithmetic(r)) for r in (reference, candidate)]
-    stored = max(_spacing(r).get(LOSS, 0.0) for r in (reference, candidate))
-    found = compare_first_steps(
-        reference.losses,
-        candidate.losses,
-        (reference.grad_norms, candidate.grad_norms),
-        work=(reference.tokens_per_step or 1, candidate.tokens_per_step or 1),
-        least_tolerance=stored
-        + max(4.0 * aa_tolerance, max(classes) * (DTYPE_MARGIN if basis is LossBasis.DTYPE else 1.0)),
-    )
-    if found.is_ok is False:
-        raise wrong_loss(
-            f"{_of(basis)}{found.reason} (tolerance {found.tolerance:.1e}, from the reference's own neighbouring "
-            "steps)",
-            phase="check",
-        )
-    words = f"{_of(basis)}inconclusive: {found.reason}"
-    if found.is_ok:
-        words = (
-            f"{_of(basis)}first steps agree at {found.points} points of equal work, difference "
-            f"{format_change_of(found.difference)}, tolerance {found.tolerance:.1e}; a long run has to say the rest"
-        )
-    return LossCheck(
-        basis=basis, is_ok=found.is_ok, difference=found.difference, tolerance=found.tolerance, words=words,
-        is_final=False,
-    )  # fmt: skip
-
-
-def _long_run(basis: LossBasis, found: Comparability, *, steps: int) -> LossCheck:
-    over = f"{_of(basis)}judged by loss over {steps} steps"
-    if found.is_ok is None:
-        return LossCheck(basis=basis, is_ok=None, words=f"{over}: inconclusive: {found.reason}")
-    difference = f"difference {format_change_of(found.difference)}, tolerance {found.tolerance:.1%}"
-    if not found.is_ok:
-        key = "" if basis in STEP_BY_STEP else " (confirm.loss_tolerance)"
-        raise wrong_loss(
-            f"{over} against the reference's after as much work: {found.reason}: {difference}{key}", phase="soak"
-        )
-    return LossCheck(
-        basis=basis, is_ok=True, difference=found.difference, tolerance=found.tolerance,
-        words=f"{over} against the reference's after as much work, {difference}",
-    )  # fmt: skip
+def _check_of(basis: LossBasis, result: Comparability, over: str, *, phase: str) -> LossCheck:
+    """The loss check that a comparison at equal work makes; WorkerFailed where the candidate is wrong."""
+    words = f"{NOT_BY_STEP.get(basis, '')}{over}"
+    if result.is_ok is None:
+        return LossCheck(basis=basis, is_ok=None, words=f"{words}: inconclusive: {result.reason}")
+    if result.reason:
+        words += f": {result.reason}"
+    words += f": difference {format_change_of(result.difference)}, tolerance {100 * result.tolerance:.2g} %"
+    if not result.is_ok:
+        raise wrong_loss(words, phase=phase)
+    return LossCheck(basis=basis, is_ok=True, difference=result.difference, tolerance=result.tolerance, words=words)
 
 
 def _refuse_wrong_change(reference: WorkerReport, candidate: WorkerReport) -> None:
@@ -288,16 +279,6 @@ def wrong_loss(message: str, *, phase: str) -> WorkerFailed:
     return WorkerFailed(Failure(kind=FailureKind.WRONG_LOSS, message=message, phase=phase))
 
 
-def _of(basis: LossBasis) -> str:
-    """Why a loss is not compared step by step, to begin a sentence with; empty where it is."""
-    reasons = {
-        LossBasis.DTYPE: "dtype changes: ",
-        LossBasis.WORK: "the work of a step changes: ",
-        LossBasis.ORDER: "equal runs see other data: ",
-    }
-    return reasons.get(basis, "")
-
-
 def _arithmetic(report: WorkerReport) -> str:
     """A GPU multiplies float32 matrices as TF32 unless told otherwise, and which ones changes with the kernels."""
     return "tensorfloat32" if is_float32(report.dtype) and report.platform != "cpu" else report.dtype
@@ -305,20 +286,20 @@ def _arithmetic(report: WorkerReport) -> str:
 
 def _spacing(report: WorkerReport) -> dict[str, float]:
     """How far neighbours of loss and gradient norm are apart, where they are told in a format narrower than float32."""
-    told = {LOSS: report.loss_dtype, GRAD_NORM: report.norm_dtype}
-    found = {quantity: spacing_of(dtype) for quantity, dtype in told.items() if dtype is not None}
-    return {quantity: spacing for quantity, spacing in found.items() if spacing > spacing_of("float32")}
+    dtypes = {LOSS: report.loss_dtype, GRAD_NORM: report.norm_dtype}
+    spacings = {quantity: spacing_of(dtype) for quantity, dtype in dtypes.items() if dtype is not None}
+    return {quantity: spacing for quantity, spacing in spacings.items() if spacing > spacing_of("float32")}
 
 
 def refuse_unusable_dtype(report: WorkerReport) -> None:
     """Refuses formats in which a loss could not be held to another's, by a WorkerFailed."""
-    told = {"loss": report.loss_dtype, "grad_norm": report.norm_dtype}
-    for what, dtype in {"the step's arithmetic (config['dtype'])": report.dtype, **told}.items():
+    reported = {"loss": report.loss_dtype, "grad_norm": report.norm_dtype}
+    for what, dtype in {"the step's arithmetic (config['dtype'])": report.dtype, **reported}.items():
         try:
-            spacing = spacing_of(dtype) if dtype is not None else 0.0
+            spacing = spacing_of(dtype or "float32")
         except ValueError as error:
             raise not_comparable(f"{what}: {error}") from None
-        if what in told and spacing > MOST_TOLERANCE:
+        if what in reported and spacing > MOST_TOLERANCE:
             raise not_comparable(
                 f"{what} must be reported finely enough to be compared but is {dtype}: return it as float32"
             )
@@ -346,45 +327,46 @@ SLOWEST_ROUNDING = 2.0
 
 
 class LossTrace:
-    """Losses of one process by step, from 0: of each of its first steps, then of the steps that end its blocks.
+    """A worker, and its losses by step, from 0: of each of its first steps, then of the steps that end its blocks.
 
     So far it has `done` so many steps; `last` is the step that its last block reported.
     """
 
-    def __init__(self, spec: StudySpec, report: WorkerReport) -> None:
-        self.told: dict[int, StepLoss] = first_steps(report.losses, report.grad_norms)
+    def __init__(self, spec: StudySpec, worker: Worker) -> None:
+        self.worker = worker
+        self.told: dict[int, StepLoss] = first_steps(worker.report.losses, worker.report.grad_norms)
         self.done = first_step(spec)
         self.last: int | None = None
-        self.recent: list[int] = []
+        self.recent: dict[int, StepLoss] = {}
         """Steps that were reported with the last block."""
 
-    def take(self, worker: Worker, steps: int) -> None:
-        """Takes in what a worker reports after a block of so many steps."""
+    def take(self, steps: int) -> None:
+        """Takes in what the worker reports after a block of so many steps."""
+        worker = self.worker
         self.done += worker.dropped_steps + steps
         self.last = None
-        self.told = {step: StepLoss(loss) for step, loss in worker.passed_losses} | self.told  # first steps stay
-        self.recent = [step for step, _ in worker.passed_losses]
+        self.recent = {step: StepLoss(loss) for step, loss in worker.passed_losses}
+        self.told = self.recent | self.told  # first steps stay
         if worker.last_loss is not None:
             self.last = self.done - 1 - worker.loss_lag
-            self.told[self.last] = StepLoss(worker.last_loss, worker.last_norm)
-            self.recent.append(self.last)
+            self.recent[self.last] = StepLoss(worker.last_loss, worker.last_norm)
+            self.told[self.last] = self.recent[self.last]
 
-    def settle(self, worker: Worker, steps: int) -> None:
-        """Runs a worker, without measuring it, until it has done so many steps."""
-        if steps > self.done:
-            rest = steps - self.done
-            worker.run_block(rest)
-            self.take(worker, rest)
+    def settle(self, steps: int) -> None:
+        """Runs the worker, without measuring it, until it has done so many steps."""
+        rest = steps - self.done
+        if rest > 0:
+            self.worker.run_block(rest)
+            self.take(rest)
 
     def refuse_shorter(self, reference: LossTrace) -> None:
         """Refuses, by a WorkerFailed, a candidate that reports no step as late as the reference's last one."""
-        wanted = reference.last
-        mine = self.last
-        if wanted is not None and (mine is None or mine < wanted):
-            ends = "is reported nowhere" if mine is None else f"ends at step {mine}"
-            raise wrong_loss(
-                f"its loss must be reported up to step {wanted}, as by the reference, but {ends}", phase="step"
-            )
+        if reference.last is None or (self.last is not None and self.last >= reference.last):
+            return
+        ends = "is reported nowhere" if self.last is None else f"ends at step {self.last}"
+        raise wrong_loss(
+            f"its loss must be reported up to step {reference.last}, as by the reference, but {ends}", phase="step"
+        )
 
     def beside(self, reference: LossTrace) -> SameStep | None:
         """Loss of the latest step of this candidate's last block that the reference reported, too; None without one."""
@@ -401,17 +383,10 @@ class LossTrace:
 
 def refuse_not_finite(report: WorkerReport) -> None:
     """Refuses a reference whose first steps tell a loss that is no number, by a LaunchError."""
-    if problem := _not_a_number(report):
-        raise not_finite(problem)
-
-
-def _not_a_number(report: WorkerReport) -> str:
-    """What is not finite of a process's first steps; empty if all is."""
     for quantity, values in (("loss", report.losses), ("gradient norm", report.grad_norms)):
         for step, value in enumerate(values):
             if not math.isfinite(value):
-                return f"its {quantity} is {value} at step {step}"
-    return ""
+                raise not_finite(f"its {quantity} is {value} at step {step}")
 
 
 def not_finite(what: str) -> LaunchError:
@@ -435,10 +410,11 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
     first, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
     told = [(first, other) for other in others] + [_both(p.loss) for p in pairs if p.loss is not None]
     scale = SMALL * abs(first[0].loss) if first else 0.0
+    spread = LossSpread()
     for traces in told:
         _refuse_unequal(*traces, least_scale=scale)
-    found = [spread_between(*traces) for traces in told]
-    return functools.reduce(LossSpread.joined, found, LossSpread())
+        spread = spread.joined(spread_between(*traces))
+    return spread
 
 
 def _refuse_unequal(one: Trace, other: Trace, *, least_scale: float) -> None:
@@ -461,12 +437,13 @@ def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
     if not (first.step_numbers and later.step_numbers):
         return
     # What prints by the clock may begin anywhere between two lines.
-    between = [b - a for r in (first, later) for a, b in itertools.pairwise(r.step_numbers)]
-    begins = first.step_numbers[0], later.step_numbers[0]
-    if abs(begins[1] - begins[0]) > max(between, default=1):
+    between = [b - a for report in (first, later) for a, b in itertools.pairwise(report.step_numbers)]
+    began = first.step_numbers[0]
+    later_began = later.step_numbers[0]
+    if abs(later_began - began) > max(between, default=1):
         raise LaunchError(
-            f"each run of the program must begin at the same step but one began at {begins[0]} and a later one at "
-            f"{begins[1]}: it goes on from what an earlier run saved. Let it begin anew (switch its checkpoints off, "
+            f"each run of the program must begin at the same step but one began at {began} and a later one at "
+            f"{later_began}: it goes on from what an earlier run saved. Let it begin anew (switch its checkpoints off, "
             "or send them to {folder} in its arguments), then run the study in a new run directory (docs/tune.md)"
         )
 
@@ -479,19 +456,25 @@ def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
 
 
 def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far a fresh reference in another rounding is off, over blocks like an A/A run's; WorkerFailed if it fails."""
-    if problem := _not_a_number(worker.report):
-        raise wrong_loss(f"{problem} in another rounding", phase="check")
+    """How far a fresh reference in another rounding is off, over blocks like an A/A run's.
+
+    Raises:
+        WorkerFailed: If it fails.
+        ValueError: If a loss or norm is not finite.
+    """
     told = first_steps(reference.losses, reference.grad_norms)
-    told |= {p.loss.step: StepLoss(p.loss.reference, p.loss.reference_norm) for p in pairs if p.loss is not None}
-    trace = LossTrace(spec, worker.report)
-    spent_s = 0.0
-    patience_s = SLOWEST_ROUNDING * sum(sum(p.ran_s(Arm.REFERENCE)) for p in pairs)
-    for steps in [len(p.ran_s(Arm.CANDIDATE)) for p in pairs if p.loss is not None]:
-        if spent_s > patience_s or max(trace.told) >= max(told):
+    blocks: list[int] = []
+    for pair in pairs:
+        if pair.loss is not None:
+            told |= _both(pair.loss)[0]
+            blocks.append(len(pair.ran_s(Arm.CANDIDATE)))
+    trace = LossTrace(spec, worker)
+    left_s = SLOWEST_ROUNDING * sum(sum(pair.ran_s(Arm.REFERENCE)) for pair in pairs)
+    for steps in blocks:
+        if left_s < 0.0 or max(trace.told) >= max(told):
             break
-        spent_s += sum(worker.run_block(steps))
-        trace.take(worker, steps)
+        left_s -= sum(worker.run_block(steps))
+        trace.take(steps)
         if not math.isfinite(worker.last_loss or 0.0):
             raise wrong_loss(f"its loss is {worker.last_loss} at step {trace.last}", phase="step")
     return spread_between(told, trace.told, is_rounded=True)

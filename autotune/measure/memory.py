@@ -54,7 +54,9 @@ def limit_bytes(spec: StudySpec, aa_run: AaRecord, settings: FlagSet | None = No
     had = _fraction(spec, FlagSet(), isolated=aa_run.comparison.mode != INTERLEAVED)
     more = _fraction(spec, settings or FlagSet(), isolated=spec.measure.mode != INTERLEAVED) / had
     bounds = [round(more * m.limit_bytes) for m in aa_run.reference.device_memory if m.limit_bytes is not None]
-    return min([*bounds, *([spec.limits.memory] if spec.limits.memory is not None else [])], default=None)
+    if spec.limits.memory is not None:
+        bounds.append(spec.limits.memory)
+    return min(bounds, default=None)
 
 
 def _fraction(spec: StudySpec, settings: FlagSet, *, isolated: bool) -> float:

@@ -48,19 +48,22 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
         pairs: Its pairs with other processes of itself.
         long_s: Seconds of the steps of a block of it that is `LONG_BLOCKS` times as long.
     """
-    blocks = [times for p in pairs for times in (p.reference_s, p.candidate_s)]
+    blocks = [times for pair in pairs for times in (pair.reference_s, pair.candidate_s)]
     steps_s = [block_step_s(times) for times in blocks]
-    before_s = statistics.median_high(report.warmup_step_times_s)
+    before_s = report.step_s
     after_s = statistics.median(steps_s)
     if after_s < WENT_ON * before_s:
         raise CannotPause(
             f"a step took {format_seconds(before_s)} before the first pause and {format_seconds(after_s)} after one, "
             "as if the program had gone on meanwhile"
         )
-    halves = [(times[: len(times) // 2], times[-(len(times) // 2) :]) for times in blocks]
-    found = estimate_pairs([math.log(block_step_s(first) / block_step_s(second)) for first, second in halves])
-    if found.low > 1.0 + AFTER_PAUSE or found.high < 1.0 - AFTER_PAUSE:
-        raise CannotPause(f"right after a pause a step takes {found.ratio:.2f} times as long as later")
+    ratios: list[float] = []
+    for times in blocks:
+        half = len(times) // 2
+        ratios.append(math.log(block_step_s(times[:half]) / block_step_s(times[-half:])))
+    early = estimate_pairs(ratios)
+    if early.low > 1.0 + AFTER_PAUSE or early.high < 1.0 - AFTER_PAUSE:
+        raise CannotPause(f"right after a pause a step takes {early.ratio:.2f} times as long as later")
     later_s = block_step_s(long_s[-(len(long_s) // LONG_BLOCKS) :])
     scatter = statistics.pstdev(map(math.log, steps_s))
     if abs(math.log(after_s / later_s)) > AFTER_PAUSE + SCATTER * scatter:

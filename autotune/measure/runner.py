@@ -26,7 +26,7 @@ from autotune.measure.context import MeasurementContext, ProgressSink, Reference
 from autotune.measure.failing import minimise_failure, most_again
 from autotune.measure.loss_gate import ROUNDINGS, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_isolated
-from autotune.measure.tasks import AaTask, AblationTask, Assignment, PairTask, SoakTask, TrialTask
+from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, PairTask, SoakTask, TrialTask
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
@@ -42,9 +42,9 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
-from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE, trial_plan
+from autotune.stats.aa_noise import trial_plan
 from autotune.stats.estimates import Estimate, Verdict, judge
-from autotune.stats.loss_check import GRAD_NORM, LossSpread
+from autotune.stats.loss_check import LossSpread
 from autotune.workers.base import Launcher, WorkerFailed
 from autotune.workers.failures import collision_of
 
@@ -82,7 +82,7 @@ class TaskRunner:
             self.comparer = self._open_comparer(assignment.aa_run.comparison.mode)
         if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
             context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
-        folder = self.context.folders.folder(*assignment.folder)
+        folder = context.folders.folder(*assignment.folder)
         try:
             record = self._record(assignment, folder)
             self._lost_in_a_row = 0
@@ -100,19 +100,20 @@ class TaskRunner:
         return record.model_copy(update=done)
 
     def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
-        task = assignment.task
         name = assignment.name
-        if isinstance(task, AaTask):
-            return self._measure_aa(folder)
-        if isinstance(task, TrialTask):
-            return self._trial(task, folder, name)
-        if isinstance(task, PairTask):
-            return self._pair(task, folder, name)
-        if isinstance(task, AblationTask):
-            return self._ablation(task, folder, name)
-        if isinstance(task, SoakTask):
-            return soak_isolated(self.context, task, folder)
-        return minimise_failure(self.context, task, folder, isolated=self.comparer.mode == ABA)
+        match assignment.task:
+            case AaTask():
+                return self._measure_aa(folder)
+            case TrialTask() as task:
+                return self._trial(task, folder, name)
+            case PairTask() as task:
+                return self._pair(task, folder, name)
+            case AblationTask() as task:
+                return self._ablation(task, folder, name)
+            case SoakTask() as task:
+                return soak_isolated(self.context, task, folder)
+            case FailingSetTask() as task:
+                return minimise_failure(self.context, task, folder, isolated=self.comparer.mode == ABA)
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -122,22 +123,22 @@ class TaskRunner:
 
     def _measure_aa(self, folder: Path) -> AaRecord:
         """The reference against other processes of itself."""
-        found = self._aa_run(folder)
-        reports = [found.reference, *found.seconds]
-        spread = spread_of_aa_run(reports, found.pairs)
+        aa_run = self._aa_run(folder)
+        reports = [aa_run.reference, *aa_run.seconds]
+        spread = spread_of_aa_run(reports, aa_run.pairs)
         if spread.has_other_data:
             self.context.progress.incident(
                 f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its order differs: sets "
                 "are compared by the mean loss of a long run; a fixed seed lets every step be compared"
             )
-        last = len(found.reference.losses) - 1
+        else:
+            spread = spread.joined(self._rounding(aa_run, folder))
         return AaRecord(
-            noise=found.noise,
-            reference=found.reference,
-            comparison=found.comparison,
+            noise=aa_run.noise,
+            reference=aa_run.reference,
+            comparison=aa_run.comparison,
             provenance=describe_machine(),
-            loss_tolerance=max(spread.seen(last), spread.seen(last, GRAD_NORM)) if last >= 0 else 0.0,
-            loss_spread=spread if spread.has_other_data else spread.joined(self._rounding(found, folder)),
+            loss_spread=spread,
             directory=self.context.folders.relative(folder),
         )
 
@@ -156,30 +157,29 @@ class TaskRunner:
                     ) from error
                 self.context.lose_reference(error)
 
-    def _rounding(self, found: AaRun, folder: Path) -> LossSpread:
+    def _rounding(self, aa_run: AaRun, folder: Path) -> LossSpread:
         """How far the reference in another rounding is off, over the steps that the A/A run's reference reported."""
         context = self.context
         beside = context.folder_in(folder, "rounding")
 
         def look(settings: FlagSet, isolated: bool) -> LossSpread:
             with contextlib.closing(context.start(settings, beside, isolated=isolated)) as worker:
-                return spread_of_rounding(self.context.spec, worker, found.reference, found.pairs)
+                return spread_of_rounding(context.spec, worker, aa_run.reference, aa_run.pairs)
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), isolated=found.comparison.mode == ABA)
-            except WorkerFailed as error:
-                context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}"[:300])
+                return context.where_it_fits(functools.partial(look, settings), isolated=aa_run.comparison.mode == ABA)
+            except (WorkerFailed, ValueError) as error:
+                context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}")
         return LossSpread()
 
     # ------------------------------------------------------------------ trials, proofs and ablations
 
     def _rule(self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0) -> StoppingRule:
-        assignment = self.context.assignment
         measure = self.context.spec.measure
-        noise = assignment.aa_run.noise if assignment.aa_run is not None else None
+        noise = self.context.assignment.noise
         plan = trial_plan(noise, most=measure.pairs_cap, starts=starts)
-        return sequential(plan, min_effect=measure.min_effect, incumbent=incumbent, spread=assignment.spread, most=most)
+        return sequential(plan, min_effect=measure.min_effect, incumbent=incumbent, spread=noise.spread, most=most)
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
         """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
@@ -202,20 +202,20 @@ class TaskRunner:
         rule = self._rule(task.most, task.incumbent)
         request = ComparisonRequest(candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect)
         try:
-            found = self._compare(request)
+            compared = self._compare(request)
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(context, error.failure))
         else:
-            if found.comparison is None:
+            if compared.comparison is None:
                 outcome = TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=same_as)
             else:
-                loss = context.losses.with_blocks(loss, found.pairs, found.reference)
-                outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=found.comparison)
-                if context.program_key(settings, found.candidate) != key:
+                loss = context.losses.with_blocks(loss, compared.pairs, compared.reference)
+                outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=compared.comparison)
+                if context.program_key(settings, compared.candidate) != key:
                     # it compiles more as it runs, or another program each time
-                    report = found.candidate
+                    report = compared.candidate
                     key = None
         known = {"worker": report, "program_key": key, "compiled_key": task.compiled_key, "loss": loss}
         return TrialResult(**dict(task.config), **dict(outcome), **known)
@@ -229,7 +229,7 @@ class TaskRunner:
         failures: list[Failure] = []
         while True:
             try:
-                found = self.comparer.compare(request)
+                compared = self.comparer.compare(request)
                 break
             except ReferenceFailed:
                 raise
@@ -238,11 +238,11 @@ class TaskRunner:
                 if len(failures) > min(map(most_again, failures)):
                     raise
                 self.context.progress.incident(f"started again before its settings are blamed: {error}")
-        if not failures or found.comparison is None:
-            return found
+        if not failures or compared.comparison is None:
+            return compared
         flaky = f"flaky: {failures[0].kind} in {len(failures)} of {len(failures) + 1} starts"
-        warnings = (*found.comparison.warnings, flaky)
-        return replace(found, comparison=found.comparison.model_copy(update={"warnings": warnings}))
+        warnings = (*compared.comparison.warnings, flaky)
+        return replace(compared, comparison=compared.comparison.model_copy(update={"warnings": warnings}))
 
     def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes."""
@@ -254,23 +254,23 @@ class TaskRunner:
             loss = losses.check(task.settings, (reference, candidate))
             return False
 
-        pairs = task.pairs or DEFAULT_PROOF_SIZE
-        comparer = Isolated(self.context, beside=pairs) if task.is_isolated else self.comparer
-        found = comparer.compare(
+        comparer = Isolated(self.context, beside=task.pairs) if task.is_isolated else self.comparer
+        rule = fixed(task.pairs)
+        compared = comparer.compare(
             ComparisonRequest(
-                candidate=task.settings, folder=folder, name=name, rule=fixed(pairs), is_proof=True, inspect=inspect
+                candidate=task.settings, folder=folder, name=name, rule=rule, is_proof=True, inspect=inspect
             )
         )
-        figures = found.comparison
+        figures = compared.comparison
         assert figures is not None
         return task.base().model_copy(
             update={
-                **figures_of(found.pairs, figures.work),
+                **figures_of(compared.pairs, figures.work),
                 "energy": figures.energy,
                 "warnings": figures.warnings,
                 "during": figures.during,
                 "work": figures.work,
-                "loss": losses.with_blocks(loss, found.pairs, found.reference),
+                "loss": losses.with_blocks(loss, compared.pairs, compared.reference),
                 "is_isolated": task.is_isolated or figures.mode != self.comparer.mode,
             }
         )
@@ -279,7 +279,7 @@ class TaskRunner:
         """A set without one setting, or several, against the whole set."""
         context = self.context
         settings = task.settings
-        min_effect = self.context.spec.measure.min_effect
+        min_effect = context.spec.measure.min_effect
         less = task.rest
 
         def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:
@@ -291,11 +291,11 @@ class TaskRunner:
         )
         base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
         try:
-            found = self.comparer.compare(request)
+            compared = self.comparer.compare(request)
         except WorkerFailed as error:
             return base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
-        kept, reason = pays(found.comparison, min_effect)
-        return base.model_copy(update={"comparison": found.comparison, "kept": kept, "reason": reason})
+        kept, reason = pays(compared.comparison, min_effect)
+        return base.model_copy(update={"comparison": compared.comparison, "kept": kept, "reason": reason})
 
 
 def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
@@ -303,10 +303,12 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     if comparison is None:
         return False, "the program is the same without it"
     # Of the set without it, in two processes: no proof either.
-    found = judge(comparison.estimate, min_effect=min_effect)
-    if found is Verdict.SLOWER:
+    verdict = judge(comparison.estimate, min_effect=min_effect)
+    if verdict is Verdict.SLOWER:
         return True, "it seems to pay"
-    if found is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0:  # to lose what pays costs more than a passenger
+    if (
+        verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0
+    ):  # to lose what pays costs more than a passenger
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
 

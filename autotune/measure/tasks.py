@@ -30,6 +30,7 @@ from autotune.model.records import (
     TrialStatus,
     names_left_out,
 )
+from autotune.stats.aa_noise import DEFAULT_PROOF_SIZE, UNKNOWN_NOISE, AaNoise
 from autotune.stats.estimates import Estimate
 from autotune.stats.long_run import SOAK_LOOKS
 
@@ -74,7 +75,7 @@ class PairTask(Task):
     trial: int
     settings: Settings
     repeat: int
-    pairs: int | None = None
+    pairs: int = DEFAULT_PROOF_SIZE
     """Pairs of blocks that it runs."""
 
     @property
@@ -122,10 +123,8 @@ class SoakTask(Task):
     least_steps: int
     basis: LossBasis = LossBasis.STEPS
     """By what its loss can be compared with the reference's."""
-    typical: float | None = None
-    """log of the typical step over the reference's, per unit of work, from the proof; None without one."""
     proven: Estimate | None = None
-    """Likewise the ratio, with the interval that holds over all looks at the proof."""
+    """Ratio of the typical step, per unit of work, with the interval that holds over all looks at the proof."""
     process_sd: float = 0.0
     """Standard deviation of that from one pair of processes to the next, alone or not."""
     proven_steps: int = 0
@@ -184,9 +183,9 @@ class Assignment(Record):
     """The study's time now, in seconds."""
 
     @property
-    def spread(self) -> float:
-        """By how much one pair of equal processes may be off on this lane, in log; 0 where that is not known."""
-        return self.aa_run.noise.spread if self.aa_run is not None else 0.0
+    def noise(self) -> AaNoise:
+        """What the A/A run showed of this lane."""
+        return self.aa_run.noise if self.aa_run is not None else UNKNOWN_NOISE
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from autotune.stats.aa_noise import STARTS, AaNoise
 
@@ -51,13 +50,11 @@ class BlockSizes:
     """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
     among them, and must be alone while it does."""
 
-    def learned(self, noise: AaNoise | None) -> BlockSizes:
-        """Returns the sizes of blocks after an A/A run; None: before it.
+    def learned(self, noise: AaNoise) -> BlockSizes:
+        """Returns the sizes of blocks after an A/A run.
 
         Blocks leave out what it showed that they take to settle, and count no longer than its noise asks for.
         """
-        if noise is None:
-            return self
         settle_s = self.settle_s if noise.settle_s is None else min(self.settle_s, noise.settle_s)
         steady_s = self.steady_s * settle_s / self.settle_s if self.settle_s else self.steady_s
         return replace(self, settle_s=settle_s, steady_s=steady_s, block_s=noise.counted_share * self.block_s)
@@ -75,20 +72,15 @@ class BlockSizes:
         """All steps of a block, settling ones first."""
         return min(LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s))
 
-    def isolated_steps(self, step_s: float, *, blocks: int, least: int, beside_s: float = 0.0) -> int:
+    def isolated_steps(self, step_s: float, *, blocks: int, least: int, start_s: float = 0.0) -> int:
         """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at least.
 
-        Args:
-            beside_s: Seconds that a process takes to start, of a run that is compared with interleaved pairs. What a
-                CPU's neighbours do comes and goes within seconds and nothing cancels it here, so that there such a run
-                lasts as long.
+        What a CPU's neighbours do comes and goes within seconds and nothing cancels it in such a run, so that there it
+        lasts as long as a process takes to start, if it is compared with interleaved pairs (`start_s`).
         """
-        if beside_s and not self.steady_s:
-            least = max(least, _steps_in(beside_s, step_s))
-        counted = max(least, blocks * self.counted_steps(step_s))
-        if not self.steady_s:
-            return counted
-        return _steps_in(self.steady_s, step_s) + max(counted, _steps_in(self.steady_s, step_s))
+        steady = _steps_in(self.steady_s, step_s)
+        counted = max(least, blocks * self.counted_steps(step_s), steady or _steps_in(start_s, step_s))
+        return steady + counted
 
     def split(self, times_s: Sequence[float]) -> Split:
         """Divides a block into settling and counted steps; see `settle`."""
@@ -103,40 +95,6 @@ GPU_SIZES = BlockSizes(block_s=2.0, settle_s=3.0, steady_s=10.0, in_order=True)
 CPU_SIZES = BlockSizes(block_s=0.05)
 """What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay; where
 they take 2 s, isolated runs (five times that long) have the last word."""
-
-
-class BlockCosts(NamedTuple):
-    """Seconds that parts of a study take, by which plans and budgets are made."""
-
-    sizes: BlockSizes
-    step_s: float
-    """Of one step of the reference."""
-    start_s: float
-    """Until one process is compiled and warm."""
-    measured_pair_s: float = 0.0
-    """One pair of blocks as the A/A run took it, with the batches made before it and all else beside steps."""
-
-    @property
-    def pair_s(self) -> float:
-        """One pair of blocks, settling included."""
-        return max(self.measured_pair_s, 2 * self.sizes.steps(self.step_s) * self.step_s)
-
-    def trial_s(self, pairs: int) -> float:
-        """One candidate beside a living reference."""
-        return self.start_s + pairs * self.pair_s
-
-    def fresh_pair_s(self, pairs: int) -> float:
-        """One fresh pair of processes of a proof."""
-        return self.sizes.starts * self.start_s + pairs * self.pair_s
-
-    def isolated_run_s(self, *, pairs: int, least_steps: int, beside_s: float = 0.0) -> float:
-        """One isolated run of one arm, its start included; as long as so many pairs of blocks.
-
-        Args:
-            beside_s: As of `BlockSizes.isolated_steps`.
-        """
-        steps = self.sizes.isolated_steps(self.step_s, blocks=pairs, least=least_steps, beside_s=beside_s)
-        return self.start_s + self.step_s * steps
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:

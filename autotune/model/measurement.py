@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
@@ -96,20 +97,21 @@ class GpusDuring(Record):
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
     """Reasons for which one arm alone was held back, so that nothing can be told; its own power is none."""
     arms = {"reference": [d.reference for d in during], "candidate": [d.candidate for d in during]}
-    clauses = []
-    for reason, words in HELD_BACK.items():
-        is_reported = all(reason in gpus.held_back for arm in arms.values() for gpus in arm)
-        if reason in OF_THE_PROGRAM or not is_reported:
+    lasted_s = {name: sum(arm.seconds for arm in of_runs) or math.inf for name, of_runs in arms.items()}
+    sentences = []
+    for reason in [reason for reason in HELD_BACK if reason not in OF_THE_PROGRAM]:
+        if not all(reason in arm.held_back for of_runs in arms.values() for arm in of_runs):
             continue
-        held_s = {name: sum(gpus.held_back[reason] for gpus in arm) for name, arm in arms.items()}
-        shares = {name: held_s[name] / (sum(gpus.seconds for gpus in arm) or math.inf) for name, arm in arms.items()}
-        other, one = sorted(shares, key=shares.__getitem__)
-        if held_s[one] >= LEAST_S and shares[one] >= LEAST_SHARE and shares[other] <= OTHER_SHARE * shares[one]:
-            clauses.append(
-                f"the {one} alone was held back by {words}: "
-                f"{format_share(shares[one])} of its time, the other arm {format_share(shares[other])}"
+        held_s = {name: sum(arm.held_back[reason] for arm in of_runs) for name, of_runs in arms.items()}
+        shares = {name: held_s[name] / lasted_s[name] for name in arms}
+        worse = max(shares, key=lambda name: shares[name])
+        other = min(shares.values())
+        if held_s[worse] >= LEAST_S and shares[worse] >= LEAST_SHARE and other <= OTHER_SHARE * shares[worse]:
+            sentences.append(
+                f"the {worse} alone was held back by {HELD_BACK[reason]}: "
+                f"{format_share(shares[worse])} of its time, the other arm {format_share(other)}"
             )
-    return clauses
+    return sentences
 
 
 def _settings(value: object) -> FlagSet:
@@ -244,6 +246,11 @@ class WorkerReport(Record):
     cloud_networks: tuple[str, ...] | None = None
     """Of ``efa`` and ``gvnic``, those that the same host has; None if unknown."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a typical step of its warm-up; 0 without one."""
+        return statistics.median_high(self.warmup_step_times_s or (0.0,))
 
 
 class WorkloadFacts(Protocol):

@@ -33,14 +33,14 @@ from autotune.model.records import (
     SoakLook,
 )
 from autotune.model.units import format_change, format_seconds, format_share
-from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, student_quantile
+from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, is_surely_positive
 from autotune.stats.long_run import (
     Lasting,
     LastingGain,
     LongRunRatio,
     Stalls,
     TotalTime,
-    add_stalls,
+    all_stalls,
     apart_total,
     compare_totals,
     find_leak,
@@ -79,15 +79,16 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
     What a block takes beside its steps is the same in both arms; a program whose clock or figures are wrong is not.
     None where no clock ran.
     """
-    beside = {Arm.REFERENCE: 0.0, Arm.CANDIDATE: 0.0}
-    told = 0.0
+    reference_s = 0.0
+    candidate_s = 0.0
+    told_s = 0.0
     for pair in pairs:
-        for arm, clock_s in ((Arm.REFERENCE, pair.reference_clock_s), (Arm.CANDIDATE, pair.candidate_clock_s)):
-            if clock_s is None:
-                return None
-            beside[arm] += clock_s - sum(pair.ran_s(arm))
-        told += sum(pair.ran_s(Arm.CANDIDATE))
-    return (beside[Arm.CANDIDATE] - beside[Arm.REFERENCE]) / told
+        if pair.reference_clock_s is None or pair.candidate_clock_s is None:
+            return None
+        reference_s += pair.reference_clock_s - sum(pair.ran_s(Arm.REFERENCE))
+        candidate_s += pair.candidate_clock_s - sum(pair.ran_s(Arm.CANDIDATE))
+        told_s += sum(pair.ran_s(Arm.CANDIDATE))
+    return (candidate_s - reference_s) / told_s
 
 
 IN_TOTAL = "in total"
@@ -105,8 +106,7 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
     totals, log_ratios = _told(runs)
     if len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
         return None
-    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
-    return f"{_stalls_beside(mine, base)}: {_in_total(found.ratio, math.log(typical.ratio))}"
+    return f"{_stalls_beside(*all_stalls(totals))}: {_in_total(found.ratio, typical)}"
 
 
 LEAST_UNTOLD, UNTOLD_SHARE = 0.01, 0.25
@@ -121,9 +121,8 @@ def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
     if len(shares) < 2:
         return None
     mean = statistics.fmean(shares)
-    error = statistics.stdev(shares) / math.sqrt(len(shares))
-    is_sure = mean > student_quantile(2 * ALPHA_UNTOLD, len(shares) - 1) * error
-    return mean if is_sure and mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio)) else None
+    is_large = mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio))
+    return mean if is_large and is_surely_positive(shares, alpha=ALPHA_UNTOLD) else None
 
 
 def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
@@ -173,7 +172,7 @@ def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
     if gain.finding is not Lasting.LOST:
         return SoakVerdict(unsettled=f"{_why_unsettled(gain, arms)}; {along}")
     message = (
-        f"over {mine.step_count} steps it is {_in_total(gain.late.ratio, arms.typical)}: "
+        f"over {mine.step_count} steps it is {_in_total(gain.late.ratio, arms.proven)}: "
         f"{_stalls_beside(mine.stalls, base.stalls)}; {along}"
     )
     return SoakVerdict(Failure(kind=FailureKind.SLOWER_IN_TOTAL, message=message, phase=PHASE))
@@ -212,7 +211,7 @@ def _why_unsettled(gain: LastingGain, arms: SoakArms) -> str:
     )
     return (
         f"over the second half of its long runs ({late.pair_count} of each arm) it is {format_change(late.ratio)} "
-        f"[{late.low:.3f}, {late.high:.3f}]{_though(arms.typical)}, {reason}"
+        f"[{late.low:.3f}, {late.high:.3f}]{_though(arms.proven)}, {reason}"
     )
 
 
@@ -220,21 +219,21 @@ def _leaks(look: SoakLook) -> Iterator[str]:
     """Says which memory grows in the candidate's process."""
     mine = look.candidate
     base = look.reference
-    for what, samples, beside in (
+    for name, samples, beside in (
         ("memory", mine.host, base.host if base else ()),
         ("device memory", mine.device, base.device if base else ()),
     ):
         leak = find_leak(samples, beside, step_s=mine.stalls.typical_s)
         if leak is not None:
-            yield f"its {what} grows by {format_growth(leak.candidate, leak.reference)}"
+            yield f"its {name} grows by {format_growth(leak.candidate, leak.reference)}"
 
 
-def _in_total(total: float, typical: float | None) -> str:
+def _in_total(total: float, typical: Estimate | None) -> str:
     return f"{format_change(total)} {IN_TOTAL}{_though(typical)}"
 
 
-def _though(typical: float | None) -> str:
-    return "" if typical is None else f" though a typical step is {format_change(math.exp(typical))}"
+def _though(typical: Estimate | None) -> str:
+    return "" if typical is None else f" though a typical step is {format_change(typical.ratio)}"
 
 
 def _stalls_beside(mine: Stalls, base: Stalls) -> str:

@@ -232,11 +232,9 @@ class SoakArms(Record):
     """One; more where it does not show that the gain stays."""
     most: AtLeastOne = SOAK_LOOKS
     """Looks that the study allowed."""
-    typical: LogRatio | None = None
-    """Log ratio of the typical step in the proof, per token."""
     proven: Estimate | None = None
-    """Likewise the ratio, with the interval that holds over all looks at the proof; None in a record from before that
-    was kept, of which only a loss that is sure speaks against the set."""
+    """Ratio of the typical step in the proof, per token, with the interval that holds over all looks at it; without it
+    only a loss that is sure speaks against the set."""
     process_sd: Amount = 0.0
     """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
@@ -352,8 +350,6 @@ class AaRecord(Stamped):
     reference: WorkerReport
     comparison: Comparison
     provenance: Facts
-    loss_tolerance: Amount
-    """Largest relative difference of loss and gradient norm between any two of them."""
     loss_spread: LossSpread
     """How far references were apart, by step; candidates are held to it."""
     power: PowerAnalysis | None = None

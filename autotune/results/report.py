@@ -230,7 +230,7 @@ def _provenance(store: Store) -> list[tuple[str, str]]:
             ("device", f"{devices}, {report.process_count} process(es)"),
             ("mesh", " x ".join(f"{axis} {size}" for axis, size in report.mesh.items())),
             ("program", report.fingerprint),
-            ("loss tolerance", f"{aa_run.loss_tolerance:.1e} (relative)"),
+            ("spread of losses", f"{max(aa_run.loss_spread.losses, default=0.0):.1e} (relative)"),
         ]
         facts = dict(aa_run.provenance)
     for conclusion in store.of(ConclusionRecord)[-1:]:

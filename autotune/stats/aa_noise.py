@@ -23,12 +23,15 @@ from pydantic import Field
 from autotune.stats.estimates import (
     LEVEL,
     NORMAL,
+    REFERENCE,
     TRIAL_FIRST_LOOK,
     Estimate,
     Floats,
     NotNegative,
     SequentialPlan,
+    error_of_mean,
     finite,
+    from_logs,
     hodges_lehmann,
     student_quantile,
     widen,
@@ -88,6 +91,12 @@ class AaNoise:
         return math.sqrt(max(0.0, most - noise))
 
 
+UNKNOWN_NOISE = AaNoise(
+    estimate=REFERENCE, process_sd=0.0, within_sd=0.0, degrees=1, spread=0.0, start_s=0.0, pair_s=0.0
+)
+"""Before an A/A run: nothing is known of it."""
+
+
 def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     """By how much the log ratio of one pair of equal processes may be off (95 %).
 
@@ -120,22 +129,30 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
         log_ratios: log(second process / living one) of each pair of blocks, of each second process.
         ages: Steps that each second process and the living one had done at the end of these blocks, `[2, pairs]` each.
     """
-    y, best = np.concatenate([r - np.mean(r) for r in log_ratios]), (0.0, 0, 0.0)
+
+    def young(age: int) -> list[Floats]:
+        """By how much more of each block's second process is young than of the living one."""
+        return [(second <= age).astype(float) - (living <= age) for second, living in ages]
+
+    y = _centred(log_ratios)
+    degrees = len(y) - len(log_ratios) - 1
+    gain, best_age, best_cost = 0.0, 0, 0.0
     grid = np.unique(np.concatenate([a.ravel() for a in ages]))[:-1].tolist()
     for age in grid:
-        young = [(a[0] <= age).astype(float) - (a[1] <= age) for a in ages]
-        g = np.concatenate([x - np.mean(x) for x in young])
-        if (square := float(g @ g)) > 1e-9:
-            cost = float(g @ y) / square
-            best = max(best, (cost * math.sqrt(square), age, cost))
-    gain, age, cost = best
-    rest = float(np.sum(y**2)) - gain**2
-    sd = math.sqrt(max(rest, 1e-18) / max(1, len(y) - len(log_ratios) - 1))
-    if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), len(y) - len(log_ratios) - 1) * sd:
+        g = _centred(young(age))
+        size = float(np.linalg.norm(g))
+        if size > 1e-5 and float(g @ y) / size > gain:
+            gain = float(g @ y) / size
+            best_age, best_cost = age, gain / size
+    sd = math.sqrt(max(float(y @ y) - gain**2, 1e-18) / max(1, degrees))
+    if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), degrees) * sd:
         return Settling(0, list(log_ratios))
-    return Settling(
-        age, [r - cost * ((a[0] <= age).astype(float) - (a[1] <= age)) for r, a in zip(log_ratios, ages, strict=True)]
-    )
+    return Settling(best_age, [r - best_cost * x for r, x in zip(log_ratios, young(best_age), strict=True)])
+
+
+def _centred(groups: Sequence[Floats]) -> Floats:
+    """All values, each less the mean of its group."""
+    return np.concatenate([group - np.mean(group) for group in groups])
 
 
 SETTLED = 0.002
@@ -162,11 +179,13 @@ def settling_seconds(blocks: Sequence[tuple[Sequence[float], Sequence[float]]], 
         return None
     divided = [_Settling.of(*block) for block in blocks]
     cuts = np.linspace(0.0, planned_s, SETTLING_CUTS, endpoint=False)[1:].tolist()
-    if _off([block.share_off[block.begin_s < cuts[0]] for block in divided]).least <= SETTLED:
+    least, _ = _off([block.share_off[block.begin_s < cuts[0]] for block in divided])
+    if least <= SETTLED:
         return None
     settled_s = planned_s
     for cut_s in reversed(cuts):
-        if _off([block.share_off[block.begin_s >= cut_s] for block in divided]).most > SETTLED:
+        _, most = _off([block.share_off[block.begin_s >= cut_s] for block in divided])
+        if most > SETTLED:
             break
         settled_s = statistics.fmean(float(np.max(block.end_s[block.begin_s < cut_s])) for block in divided)
     return min(planned_s, SETTLING_MARGIN * settled_s)
@@ -185,20 +204,14 @@ class _Settling(NamedTuple):
         return cls(end_s - settling_s, end_s, np.log(settling_s) - np.mean(np.log(counted_s)))
 
 
-class _Off(NamedTuple):
+def _off(shares_of_blocks: Sequence[Floats]) -> tuple[float, float]:
     """By how much steps are off on average, as a share of a step: the ends of its interval."""
-
-    least: float
-    most: float
-
-
-def _off(shares_of_blocks: Sequence[Floats]) -> _Off:
     shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
     if len(shares) < 2:
-        return _Off(0.0, math.inf if shares else 0.0)  # no step begins there
-    half = student_quantile(1.0 - LEVEL, len(shares) - 1) * statistics.stdev(shares) / math.sqrt(len(shares))
+        return 0.0, math.inf if shares else 0.0  # no step begins there
+    half = student_quantile(1.0 - LEVEL, len(shares) - 1) * error_of_mean(shares)
     size = abs(statistics.fmean(shares))
-    return _Off(size - half, size + half)
+    return size - half, size + half
 
 
 def read_aa_noise(
@@ -223,20 +236,18 @@ def read_aa_noise(
     groups = [finite(p, least=least) for p in processes]
     centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
-    within_sd = _within_sd(residuals)
     degrees = len(groups)
     count = sum(map(len, groups))
+    within_sd = math.sqrt(sum(float(r @ r) for r in residuals) / (count - degrees))  # each centre took one degree
     noise = _noise_of_centres(within_sd, count, degrees)
     # The living process is one draw more, at 0: its deviation is what all centres have in common.
     variance = float(np.var([0.0, *centres], ddof=1))
     process_sd = math.sqrt(max(0.0, variance - noise))
     spread = spread_of(variance, degrees, noise=noise)
-    ratio = math.exp(float(np.mean(centres)))
+    centre = float(np.mean(centres))
     half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
-    low, high = ratio * math.exp(-half), ratio * math.exp(half)
-    estimate = Estimate(ratio=ratio, low=low, high=high, level=LEVEL, pair_count=count)
     return AaNoise(
-        estimate=widen(estimate, spread),
+        estimate=widen(from_logs(centre, centre - half, centre + half, count=count), spread),
         process_sd=process_sd,
         within_sd=within_sd,
         degrees=degrees,
@@ -245,20 +256,6 @@ def read_aa_noise(
         pair_s=pair_s,
         settle_steps=settle_steps,
     )
-
-
-def _within_sd(residuals: Sequence[Floats]) -> float:
-    """Standard deviation of a pair about its processes' centre.
-
-    From the width of the interval of such a centre: that has the data's own tails in it, and twice 1.96 sigma turns it
-    into one. Of few pairs that width is a matter of luck, so there it is the root of the mean square.
-    """
-    values, groups = np.concatenate(residuals), len(residuals)
-    if len(values) < TRIAL_FIRST_LOOK * groups:
-        return math.sqrt(float(np.sum(values**2)) / (len(values) - groups))
-    _, low, high = hodges_lehmann(values, level=LEVEL)
-    sigma = float(high - low) / (2.0 * NORMAL.inv_cdf((1.0 + LEVEL) / 2.0)) * math.sqrt(len(values))
-    return sigma * math.sqrt(len(values) / (len(values) - groups))  # each centre took one degree
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
@@ -294,25 +291,25 @@ def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s
     return min(MOST, max(least, round(best)))
 
 
-def proof_size(noise: AaNoise | None, *, starts: float = STARTS) -> int:
+def proof_size(noise: AaNoise, *, starts: float = STARTS) -> int:
     """The same from an A/A run; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
 
     Args:
         starts: What starting a pair of processes takes, over starting one.
     """
-    if noise is None or not (noise.start_s and noise.pair_s):
+    if not (noise.start_s and noise.pair_s):
         return DEFAULT_PROOF_SIZE
     return _best_size(noise, starts, least=fewest_pairs(LEAST, noise.pair_s))
 
 
-def trial_plan(noise: AaNoise | None, *, most: int, starts: float = 1.0) -> SequentialPlan:
+def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialPlan:
     """When a trial is looked at, from the A/A run: from its first pairs on, up to where another process tells more.
 
     Args:
         most: Pairs of blocks after which a trial ends in any case.
         starts: What the processes that are started for it take to start, over starting one.
     """
-    if noise is None or not (noise.start_s and noise.pair_s and noise.within_sd):
+    if not (noise.start_s and noise.pair_s and noise.within_sd):
         return SequentialPlan(cap=most)
     first = min(TRIAL_FIRST_LOOK, max(1, moments(starts * noise.start_s, noise.pair_s)))
     return SequentialPlan(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,18 @@ class Estimate:
     pair_count: Counted
     """Independent units: pairs of blocks, process pairs or ABA runs."""
 
+    @property
+    def logs(self) -> tuple[float, float, float]:
+        """Logs of the ratio and of both ends of the interval."""
+        low = math.log(self.low) if self.low > 0.0 else -math.inf
+        return math.log(self.ratio), low, math.log(self.high) if self.high > 0.0 else -math.inf
+
+
+def from_logs(centre: float, low: float, high: float, *, level: float = LEVEL, count: int) -> Estimate:
+    """The estimate of a log ratio and the ends of its interval, from so many independent units."""
+    low, high = math.exp(low), math.exp(high)
+    return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
+
 
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 """The reference against itself: what a first candidate has to beat."""
@@ -88,16 +100,17 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 
 def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
     """Geometric mean of the ratios of several workloads, at least one; its interval holds wherever all of theirs do."""
-    ratio, low, high = np.exp(np.mean(np.log([(e.ratio, e.low, e.high) for e in estimates]), axis=0)).tolist()
+    centre, low, high = np.mean([e.logs for e in estimates], axis=0).tolist()
     level = max(0.0, 1.0 - sum(1.0 - e.level for e in estimates))
-    return Estimate(ratio=ratio, low=low, high=high, level=level, pair_count=min(e.pair_count for e in estimates))
+    return from_logs(centre, low, high, level=level, count=min(e.pair_count for e in estimates))
 
 
 def standard_error(estimate: Estimate) -> float:
     """Standard error of the log ratio, from the interval; infinite where it has no end."""
-    if estimate.low <= 0.0 or math.isinf(estimate.high) or not 0.0 < estimate.level < 1.0:
+    if not 0.0 < estimate.level < 1.0:
         return math.inf
-    return math.log(estimate.high / estimate.low) / (2.0 * NORMAL.inv_cdf(0.5 + estimate.level / 2.0))
+    _, low, high = estimate.logs
+    return (high - low) / (2.0 * NORMAL.inv_cdf(0.5 + estimate.level / 2.0))
 
 
 def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verdict:
@@ -141,6 +154,16 @@ def student_quantile(alpha: float, degrees: float) -> float:
     return float(-stdtrit(degrees, alpha / 2.0))
 
 
+def error_of_mean(values: Sequence[float] | Floats) -> float:
+    """Standard error of the mean of at least two values."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def is_surely_positive(values: Sequence[float] | Floats, *, alpha: float) -> bool:
+    """Whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
+    return float(np.mean(values)) > student_quantile(2 * alpha, len(values) - 1) * error_of_mean(values)
+
+
 LEAST_TIMED = 20
 """Steps whose times tell whether a clock is coarse."""
 
@@ -173,8 +196,8 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL
         log_ratios: log(candidate block step time / reference block step time) of each pair, at least one.
     """
     values = finite(log_ratios, least=1)
-    ratio, low, high = np.exp(hodges_lehmann(values, level=level))
-    return Estimate(ratio=float(ratio), low=float(low), high=float(high), level=level, pair_count=len(values))
+    centre, low, high = hodges_lehmann(values, level=level).tolist()
+    return from_logs(centre, low, high, level=level, count=len(values))
 
 
 def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
@@ -187,18 +210,14 @@ def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
         Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
     """
     n = log_ratios.shape[-1]
-    i, j = _triangle(n)
+    i, j = np.triu_indices(n)
     averages = np.sort((log_ratios[..., i] + log_ratios[..., j]) / 2.0, axis=-1)
-    cut = _walsh_cut(n, level)
+    # The largest k such that the k-th smallest and k-th largest average cover at the level, or 0.
+    cut = int(np.searchsorted(_signed_rank_cdf(n), (1.0 - level) / 2.0, side="right"))
     centre = (averages[..., (i.size - 1) // 2] + averages[..., i.size // 2]) / 2.0
     low = averages[..., cut - 1] if cut else np.full_like(centre, -np.inf)
     high = averages[..., -cut] if cut else np.full_like(centre, np.inf)
     return np.stack([centre, low, high])
-
-
-@lru_cache(maxsize=64)
-def _triangle(n: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    return np.triu_indices(n)
 
 
 @lru_cache(maxsize=64)
@@ -213,12 +232,6 @@ def _signed_rank_cdf(n: int) -> Floats:
     return np.cumsum(mass)
 
 
-@lru_cache(maxsize=256)
-def _walsh_cut(n: int, level: float) -> int:
-    """The largest k such that the k-th smallest and k-th largest Walsh average cover at `level`, or 0."""
-    return int(np.searchsorted(_signed_rank_cdf(n), (1.0 - level) / 2.0, side="right"))
-
-
 def widen(estimate: Estimate, spread: float) -> Estimate:
     """The same ratio with an interval that also holds what one pair of equal processes may differ by.
 
@@ -226,12 +239,11 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
         estimate: Of one pair of processes.
         spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it is.
     """
-    if spread <= 0.0 or estimate.low <= 0.0 or math.isinf(estimate.high):
+    if spread <= 0.0:
         return estimate
-    below = math.log(estimate.ratio / estimate.low)
-    above = math.log(estimate.high / estimate.ratio)
-    low = estimate.ratio * math.exp(-math.hypot(below, spread))
-    return replace(estimate, low=low, high=estimate.ratio * math.exp(math.hypot(above, spread)))
+    centre, low, high = estimate.logs
+    low = math.exp(centre - math.hypot(centre - low, spread))
+    return replace(estimate, low=low, high=math.exp(centre + math.hypot(high - centre, spread)))
 
 
 # ---------------------------------------------------------------------- sequential stop of a trial
@@ -259,13 +271,11 @@ class SequentialPlan:
     def looks(self) -> tuple[int, ...]:
         """The pair counts at which to decide; the last one is `cap`."""
         looks = [min(self.first, self.cap)]
-        while (following := max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))) < self.cap:
-            looks.append(following)
+        while looks[-1] < self.cap:
+            looks.append(min(self.cap, max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))))
         # A last look just before the cap would cost level and save nothing.
-        if len(looks) > 1 and looks[-1] * (1.0 + TRIAL_GROWTH) / 2.0 > self.cap:
-            looks.pop()
-        if looks[-1] < self.cap:
-            looks.append(self.cap)
+        if len(looks) > 2 and looks[-2] * (1.0 + TRIAL_GROWTH) / 2.0 > self.cap:
+            del looks[-2]
         return tuple(looks)
 
     @property
@@ -278,15 +288,13 @@ class SequentialPlan:
         estimate = replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
         if self.pair_sd is None or estimate.low > 0.0:
             return estimate
-        return widen(replace(estimate, low=estimate.ratio, high=estimate.ratio), self._half_width(log_ratios))
-
-    def _half_width(self, log_ratios: Sequence[float] | Floats) -> float:
-        """Half width of the interval from the A/A run's noise and that of these pairs, pooled."""
-        assert self.pair_sd is not None
+        # The A/A run's noise and that of these pairs, pooled.
         count = len(log_ratios)
         degrees = self.degrees + count - 1
         squares = self.degrees * self.pair_sd**2 + count * float(np.var(log_ratios))
-        return student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(squares / degrees / count)
+        half = student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(squares / degrees / count)
+        centre = math.log(estimate.ratio)
+        return from_logs(centre, centre - half, centre + half, count=count)
 
 
 @lru_cache(maxsize=64)
@@ -297,23 +305,35 @@ def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     return float(brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7))
 
 
-def density_after_step(density: Floats, walk: Floats, ahead: Floats, step_sd: float) -> Floats:
-    """Density of a random walk at the points `ahead`, a normal step after it had the weights `density` at `walk`."""
-    kernel = np.exp(-0.5 * ((ahead[:, None] - walk) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
-    return np.asarray(kernel @ density)
+class Walk(NamedTuple):
+    """A random walk that has stayed within bounds so far: points where it may be, with the probability of each."""
+
+    points: Floats = np.zeros(1)
+    weights: Floats = np.ones(1)
+
+    def step(self, step_sd: float, low: float, high: float, *, nodes: int) -> Walk:
+        """Goes on by a normal step, to between two bounds, by Gauss-Legendre quadrature."""
+        x, w = _legendre(nodes)
+        reach = (high - low) / 2.0
+        points = low + reach * (1.0 + x)
+        kernel = np.exp(-0.5 * ((points[:, None] - self.points) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
+        return Walk(points, kernel @ self.weights * w * reach)
+
+
+@lru_cache(maxsize=4)
+def _legendre(nodes: int) -> tuple[Floats, Floats]:
+    return np.polynomial.legendre.leggauss(nodes)
 
 
 def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
     """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
-    x, w = np.polynomial.legendre.leggauss(64)
-    walk, density, previous = np.zeros(1), np.ones(1), 0
+    walk = Walk()
+    previous = 0
     for n in looks:
-        bound, step_sd = critical * math.sqrt(n), math.sqrt(n - previous)
-        ahead = bound * x
-        # `density` carries the quadrature weights, so its sum is the probability of having stayed inside.
-        density = density_after_step(density, walk, ahead, step_sd) * w * bound
-        walk, previous = ahead, n
-    return float(density.sum())
+        bound = critical * math.sqrt(n)
+        walk = walk.step(math.sqrt(n - previous), -bound, bound, nodes=64)
+        previous = n
+    return float(walk.weights.sum())
 
 
 def reason_to_stop(
@@ -335,18 +355,17 @@ def reason_to_stop(
                 return f"surely no gain of {min_effect:.1%} or more over {name}"
     if estimate.pair_count >= plan.cap:
         return f"cap of {plan.cap} pairs reached"
-    if spread > 0.0 and estimate.low > 0.0 and math.log(estimate.high / estimate.low) <= 2.0 * NARROWEST * spread:
+    _, low, high = estimate.logs
+    if spread > 0.0 and high - low <= 2.0 * NARROWEST * spread:
         return f"more pairs cannot narrow it: equal processes differ by up to {spread:.1%}"
     return None
 
 
 def least_ratio(candidate: Estimate, other: Estimate) -> float:
     """Lower end of the interval of candidate / other, for two independent estimates (Zou and Donner)."""
-    if candidate.low <= 0.0 or math.isinf(other.high):
-        return 0.0
-    below = math.log(candidate.ratio / candidate.low)
-    above = math.log(other.high / other.ratio)
-    return candidate.ratio / other.ratio * math.exp(-math.hypot(below, above))
+    centre, low, _ = candidate.logs
+    other_centre, _, other_high = other.logs
+    return math.exp(centre - other_centre - math.hypot(centre - low, other_high - other_centre))
 
 
 # ---------------------------------------------------------------------- several processes, and ABA runs
@@ -355,17 +374,12 @@ def least_ratio(candidate: Estimate, other: Estimate) -> float:
 def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
     """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own estimate."""
     values = finite(process_log_ratios, least=2)
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = student_quantile(1.0 - LEVEL, len(values) - 1) * error
-    return _around(float(np.mean(values)), half, count=len(values))
+    half = student_quantile(1.0 - LEVEL, len(values) - 1) * error_of_mean(values)
+    centre = float(np.mean(values))
+    return from_logs(centre, centre - half, centre + half, count=len(values))
 
 
-def _around(centre: float, half: float, *, count: int) -> Estimate:
-    low, high = math.exp(centre - half), math.exp(centre + half)
-    return Estimate(ratio=math.exp(centre), low=low, high=high, level=LEVEL, pair_count=count)
-
-
-def estimate_aba(runs: Sequence[tuple[float, float, float]]) -> Estimate:
+def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
     """Ratio against the mean of both references, with the drift between them in the interval.
 
     With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the mean squared
@@ -373,17 +387,20 @@ def estimate_aba(runs: Sequence[tuple[float, float, float]]) -> Estimate:
     machine that drifts cannot look quiet because few runs agree.
 
     Args:
-        runs: Step times of reference, candidate and reference again, in seconds; a single run gives a very wide
-            interval (one degree of freedom).
+        log_ratios: Of each ABA run log(candidate / reference) with the reference before and after it; a single run
+            gives a very wide interval (one degree of freedom).
     """
-    times = np.asarray(runs, dtype=np.float64)
-    if times.size == 0 or not np.all(times > 0.0) or not np.all(np.isfinite(times)):
-        raise ValueError(f"ABA runs must hold positive step times but got {times.tolist()!r:.200}")
-    before, candidate, after = np.log(times).T
-    values = candidate - (before + after) / 2.0
+    values, drifts = aba_runs(log_ratios)
     n = len(values)
-    variance = 0.75 * float(np.mean((after - before) ** 2))
+    variance = 0.75 * float(np.mean(drifts**2))
     if n > 1:
         variance = max(variance, float(np.var(values, ddof=1)))
     half = student_quantile(1.0 - LEVEL, max(1, n - 1)) * math.sqrt(variance / n)
-    return _around(float(np.mean(values)), half, count=n)
+    centre = float(np.mean(values))
+    return from_logs(centre, centre - half, centre + half, count=n)
+
+
+def aba_runs(log_ratios: Sequence[float] | Floats) -> tuple[Floats, Floats]:
+    """Log ratio of each ABA run against the mean of both references, and the drift between these."""
+    before, after = finite(log_ratios, least=2).reshape(-1, 2).T
+    return (before + after) / 2.0, before - after

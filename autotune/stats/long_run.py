@@ -11,12 +11,21 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from pydantic import Field
 
-from autotune.stats.estimates import LEVEL, Counted, Estimate, Floats, estimate_processes, student_quantile  # fmt: skip
+from autotune.stats.estimates import (  # fmt: skip
+    LEVEL,
+    Counted,
+    Estimate,
+    Floats,
+    estimate_processes,
+    from_logs,
+    is_surely_positive,
+    student_quantile,
+)
 
 STALL = 3.0
 """A step that takes more than this many times what nine of ten steps take, of either arm, is a stall."""
@@ -68,11 +77,6 @@ class Stalls:
     lost_s: Annotated[float, Field(ge=0, le=1e15)]
     """What the stalls took beyond a typical step each, in seconds."""
 
-    @property
-    def excess(self) -> float:
-        """Time lost in stalls over the time of as many typical steps."""
-        return self.lost_s / (self.steps * self.typical_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalTime:
@@ -107,6 +111,11 @@ def add_stalls(parts: Sequence[Stalls]) -> Stalls:
     )
 
 
+def all_stalls(totals: Sequence[TotalTime]) -> tuple[Stalls, Stalls]:
+    """Stalls of candidate and reference over all pairs of processes."""
+    return add_stalls([t.candidate for t in totals]), add_stalls([t.reference for t in totals])
+
+
 def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
     """Total times of one pair of processes.
 
@@ -138,8 +147,7 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
     total = estimate_processes([t.log_ratio for t in totals])
     if total.ratio < 1.0:
         return None
-    mine, base = (add_stalls([getattr(t, arm) for t in totals]) for arm in ("candidate", "reference"))
-    return total if _goes_on(totals, log_ratios) or _has_more(mine, base, alpha=ALPHA_PROOF) else None
+    return total if _goes_on(totals, log_ratios) or _has_more(*all_stalls(totals)) else None
 
 
 def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
@@ -150,9 +158,8 @@ def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typica
 
 def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
     """Whether total times are surely above typical steps, in process after process."""
-    gaps = np.asarray([t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)])
-    error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
-    return float(np.mean(gaps)) > student_quantile(2 * ALPHA_GAP, len(gaps) - 1) * error
+    gaps = [t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)]
+    return is_surely_positive(gaps, alpha=ALPHA_GAP)
 
 
 # ---------------------------------------------------------------------- long runs, one arm after the other
@@ -199,32 +206,40 @@ def long_run_ratio(
         processes: Fewest processes that either run took.
     """
     arms = np.asarray([candidate, reference])
-    shift, count = math.log(work_ratio), arms.shape[1]
+    shift = math.log(work_ratio)
     ratios = np.log(arms[0] / arms[1])
-    half, quarter = count // 2, count // 4
-    whole, late, third, last = (
-        math.log(arms[0, part].mean() / arms[1, part].mean()) - shift
-        for part in (slice(None), slice(half, None), slice(-2 * quarter, -quarter), slice(-quarter, None))
-    )
+    half = len(ratios) // 2
+    quarter = len(ratios) // 4
+    later = ratios[half:]
+
+    def total(segments: slice) -> float:
+        """Log ratio of both arms' time over some segments, per unit of work."""
+        means = np.mean(arms[:, segments], axis=1)
+        return math.log(means[0] / means[1]) - shift
+
     # The second half tells the noise: its neighbouring segments whatever changes, those about a line how it wanders.
-    at, later = np.arange(half, count), ratios[half:]
-    between = float(np.mean(np.diff(later) ** 2)) / 2.0
+    at = np.arange(len(later))
     residuals = later - np.polyval(np.polyfit(at, later, 1), at)
-    about = float(np.sum(residuals**2)) / max(1, len(at) - 2)
     # Where neighbours deviate alike, a mean is less certain than as many independent segments would make it.
-    alike = float(np.sum(residuals[1:] * residuals[:-1])) / max(1, len(at) - 2)
-    late_error = math.sqrt(max(between, about + 2.0 * max(0.0, alike)) / len(at))
-    whole_error = math.sqrt(float(np.mean(np.diff(ratios) ** 2)) / 2.0 / count)
+    alike = float(residuals[1:] @ residuals[:-1])
+    about = (float(residuals @ residuals) + 2.0 * max(0.0, alike)) / max(1, len(later) - 2)
+    late_error = math.sqrt(max(_variance_of_neighbours(later), about) / len(later))
+    whole_error = math.sqrt(_variance_of_neighbours(ratios) / len(ratios))
     return LongRunRatio(
-        whole=whole,
-        late=late,
-        rise=last - third,
+        whole=total(slice(None)),
+        late=total(slice(half, None)),
+        rise=total(slice(-quarter, None)) - total(slice(-2 * quarter, -quarter)),
         whole_error=max(whole_error, late_error / math.sqrt(2.0)),
         late_error=late_error,
         early=math.log(early) - shift if early is not None else None,
         early_error=MEDIAN_ERROR * late_error / math.sqrt(2.0 * early_share),
         processes=processes,
     )
+
+
+def _variance_of_neighbours(values: Floats) -> float:
+    """Variance of values, from what neighbours differ by."""
+    return float(np.mean(np.diff(values) ** 2)) / 2.0
 
 
 class Lasting(StrEnum):
@@ -253,8 +268,12 @@ class LastingGain:
     """As many looks would tell, about, if nothing of the gain is lost."""
 
 
-Interval = tuple[float, float, float]
-"""Centre and both ends of a log ratio."""
+class _Interval(NamedTuple):
+    """A log ratio and both ends of its interval."""
+
+    centre: float
+    low: float
+    high: float
 
 
 def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, process_sd: float) -> LastingGain:
@@ -273,29 +292,25 @@ def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, proc
     """
     gain = -min(0.0, math.log(proven.ratio)) if proven is not None else 0.0
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
-
-    def intervals(late: bool, alpha: float) -> list[Interval]:
-        return _intervals(looks, late=late, proven=proven, process_sd=process_sd, alpha=alpha)
-
-    both_halves, second_half = intervals(False, ALPHA_STAYS), intervals(True, ALPHA_STAYS)
-    is_against = any(_is_above(bound, ratios) for ratios in (both_halves, second_half))
-    highest = max(_narrower(both_halves)[2], _narrower(second_half)[2])
-    unseen = _narrower(second_half)[2] - _narrower(second_half)[0]
-    centre, low, high = _narrower(intervals(True, (1.0 - LEVEL) / 2.0))
+    both_halves = _intervals(looks, late=False, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS)
+    second_half = _intervals(looks, late=True, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS)
+    is_against = any(half[0].centre > bound and max(x.low for x in half) > bound for half in (both_halves, second_half))
+    narrower = _narrower(second_half)
+    unseen = narrower.high - narrower.centre
+    reported = _intervals(looks, late=True, proven=proven, process_sd=process_sd, alpha=(1.0 - LEVEL) / 2.0)
+    late = _narrower(reported)
     finding = Lasting.OPEN
     if is_against and len(looks) > 1:
         finding = Lasting.LOST
-    elif _is_shrinking(looks, centre):
+    elif _is_shrinking(looks, late.centre):
         finding = Lasting.SHRINKING
-    elif highest < 0.0 and centre <= bound:
+    elif max(narrower.high, _narrower(both_halves).high) < 0.0 and late.centre <= bound:
         first = _intervals(looks[:1], late=True, proven=None, process_sd=process_sd, alpha=ALPHA_STAYS)
-        finding = Lasting.FIRST if first[0][1] > bound else Lasting.STAYS
+        finding = Lasting.FIRST if first[0].low > bound else Lasting.STAYS
     needed = math.ceil(min(MOST_LOOKS, len(looks) * (unseen / max(gain, 1e-3)) ** 2))
     return LastingGain(
         finding=finding,
-        late=Estimate(
-            ratio=math.exp(centre), low=math.exp(low), high=math.exp(high), level=LEVEL, pair_count=len(looks)
-        ),
+        late=from_logs(*late, count=len(looks)),
         unseen=math.expm1(unseen),
         looks=max(2 * len(looks), needed),
     )
@@ -303,7 +318,7 @@ def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, proc
 
 def _intervals(
     looks: Sequence[LongRunRatio], *, late: bool, proven: Estimate | None, process_sd: float, alpha: float
-) -> list[Interval]:
+) -> list[_Interval]:
     """The ratio of long runs, or of their second halves: as it is, and from the proof on where first steps are known.
 
     Args:
@@ -315,26 +330,22 @@ def _intervals(
     processes = process_sd / np.sqrt([x.processes for x in looks])
     away = student_quantile(2 * alpha, LEAST_DEGREES + count - 1) * _mean_error(ratios, np.hypot(errors, processes))
     centre = float(np.mean(ratios))
-    intervals = [(centre, centre - away, centre + away)]
+    intervals = [_Interval(centre, centre - away, centre + away)]
     early = [x.early for x in looks if x.early is not None]
-    if proven is not None and len(early) == count and proven.low > 0.0 and not math.isinf(proven.high):
+    if proven is not None and len(early) == count:
         changes = ratios - np.asarray(early)
         errors = np.hypot(errors, [x.early_error for x in looks])
         away = student_quantile(2 * alpha, SEGMENT_DEGREES * count) * _mean_error(changes, errors)
-        low, start, high = np.log([proven.low, proven.ratio, proven.high]).tolist()
+        start, low, high = proven.logs
         centre = start + float(np.mean(changes))
-        intervals.append((centre, centre - math.hypot(start - low, away), centre + math.hypot(high - start, away)))
+        low = centre - math.hypot(start - low, away)
+        intervals.append(_Interval(centre, low, centre + math.hypot(high - start, away)))
     return intervals
 
 
-def _is_above(bound: float, intervals: Sequence[Interval]) -> bool:
-    """Whether the ratio of long runs is above a bound, and surely so by one of the intervals."""
-    return intervals[0][0] > bound and max(low for _, low, _ in intervals) > bound
-
-
-def _narrower(intervals: Sequence[Interval]) -> Interval:
+def _narrower(intervals: Sequence[_Interval]) -> _Interval:
     """The interval that excludes most."""
-    return min(intervals, key=lambda interval: interval[2])
+    return min(intervals, key=lambda interval: interval.high)
 
 
 def _mean_error(values: Floats, errors: Floats) -> float:
@@ -359,14 +370,14 @@ def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(np.mean(part)) for part in parts)
 
 
-def _has_more(candidate: Stalls, reference: Stalls, *, alpha: float) -> bool:
-    """Whether so many stalls more than the reference's would come by chance with probability `alpha` at most."""
+def _has_more(candidate: Stalls, reference: Stalls) -> bool:
+    """Whether so many stalls more than the reference's would come by chance with `ALPHA_PROOF` at most."""
     from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
 
     if candidate.count == 0:
         return False
     share = candidate.steps / (candidate.steps + reference.steps)
-    return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= alpha
+    return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= ALPHA_PROOF
 
 
 # ---------------------------------------------------------------------- memory
@@ -411,39 +422,33 @@ def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak 
     Args:
         step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
     """
-    if not _keeps_growing(candidate, 0.0):  # which is nearly always so, and known sooner than a slope
+    mine = _growth(candidate)
+    base = _growth(reference)
+    if mine.least - base.most <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
         return None
-    mine, base = _slope(candidate), _slope(reference) or (0.0, 0.0, 0.0)
-    if mine is None or not _keeps_growing(candidate, mine[1]):
-        return None
-    surely = mine[1] - (base[2] if _keeps_growing(reference, base[1]) else 0.0)
-    if surely <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
-        return None
-    return Leak(candidate=mine[0], reference=base[0])
+    return Leak(candidate=mine.slope, reference=base.slope)
 
 
-def _second_half(samples: Samples) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Samples after half of the steps."""
+class _Growth(NamedTuple):
+    """Bytes a step over the second half of a run, and the ends of their interval; 0 where memory does not grow on."""
+
+    slope: float = 0.0
+    least: float = 0.0
+    most: float = 0.0
+
+
+def _growth(samples: Samples) -> _Growth:
     array = np.asarray(samples, dtype=np.float64).reshape(-1, 2)
-    return array[array[:, 0] > array[-1, 0] / 2.0] if len(array) else array
-
-
-def _slope(samples: Samples) -> tuple[float, float, float] | None:
-    """Bytes a step over the second half, with its interval; None where there are too few samples."""
-    half = _second_half(samples)
+    half = array[array[:, 0] > array[-1:, 0] / 2.0]
     if len(half) < LEAST_SAMPLES:
-        return None
+        return _Growth()
+    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
+    steps, grown = np.diff(marks, axis=0).T
+    if float(np.sum(grown)) < LEAST_LEAK:
+        return _Growth()
     from scipy.stats import theilslopes  # half a second to import, so not before it is needed
 
     found = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
-    return float(found.slope), float(found.low_slope), float(found.high_slope)
-
-
-def _keeps_growing(samples: Samples, slope: float) -> bool:
-    """Whether memory grows in every part of a run, and by more than heaps do: one that was enlarged once is no leak."""
-    half = _second_half(samples)
-    if len(half) < LEAST_SAMPLES:
-        return False
-    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
-    steps, grown = np.diff(marks[:, 0]), np.diff(marks[:, 1])
-    return float(np.sum(grown)) >= LEAST_LEAK and bool(np.all(grown >= PART_SHARE * slope * steps))
+    if np.any(grown < PART_SHARE * found.low_slope * steps):  # it was enlarged once, which is no leak
+        return _Growth(slope=float(found.slope))
+    return _Growth(float(found.slope), float(found.low_slope), float(found.high_slope))

@@ -10,16 +10,17 @@ import functools
 import itertools
 import math
 import re
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
-from autotune.stats.estimates import student_quantile
+from autotune.stats.estimates import error_of_mean, student_quantile
 
 # ---------------------------------------------------------------------- number formats
 
@@ -37,10 +38,11 @@ class Format(NamedTuple):
 _KNOWN = tomllib.loads((resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8"))
 FORMATS = {n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"]) for n, known in _KNOWN.items()}
 
-_FLOAT = re.compile(r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c)_?(\d+)(?:_?e\d+m(\d+))?")
+_NUMBERED = re.compile(
+    r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c|u?int|[su])_?(\d+)(?:_?e\d+m(\d+))?"
+)
 _PLAIN = {"half": "float16", "single": "float32", "float": "float32", "double": "float64"}
-_PLAIN_NAME = re.compile(rf"(?<![a-z\d])({'|'.join(_PLAIN)})(?![a-z\d])")
-_INTEGER = re.compile(r"(?<![a-z])(?:u?int|[su])_?(\d+)")
+_PREFIX = {"b": "bfloat", "t": "tensorfloat", "f": "float", "c": "float"}
 
 
 def formats_of(dtype: str) -> list[Format]:
@@ -52,25 +54,28 @@ def formats_of(dtype: str) -> list[Format]:
         ValueError: If it names none that is known.
     """
     text = dtype.lower()
-    found = [_format(kind, int(bits), mantissa) for kind, bits, mantissa in _FLOAT.findall(text)]
-    found += [FORMATS[_PLAIN[name]] for name in _PLAIN_NAME.findall(text)]
-    integers = [int(bits) for bits in _INTEGER.findall(text)]
-    if None in found or not found:
-        words = "an integer has no rounding" if integers or text in ("bool", "pred") else "it is not known"
+    for plain, full in _PLAIN.items():
+        text = re.sub(rf"(?<![a-z\d]){plain}(?![a-z\d]|_\d)", full, text)
+    formats: list[Format] = []
+    narrow: list[Format] = []
+    for kind, digits, mantissa in _NUMBERED.findall(text):
+        bits = int(digits)
+        if kind[0] not in _PREFIX:
+            if bits <= 8:
+                narrow.append(FORMATS["float8" if bits > 4 else "float4"])
+            continue
+        if kind[0] == "c":
+            bits //= 2
+        if (known := FORMATS.get(f"{_PREFIX[kind[0]]}{bits}")) is None:
+            formats.clear()
+            break
+        formats.append(known._replace(mantissa=int(mantissa)) if mantissa else known)
+    if not formats:
         raise ValueError(
-            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, but is {dtype!r:.100}: {words}; name "
-            "the one in which the loss is computed"
+            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer has no rounding, but "
+            f"is {dtype!r:.100}; name the one in which the loss is computed"
         )
-    narrow = [FORMATS["float8" if bits > 4 else "float4"] for bits in integers if bits <= 8]
-    return [f for f in (*found, *narrow) if f is not None]
-
-
-def _format(kind: str, bits: int, mantissa: str) -> Format | None:
-    if kind.startswith("c"):
-        bits //= 2
-    prefix = {"b": "bfloat", "t": "tensorfloat"}.get(kind[0], "float")
-    known = FORMATS.get(f"{prefix}{bits}")
-    return known._replace(mantissa=int(mantissa)) if known is not None and mantissa else known
+    return formats + narrow
 
 
 @functools.cache
@@ -145,6 +150,11 @@ class StepLoss(NamedTuple):
     loss: float
     grad_norm: float | None = None
 
+    @property
+    def values(self) -> dict[str, float]:
+        """What is reported, by quantity."""
+        return {LOSS: self.loss} if self.grad_norm is None else {LOSS: self.loss, GRAD_NORM: self.grad_norm}
+
 
 Trace = Mapping[int, StepLoss]
 """What one process reports by step, counted from 0 since it began."""
@@ -170,14 +180,14 @@ class LossSpread:
         Raises:
             ValueError: If steps do not ascend, or differences are not finite, below 0, or fall.
         """
-        if not len(self.steps) == len(self.losses) == len(self.norms):
-            raise ValueError("a spread of losses must have a difference for each step")
-        if list(self.steps) != sorted(set(self.steps)) or any(s < 0 for s in self.steps):
-            raise ValueError(f"steps of a spread of losses must ascend from 0 on but are {self.steps}")
+        is_whole = len(self.steps) == len(self.losses) == len(self.norms)
+        is_rising = all(a < b for a, b in itertools.pairwise((-1, *self.steps)))
         for values in (self.losses, self.norms):
-            rises = all(a <= b for a, b in itertools.pairwise((0.0, *values)))
-            if not rises or not all(map(math.isfinite, values)):
-                raise ValueError(f"differences of a spread of losses must be finite and never fall but are {values}")
+            is_rising = is_rising and all(a <= b for a, b in itertools.pairwise((0.0, *values, sys.float_info.max)))
+        if not (is_whole and is_rising):
+            raise ValueError(
+                f"steps and differences of a spread of losses must be finite and never fall but are {self}"
+            )
 
     @property
     def has_other_data(self) -> bool:
@@ -210,17 +220,14 @@ class LossSpread:
         factor = _GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0
         rounding = rounding_of(dtype) * factor
         seen = MARGIN * self.seen(AHEAD * step, quantity)
-        found = max(rounding, seen) if self.is_rounded else seen + _unseen_growth(step) * rounding
-        told = MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
-        return min(found, max(MOST_TOLERANCE * factor, told))
+        allowed = max(rounding, seen) if self.is_rounded else seen + _unseen_growth(step) * rounding
+        shown = MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
+        return min(allowed, max(MOST_TOLERANCE * factor, shown))
 
     def joined(self, other: LossSpread) -> LossSpread:
         """Both together."""
-        found = dict.fromkeys((*self.steps, *other.steps), (0.0, 0.0))
-        for spread in (self, other):
-            for step, loss, norm in zip(spread.steps, spread.losses, spread.norms, strict=True):
-                found[step] = (max(found[step][0], loss), max(found[step][1], norm))
-        return _spread(found, is_rounded=self.is_rounded or other.is_rounded)
+        differences = zip(self.steps + other.steps, self.losses + other.losses, self.norms + other.norms, strict=True)
+        return _spread(differences, is_rounded=self.is_rounded or other.is_rounded)
 
 
 def _unseen_growth(step: int) -> float:
@@ -238,21 +245,29 @@ def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> 
     Raises:
         ValueError: If a loss or norm is not finite.
     """
-    found = {}
+    differences = []
     for step in set(first) & set(second):
-        one, other = first[step], second[step]
-        norm = 0.0
-        if one.grad_norm is not None and other.grad_norm is not None:
-            norm = relative_difference(one.grad_norm, other.grad_norm)
-        found[step] = (relative_difference(one.loss, other.loss), norm)
-    return _spread(found, is_rounded=is_rounded and any(loss > 0 for loss, _ in found.values()))
+        values = second[step].values
+        apart = {q: relative_difference(value, values[q]) for q, value in first[step].values.items() if q in values}
+        differences.append((step, apart[LOSS], apart.get(GRAD_NORM, 0.0)))
+    spread = _spread(differences, is_rounded=is_rounded)
+    return replace(spread, is_rounded=is_rounded and any(spread.losses))
 
 
-def _spread(found: Mapping[int, tuple[float, float]], *, is_rounded: bool) -> LossSpread:
-    """A spread from the differences of loss and gradient norm by step."""
-    steps = sorted(found)
-    losses, norms = (tuple(itertools.accumulate((found[s][i] for s in steps), max)) for i in (0, 1))
-    return LossSpread(steps=tuple(steps), losses=losses, norms=norms, is_rounded=is_rounded)
+def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool) -> LossSpread:
+    """A spread from steps, each with a difference of loss and one of gradient norm."""
+    losses: dict[int, float] = {}
+    norms: dict[int, float] = {}
+    largest_loss = 0.0
+    largest_norm = 0.0
+    for step, loss, norm in sorted(differences):
+        largest_loss = max(largest_loss, loss)
+        largest_norm = max(largest_norm, norm)
+        losses[step] = largest_loss
+        norms[step] = largest_norm
+    return LossSpread(
+        steps=tuple(losses), losses=tuple(losses.values()), norms=tuple(norms.values()), is_rounded=is_rounded
+    )
 
 
 def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[int, StepLoss]:
@@ -276,10 +291,11 @@ def compare_traces(
     Raises:
         ValueError: If the reference tells something that is not finite, or `dtype` is not known.
     """
-    rounding_of(dtype)
     begins = dict[str, float]()
     for step in sorted(reference):
-        for quantity, expected, got in _told(reference[step], candidate.get(step)):
+        candidates = candidate[step].values if step in candidate else {}
+        for quantity, expected in reference[step].values.items():
+            got = candidates.get(quantity)
             if not math.isfinite(expected):
                 raise ValueError(f"a reference's {quantity} must be finite but is {expected} at step {step}")
             tolerance = spread.tolerance(step, dtype=dtype, quantity=quantity)
@@ -291,13 +307,6 @@ def compare_traces(
             if difference > (tolerance := tolerance + stored):
                 return Mismatch(step, quantity, expected, got, tolerance)
     return None
-
-
-def _told(reference: StepLoss, candidate: StepLoss | None) -> Iterator[tuple[str, float, float | None]]:
-    """Quantity, reference's value and candidate's value of each comparison at one step."""
-    yield LOSS, reference.loss, candidate.loss if candidate is not None else None
-    if reference.grad_norm is not None:
-        yield GRAD_NORM, reference.grad_norm, candidate.grad_norm if candidate is not None else None
 
 
 def relative_difference(expected: float, got: float) -> float:
@@ -362,25 +371,28 @@ def compare_first_steps(
     tolerance = max(least_tolerance, spread)  # at the first step: weights are the same there
     if (reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])) is not None:
         return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
-    largest, points = 0.0, 0
-    for mine in range(len(candidate)):
-        seen, rest = divmod(mine * work[1], work[0])
-        if rest or seen >= len(reference):
+    largest = 0.0
+    points = 0
+    reason = ""
+    for updates, loss in enumerate(candidate):
+        done, rest = divmod(updates * work[1], work[0])
+        if rest or done >= len(reference):
             continue
         points += 1
-        tolerance = max(least_tolerance, spread * (SPREAD_MARGIN if mine else 1.0))
-        between = reference[min(mine, seen) : max(mine, seen) + 1]
-        got = candidate[mine]
-        nearest = min(max(got, min(between)), max(between))
-        difference = math.copysign(relative_difference(nearest, got), got - nearest)
-        largest = max(largest, difference, key=abs)
-        if abs(difference) > tolerance:
+        if updates:
+            tolerance = max(least_tolerance, spread * SPREAD_MARGIN)
+        between = reference[min(updates, done) : max(updates, done) + 1]
+        least = min(between)
+        most = max(between)
+        nearest = min(max(loss, least), most)
+        largest = max(largest, math.copysign(relative_difference(nearest, loss), loss - nearest), key=abs)
+        if abs(largest) > tolerance:
             reason = (
-                f"its loss after {mine} updates is {got:.6g}, the reference's after as much work and as many updates "
-                f"lie between {min(between):.6g} and {max(between):.6g}"
+                f"its loss after {updates} updates is {loss:.6g}, the reference's after as much work and as many "
+                f"updates lie between {least:.6g} and {most:.6g}"
             )
-            return Comparability(is_ok=False, difference=difference, tolerance=tolerance, points=points, reason=reason)
-    return Comparability(is_ok=True, difference=largest, tolerance=tolerance, points=points)
+            break
+    return Comparability(is_ok=not reason, difference=largest, tolerance=tolerance, points=points, reason=reason)
 
 
 def neighbour_spread(losses: Sequence[float]) -> float:
@@ -398,9 +410,11 @@ def _tell_tale(
     """Sign of a program that only pretends to train; None where the reference would look the same."""
     if len(candidate) > 1 and neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference):
         return "its loss does not change from step to step, the reference's does"
-    first = [(reference[0], candidate[0]), *zip(*(n[:1] for n in norms), strict=False)]
-    is_told = len(first) == 2 and first[1][0] > 0  # weights may start such that every batch has the same loss
-    if is_other_batch and is_told and all(relative_difference(a, b) <= SAME_ROWS for a, b in first):
+    told = all(norms) and norms[0][0] > 0  # weights may start such that every batch has the same loss
+    if not (is_other_batch and told):
+        return None
+    first = max(relative_difference(reference[0], candidate[0]), relative_difference(norms[0][0], norms[1][0]))
+    if first <= SAME_ROWS:
         return "its first loss and gradient norm are the reference's: it trains the same rows, not another batch"
     return None
 
@@ -429,24 +443,31 @@ def compare_curves(
     """
     told = dict(candidate)
     apart = [(told[step] - loss) / max(abs(loss), least_scale, 1e-12) for step, loss in reference if step in told]
-    found = Comparability(is_ok=None, points=len(apart), reason=f"only {len(apart)} losses are reported of equal steps")
+    result = Comparability(
+        is_ok=None, points=len(apart), reason=f"only {len(apart)} losses are reported of equal steps"
+    )
     if not all(map(math.isfinite, apart)):
-        return replace(found, is_ok=False, difference=math.inf, reason="its loss is not finite")
+        return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
     for part in (apart, *(apart[-(len(apart) // n) :] for n in CURVE_PARTS)):
         if len(part) < LEAST_POINTS:
             break
-        found = _compare_part(part)
-        if not found.is_ok:
+        result = _compare_part(part)
+        if not result.is_ok:
             break
-    return found
+    return result
 
 
 def _compare_part(apart: Sequence[float]) -> Comparability:
-    mean, error = fmean(apart), stdev(apart) / math.sqrt(len(apart))
-    allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(apart) - 1) * error
-    found = Comparability(is_ok=abs(mean) <= allowed, difference=mean, tolerance=allowed, points=len(apart))
-    reason = f"its loss is {'above' if mean > 0 else 'below'} over the last {len(apart)} steps that both reported"
-    return found if found.is_ok else replace(found, reason=reason)
+    mean = fmean(apart)
+    allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(apart) - 1) * error_of_mean(apart)
+    reason = ""
+    if abs(mean) > allowed:
+        reason = f"{_off(mean)} over the last {len(apart)} steps that both reported"
+    return Comparability(is_ok=not reason, difference=mean, tolerance=allowed, points=len(apart), reason=reason)
+
+
+def _off(difference: float) -> str:
+    return f"its loss is {'above' if difference > 0 else 'below'}"
 
 
 def compare_long_runs(
@@ -469,22 +490,23 @@ def compare_long_runs(
         return Comparability(is_ok=None, reason="one of them reports no loss")
     end = min(reference[-1][0], candidate[-1][0])
     base, mine = ([loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate))
-    if not all(map(math.isfinite, mine)):
-        return Comparability(is_ok=False, difference=math.inf, reason="its loss is not finite")
     points = min(len(base), len(mine))
+    result = Comparability(is_ok=None, points=points)
+    if not all(map(math.isfinite, mine)):
+        return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
     if points < LEAST_POINTS:
-        return Comparability(is_ok=None, points=points, reason=f"only {points} losses are reported of as much work")
+        return replace(result, reason=f"only {points} losses are reported of as much work")
     if not any(base):
-        return Comparability(is_ok=None, points=points, reason="the reference's loss is 0 throughout")
+        return replace(result, reason="the reference's loss is 0 throughout")
     scale = abs(fmean(base))
     difference = (fmean(mine) - fmean(base)) / scale
-    scatter = 2.0 * math.hypot(*(stdev(v) / math.sqrt(len(v)) for v in (base, mine))) / scale
+    scatter = 2.0 * math.hypot(error_of_mean(base), error_of_mean(mine)) / scale
     allowed = tolerance + scatter
-    found = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
+    result = replace(result, is_ok=False, difference=difference, tolerance=allowed)
     if neighbour_spread(mine) <= SAME_ROWS < neighbour_spread(base):
-        return replace(found, is_ok=False, reason="its loss does not change, the reference's does")
+        return replace(result, reason="its loss does not change, the reference's does")
     if difference > allowed or (is_same_work and difference < -allowed):
-        return replace(found, is_ok=False, reason=f"its loss is {'above' if difference > 0 else 'below'}")
+        return replace(result, reason=_off(difference))
     if scatter > max(tolerance, 0.25):
-        return replace(found, is_ok=None, reason="its losses scatter too much to be compared")
-    return found
+        return replace(result, is_ok=None, reason="its losses scatter too much to be compared")
+    return replace(result, is_ok=True)

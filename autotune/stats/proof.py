@@ -23,7 +23,17 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from autotune.stats.estimates import DEFAULT_MIN_EFFECT, Estimate, Floats, Verdict, density_after_step, finite, judge
+from autotune.stats.estimates import (
+    DEFAULT_MIN_EFFECT,
+    Estimate,
+    Floats,
+    Verdict,
+    Walk,
+    error_of_mean,
+    finite,
+    from_logs,
+    judge,
+)
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
@@ -91,7 +101,8 @@ class ProofPlan:
         """One-sided level at one look for the error, or for so many times of it; 0 before the first look."""
         if count < FIRST_LOOK:
             return 0.0
-        return float(_nominal_levels(self.base, times * self.error, _round_up(count))[count - FIRST_LOOK])
+        most = max(24, 1 << (count - 1).bit_length())  # rounded up, so that few lists are kept
+        return float(_nominal_levels(self.base, times * self.error, most)[count - FIRST_LOOK])
 
     def upper(self, counts: Sequence[int]) -> Floats:
         """Distance of the interval's upper end from the mean at some looks, in standard errors."""
@@ -114,17 +125,15 @@ class ProofPlan:
                 excluded.
         """
         values = finite(log_ratios, least=2)
-        n, level = len(values), 1.0 - (1.0 + OTHER_SIDE) * self.error
+        n = len(values)
         centre = float(np.mean(values))
-        if n < FIRST_LOOK:
-            return Estimate(ratio=math.exp(centre), low=0.0, high=math.inf, level=level, pair_count=n)
-        error = float(np.std(values, ddof=1)) / math.sqrt(n)
-        low = centre - float(self.lower([n])[0]) * error
-        high = centre + float(self.upper([n])[0]) * error
-        return Estimate(
-            ratio=math.exp(centre), low=math.exp(max(-700.0, low)), high=math.exp(min(700.0, high)), level=level,
-            pair_count=n,
-        )  # fmt: skip
+        low = -math.inf
+        high = math.inf
+        if n >= FIRST_LOOK:
+            error = error_of_mean(values)
+            low = max(-700.0, centre - float(self.lower([n])[0]) * error)
+            high = min(700.0, centre + float(self.upper([n])[0]) * error)
+        return from_logs(centre, low, high, level=1.0 - (1.0 + OTHER_SIDE) * self.error, count=n)
 
     def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
         """What the pairs so far say: faster at the plan's error, anything else at the error of the other side."""
@@ -166,31 +175,38 @@ def look(
             proof goes on, for more pairs may clear it.
         ends_hopeless: Whether it ends where a gain can hardly be proven any more.
     """
-    values, unclear = finite(log_ratios, least=0), 0
+    values = finite(log_ratios, least=0)
+    unclear = 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
         seen = values[:count]
         verdict = plan.verdict(seen, min_effect=min_effect)
-        if verdict is Verdict.FASTER and count < min(plan.least, most):
+        holds = verdict is Verdict.FASTER
+        if holds and count < min(plan.least, most):
             continue
-        if verdict is Verdict.FASTER and is_clear is not None and not is_clear(count):
+        if holds and is_clear is not None and not is_clear(count):
             unclear += 1
-            if unclear == PATIENCE:
-                return ProofLook(stop=True, holds=False, reason="faster, but vetoed", used=count)
-            continue
-        if verdict is not Verdict.UNRESOLVED:
-            return ProofLook(
-                stop=True, holds=verdict is Verdict.FASTER, reason=f"verdict reached: {verdict}", used=count
-            )
-        if plan.estimate(seen).low > 1.0 - min_effect:
-            return ProofLook(stop=True, holds=False, reason=f"surely no gain of {min_effect:.1%} or more", used=count)
-        at = np.asarray([count])
-        mean, sd = np.mean(seen, keepdims=True), np.std(seen, ddof=1, keepdims=True)
-        if ends_hopeless and count < most and is_hopeless(at, mean, sd, plan, most=most, min_effect=min_effect)[0]:
+            if unclear < PATIENCE:
+                continue
+            holds = False
+            reason = "faster, but vetoed"
+        elif verdict is not Verdict.UNRESOLVED:
+            reason = f"verdict reached: {verdict}"
+        elif plan.estimate(seen).low > 1.0 - min_effect:
+            reason = f"surely no gain of {min_effect:.1%} or more"
+        elif ends_hopeless and count < most and _is_hopeless_after(seen, plan, most=most, min_effect=min_effect):
             reason = f"it can hardly be proven any more with {most} pairs of processes"
-            return ProofLook(stop=True, holds=False, reason=reason, used=count)
+        else:
+            continue
+        return ProofLook(stop=True, holds=holds, reason=reason, used=count)
     if len(values) >= most:
         return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
+
+
+def _is_hopeless_after(seen: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
+    mean = np.mean(seen, keepdims=True)
+    sd = np.std(seen, ddof=1, keepdims=True)
+    return bool(is_hopeless(np.asarray([len(seen)]), mean, sd, plan, most=most, min_effect=min_effect)[0])
 
 
 def is_hopeless(
@@ -218,11 +234,6 @@ def is_hopeless(
 # ---------------------------------------------------------------------- levels of the looks
 
 
-def _round_up(count: int) -> int:
-    """Up to which look levels are worked out at once, so that few lists are kept."""
-    return max(24, 1 << (max(1, count) - 1).bit_length())
-
-
 def share_spent(base: int, count: int) -> float:
     """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for ever."""
     if count < FIRST_LOOK:
@@ -236,27 +247,26 @@ def share_spent(base: int, count: int) -> float:
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no more and no less.
 
-    The density of a standard normal walk below the bounds so far is followed by Gauss-Legendre quadrature; each bound
-    is where the error of its look is spent.
+    A standard normal walk below the bounds so far is followed; each bound is where the error of its look is spent.
     """
     from scipy.optimize import brentq
     from scipy.special import ndtr
 
-    x, w = np.polynomial.legendre.leggauss(_NODES)
-    walk, density, previous, levels = np.zeros(1), np.ones(1), 0, []
+    walk = Walk()
+    previous = 0
+    levels: list[float] = []
     for n in range(FIRST_LOOK, most + 1):
-        step_sd, root = math.sqrt(n - previous), math.sqrt(n)
+        step_sd = math.sqrt(n - previous)
+        root = math.sqrt(n)
         due = error * (share_spent(base, n) - share_spent(base, previous)) / STUDENT_MARGIN
 
         def over(bound: float) -> float:
-            return float(density @ ndtr((walk - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
+            return float(walk.weights @ ndtr((walk.points - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
 
         bound = float(brentq(over, 0.0, 12.0))
         levels.append(float(ndtr(-bound)))
-        middle, reach = (bound + _LOWEST) * root / 2.0, (bound - _LOWEST) * root / 2.0
-        ahead = middle + reach * x
-        density = density_after_step(density, walk, ahead, step_sd) * w * reach
-        walk, previous = ahead, n
+        walk = walk.step(step_sd, _LOWEST * root, bound * root, nodes=_NODES)
+        previous = n
     return tuple(levels)
 
 

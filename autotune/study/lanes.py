@@ -340,7 +340,7 @@ class Lanes:
 
     def incident(self, what: str, lane: str = "") -> None:
         """Records an incident."""
-        self._store.append(IncidentRecord(what=what, by=lane or None))
+        self._store.append(IncidentRecord(what=what[:500], by=lane or None))
 
 
 # ---------------------------------------------------------------------- which lanes may measure one study

@@ -435,7 +435,6 @@ class Plan:
         task = SoakTask(
             settings=settings, least_s=least_s, least_steps=least_steps,
             basis=bases[-1] if bases else LossBasis.STEPS,
-            typical=math.log(proven.estimate.ratio) if proven.estimate is not None else None,
             proven=proven.corrected,
             process_sd=max(_spread(runs_of_set, proven.stage), _spread(runs_of_set, ISOLATED)),
             proven_steps=round(statistics.median(step_counts)) if step_counts else 0,

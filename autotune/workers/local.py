@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -181,7 +180,7 @@ class LocalWorker(Worker):
             }
         )
         if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # the reference sets its own limits
-            own_s = statistics.median(self.report.warmup_step_times_s or (0.0,))
+            own_s = self.report.step_s
             self.limits = limits_after(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
         self._phase = "step"
 

@@ -49,7 +49,7 @@ def test_a_comparison_prints_its_transcript(tmp_path: Path, monkeypatch: pytest.
     done = autotune("ab", "--b-args", "--remat none", "--", "python", "train.py", cwd=tmp_path, COLUMNS="120")
     assert done.returncode == 1, done.stderr
     # The noise of the simulated machine follows the settings, and one of them holds the path of this folder.
-    printed = re.sub(r"\d+\.\d+(?:e[-+]\d+)?|\d+ ms", "N", done.stdout)
+    printed = re.sub(r"\d+\.\d+(?:e[-+]\d+)?|\d+e-\d+|\d+ ms", "N", done.stdout)
     agrees("ab", printed, tmp_path)
 
 

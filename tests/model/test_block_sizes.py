@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.model.block_sizes import BlockCosts, BlockSizes, settle
+from autotune.model.block_sizes import BlockSizes, settle
 from autotune.model.errors import StudyFileError
 from autotune.model.measurement import Arm, Pair, is_divided_as_told
 from autotune.model.spec import StudySpec, parse_study
-from autotune.stats.aa_noise import AaNoise, read_aa_noise
+from autotune.stats.aa_noise import UNKNOWN_NOISE, AaNoise, read_aa_noise
 
 MANY = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=60)
 
@@ -69,7 +69,7 @@ def test_an_a_a_run_may_shorten_what_settles_and_nothing_else(
     sizes = planned.learned(aa_noise(shown_s))
     assert (sizes.settle_s, sizes.steady_s) == (settle_s, steady_s)
     assert sizes.counted_steps(0.2) == planned.counted_steps(0.2)
-    assert planned.learned(None) == planned
+    assert planned.learned(UNKNOWN_NOISE) == planned
     assert study("cpu").block_sizes.learned(aa_noise(shown_s)) == study("cpu").block_sizes
 
 
@@ -101,14 +101,12 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
     assert not is_divided_as_told(honest, sizes, is_isolated=True)  # alone nothing is left out by these sizes
 
 
-def test_costs_are_what_the_sizes_make() -> None:
+def test_runs_are_as_long_as_the_sizes_make_them() -> None:
     sizes = BlockSizes(block_s=2.0, block_steps=3, settle_s=3.0, steady_s=10.0, in_order=True)
-    costs = BlockCosts(sizes, step_s=0.5, start_s=45.0)
-    assert costs.pair_s == pytest.approx(2 * (6 + 4) * 0.5)
-    assert costs.trial_s(8) == pytest.approx(45 + 80)
-    assert costs.fresh_pair_s(2) == pytest.approx(90 + 20)
-    assert costs.isolated_run_s(pairs=2, least_steps=20) == pytest.approx(45 + 0.5 * (20 + 20))
-    slow_batches = BlockCosts(sizes, step_s=0.5, start_s=45.0, measured_pair_s=14.0)
-    assert slow_batches.trial_s(8) == pytest.approx(45 + 8 * 14)
-    at_once = BlockCosts(BlockSizes(block_s=0.05, block_steps=3), step_s=0.05, start_s=10.0)
-    assert at_once.fresh_pair_s(4) == pytest.approx(15 + 4 * 2 * 3 * 0.05)
+    assert sizes.steps(0.5) == 6 + 4
+    assert sizes.isolated_steps(0.5, blocks=2, least=20) == 20 + 20
+    assert sizes.isolated_steps(0.5, blocks=2, least=20, start_s=45.0) == 20 + 20  # it settles first
+    at_once = BlockSizes(block_s=0.05, block_steps=3)
+    assert at_once.isolated_steps(0.05, blocks=4, least=2) == 4 * 3
+    assert at_once.isolated_steps(0.05, blocks=4, least=2, start_s=10.0) == 200
+    assert (sizes.starts, at_once.starts) == (2.0, 1.5)

@@ -151,13 +151,18 @@ def test_the_interval_over_processes_is_students_and_of_one_there_is_none() -> N
         estimate_processes([-0.03])
 
 
+def of_aba_runs(*runs: tuple[float, float, float]) -> list[float]:
+    """Log ratios of step times of reference, candidate and reference again."""
+    return [math.log(candidate / reference) for before, candidate, after in runs for reference in (before, after)]
+
+
 def test_aba_runs_have_the_drift_between_their_references_in_their_interval() -> None:
-    found = estimate_aba([(1.0, 1.1, 1.21)])
+    found = estimate_aba(of_aba_runs((1.0, 1.1, 1.21)))
     assert found.ratio == pytest.approx(1.0)  # the drift is even, so its middle is where the candidate ran
     assert math.log(found.high) == pytest.approx(12.7062 * math.sqrt(0.75) * math.log(1.21), rel=1e-4)
     middles = [1.02 + d for d in (0.001, -0.001, 0.002)]
-    quiet = estimate_aba([(1.0, middle, 1.0) for middle in middles])
-    noisy = estimate_aba([(1.0, middle * 1.1, 1.21) for middle in middles])
+    quiet = estimate_aba(of_aba_runs(*((1.0, middle, 1.0) for middle in middles)))
+    noisy = estimate_aba(of_aba_runs(*((1.0, middle * 1.1, 1.21) for middle in middles)))
     assert quiet.ratio == pytest.approx(noisy.ratio)
     assert noisy.high / noisy.low > quiet.high / quiet.low
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.measure.compare import sequential
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.sections import MeasureSpec
-from autotune.stats.aa_noise import read_aa_noise, trial_plan
+from autotune.stats.aa_noise import UNKNOWN_NOISE, read_aa_noise, trial_plan
 from autotune.stats.estimates import SequentialPlan, estimate_pairs
 from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
@@ -117,7 +117,7 @@ def test_a_candidate_that_is_noisier_than_the_reference_widens_its_own_interval(
 
 
 def test_where_nothing_is_known_of_a_pair_ranks_alone_decide() -> None:
-    assert trial_plan(None, most=40) == SequentialPlan(cap=40)
+    assert trial_plan(UNKNOWN_NOISE, most=40) == SequentialPlan(cap=40)
     silent = read_aa_noise([[0.001 * (i % 5 - 2) for i in range(20)]])  # it does not say what a start takes
     assert trial_plan(silent, most=40) == SequentialPlan(cap=40)
     assert math.isinf(SequentialPlan(cap=40).estimate([0.1, 0.2, 0.1]).high)

