@@ -32,6 +32,10 @@ def submit(
     ] = None,
     python: Annotated[str | None, typer.Option(help="Interpreter on the nodes; default: this one.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")] = False,
+    winner: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Prove the winner of a run again with this study, as `recheck` does."),
+    ] = None,
     run_dir: options.RunDir = None,
     trials: options.Trials = None,
     time_budget: options.TimeBudget = None,
@@ -41,8 +45,10 @@ def submit(
     """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count` nodes."""
     from autotune.cluster.submit import JobRequest, Program, estimate, render_script, submit_script
     from autotune.machine.environment import driver_python
+    from autotune.model.errors import StudyFileError
     from autotune.model.spec import load_study
     from autotune.results.trackers import refuse_trackers
+    from autotune.results.winner import AT_SCALE
     from autotune.study.start import study_with
 
     spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
@@ -50,13 +56,22 @@ def submit(
     if python is None:  # another one has other packages
         refuse_trackers(tracker or ())
     given = [("--trials", trials), ("--time-budget", time_budget), *(("--tracker", name) for name in tracker or ())]
-    program = Program(
-        # Not resolved: an environment's python is a link, whose place decides the environment.
-        python=python or driver_python(),
-        study=study.resolve(),
-        run_dir=path.resolve(),
-        options=tuple(str(word) for option in given if option[1] is not None for word in option),
-    )
+    passed_on = (str(word) for option in given if option[1] is not None for word in option)
+    arguments = ("run", str(study.resolve()), "--run-dir", str(path.resolve()), *passed_on)
+    if winner is not None:
+        if trials or time_budget or tracker:
+            raise StudyFileError("--winner searches nothing: leave out --trials, --time-budget and --tracker")
+        path = run_dir or winner.with_name(winner.name + AT_SCALE)
+        arguments = (
+            "recheck",
+            str(winner.resolve()),
+            "--study",
+            str(study.resolve()),
+            "--run-dir",
+            str(path.resolve()),
+        )
+    # Not resolved: an environment's python is a link, whose place decides the environment.
+    program = Program(python=python or driver_python(), arguments=arguments, run_dir=path.resolve())
     request = JobRequest(
         partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
         time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),

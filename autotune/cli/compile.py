@@ -112,12 +112,20 @@ def _open_screen(study: Path, target: str | None, topology: str | None) -> Itera
     from autotune.model.spec import load_study
 
     spec = load_study(study)
-    attached = target_here() if target is None and spec.device.platform == "cuda" else None
+    target_name = target or spec.screen.target
+    gpu = None
+    if target_name:
+        gpu = load_target(target_name)
+    elif spec.device.platform == "cuda":
+        gpu = target_here()
+    shape = topology
+    if gpu is not None:
+        shape = topology or spec.screen.topology
     with open_screener(
         spec,
         study_dir=study.resolve().parent,
-        target=load_target(target) if target else attached,
-        topology=parse_topology(topology) if topology else None,
+        target=gpu,
+        topology=parse_topology(shape) if shape else None,
         cache_dir=default_cache_dir() / "screen",
         progress=note,
     ) as screener:

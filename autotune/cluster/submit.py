@@ -52,18 +52,17 @@ class JobRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The driver's call on a node: interpreter, absolute paths, and options of `run`."""
+    """The driver's call on a node."""
 
     python: str
-    study: Path
+    arguments: tuple[str, ...]
+    """Of autotune, its command first; paths are absolute."""
     run_dir: Path
-    options: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
         """The driver's command line."""
-        run = [self.python, "-m", "autotune", "run", str(self.study), "--run-dir", str(self.run_dir)]
-        return [*run, *self.options]
+        return [self.python, "-m", "autotune", *self.arguments]
 
     @property
     def script(self) -> Path:

@@ -94,9 +94,15 @@ class TaskRunner:
                     f"{'/'.join(assignment.folder)} and aa_run/reference/worker.log, then run the same command again"
                 ) from error
             record = task.failed(error.failure)
-        done = {"directory": "/".join(assignment.folder)}
+        done: dict[str, object] = {"directory": "/".join(assignment.folder)}
         if not isinstance(task, AaTask):
-            done["duration_s"] = round(time.monotonic() - started, 3)  # type: ignore[assignment]
+            done["duration_s"] = round(time.monotonic() - started, 3)
+        failure: Failure | None = getattr(record, "failure", None)
+        if failure is not None and failure.log is not None:
+            path = Path(failure.log)
+            is_inside = path.is_relative_to(context.folders.path)
+            log = context.folders.relative(path) if is_inside else path.name
+            done["failure"] = failure.model_copy(update={"log": log})
         return record.model_copy(update=done)
 
     def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
@@ -206,7 +212,7 @@ class TaskRunner:
         except ReferenceFailed:
             raise
         except WorkerFailed as error:
-            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=_relative(context, error.failure))
+            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=error.failure)
         else:
             if compared.comparison is None:
                 outcome = TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=same_as)
@@ -311,15 +317,6 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     ):  # to lose what pays costs more than a passenger
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
-
-
-def _relative(context: MeasurementContext, failure: Failure) -> Failure:
-    """The failure with its log's path relative to the run directory."""
-    if failure.log is None:
-        return failure
-    path = Path(failure.log)
-    inside = path.is_relative_to(context.folders.path)
-    return failure.model_copy(update={"log": context.folders.relative(path) if inside else path.name})
 
 
 # ---------------------------------------------------------------------- this process as the only lane

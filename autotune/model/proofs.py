@@ -27,6 +27,7 @@ from autotune.model.records import (
     AaRecord,
     ConfirmRun,
     FinalistResult,
+    Objection,
     ProofRecord,
     SoakArm,
     SoakArms,
@@ -91,22 +92,22 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
     return (candidate_s - reference_s) / told_s
 
 
-IN_TOTAL = "in total"
-"""Words of a veto by the total of all steps: unlike others it says that the set is no faster."""
-
-
-def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> str | None:
+def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection | None:
     """Why a set is no winner although its `typical` step may be faster; None if nothing speaks against it."""
     if typical is None:
         return None
     if held := held_in_one_arm([r.during for r in runs if r.during is not None]):
-        return "; ".join(held)
-    if (share := _untold(runs, typical)) is not None:
-        return f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so the reference"
+        return Objection("; ".join(held))
+    share = _untold(runs, typical)
+    if share is not None:
+        return Objection(
+            f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so the reference"
+        )
     totals, log_ratios = _told(runs)
-    if len(totals) < 2 or (found := slower_total(totals, log_ratios, typical)) is None:
+    if len(totals) < 2 or (total := slower_total(totals, log_ratios, typical)) is None:
         return None
-    return f"{_stalls_beside(*all_stalls(totals))}: {_in_total(found.ratio, typical)}"
+    reason = f"{_stalls_beside(*all_stalls(totals))}: {_in_total(total.ratio, typical)}"
+    return Objection(reason, is_slower_in_total=True)
 
 
 LEAST_UNTOLD, UNTOLD_SHARE = 0.01, 0.25
@@ -229,7 +230,7 @@ def _leaks(look: SoakLook) -> Iterator[str]:
 
 
 def _in_total(total: float, typical: Estimate | None) -> str:
-    return f"{format_change(total)} {IN_TOTAL}{_though(typical)}"
+    return f"{format_change(total)} in total{_though(typical)}"
 
 
 def _though(typical: Estimate | None) -> str:
@@ -299,18 +300,18 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
         return Standing(base, is_over=False)
     corrected = plan.estimate(ratios[:used])
     verdict = plan.verdict(ratios[:used], min_effect=min_effect)
-    veto = None
-    if verdict is Verdict.FASTER and not found.holds:
-        verdict = Verdict.UNRESOLVED
-        veto = veto_of(mine[:used], corrected) if found.stop else None
     update = {
         "estimate": estimate_processes(ratios[:used]),
         "corrected": corrected,
         "verdict": verdict,
-        "veto": veto,
         "process_count": used,
         "reason": found.reason,
     }
+    if verdict is Verdict.FASTER and not found.holds:
+        update["verdict"] = Verdict.UNRESOLVED
+        veto = veto_of(mine[:used], corrected)
+        if found.stop and veto is not None:
+            update |= {"veto": veto.reason, "is_slower_in_total": veto.is_slower_in_total}
     return Standing(base.model_copy(update=update), is_over=found.stop)
 
 
@@ -328,8 +329,7 @@ class Report(NamedTuple):
     """See `reported_gain`."""
     isolated: int = 0
     """Isolated runs of each arm that are part of it."""
-    objection: str | None = None
-    """What speaks against the set."""
+    objection: Objection | None = None
 
 
 def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int) -> bool:
@@ -354,12 +354,12 @@ def report_of(
     if isolated is None:
         return Report(estimate)
     if isolated.failure is not None:
-        told = f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: {isolated.failure.message}"[:300]
-        return Report(estimate, objection=told)
-    if isolated.veto is not None:
-        return Report(estimate, objection=isolated.veto)
+        reason = f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: {isolated.failure.message}"[:300]
+        return Report(estimate, objection=Objection(reason))
+    if isolated.objection is not None:
+        return Report(estimate, objection=isolated.objection)
     if not isolated.is_passed or _is_apart(proven, isolated):
-        return Report(estimate, objection=_not_alone(proven, isolated))
+        return Report(estimate, objection=Objection(_not_alone(proven, isolated)))
     counts = estimate != reported_gain(proven, None, mine, soak)
     return Report(estimate, isolated=isolated.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
 

@@ -6,7 +6,7 @@ Records are frozen, checked when read back, and written as one JSON object a lin
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
@@ -409,6 +409,14 @@ class ProofRecord(Stamped):
     """Number of the trial that had the set first; 0 where there is none."""
 
 
+class Objection(NamedTuple):
+    """What speaks against a set whose typical step is faster."""
+
+    reason: str
+    is_slower_in_total: bool = False
+    """Whether all of its steps together are no faster: any other objection leaves that open."""
+
+
 class FinalistResult(Stamped):
     """Verdict on a finalist over fresh processes."""
 
@@ -430,6 +438,15 @@ class FinalistResult(Stamped):
     """That of its plan."""
     veto: str | None = None
     """Why a set with a faster typical step is no winner."""
+    is_slower_in_total: bool = False
+    """Whether it is none because all of its steps together are no faster."""
+
+    @property
+    def objection(self) -> Objection | None:
+        """What speaks against a set whose typical step is faster; None if nothing does."""
+        if self.veto is None:
+            return None
+        return Objection(self.veto, self.is_slower_in_total)
 
     @property
     def is_vetoed(self) -> bool:

@@ -134,7 +134,7 @@ def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord |
     arms = soak.arms if soak is not None and conclusion.soaked_s is not None else None
     report = report_of(proven, alone, runs, arms)
     if report.objection is not None:
-        yield f"{settings}: {report.objection}; the conclusion has it as the winner"
+        yield f"{settings}: {report.objection.reason}; the conclusion has it as the winner"
     source = f"{settings}: its proof gives"
     yield from _differing(conclusion, {"estimate": report.estimate}, source=source)
     if report.estimate is not None and format_estimate(report.estimate) not in conclusion.sentence:

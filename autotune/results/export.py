@@ -134,7 +134,7 @@ class Json(Exporter):
             **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
             **({"options": winner.options} if winner.options else {}),
             "evidence": format_evidence(winner),
-            "winner": json.loads(winner.model_dump_json(exclude_none=True)),
+            "winner": winner.model_dump(mode="json", exclude_none=True),
         }
         return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
 
@@ -224,7 +224,7 @@ MARK = "autotune-winner: "
 
 def comment_line(winner: Winner) -> str:
     """Serialises a winner for one comment line: ASCII without line ends."""
-    data = json.loads(winner.model_dump_json(exclude_none=True))
+    data = winner.model_dump(mode="json", exclude_none=True)
     return MARK + json.dumps(data, ensure_ascii=True, separators=(",", ":"))
 
 

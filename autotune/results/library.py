@@ -120,7 +120,10 @@ def format_match(match: Match) -> list[str]:
     head = "proven for just this" if match.is_tested else "nearest match, untested here"
     ratio = f"{time_of(winner.work)} ratio {format_ratio(winner.estimate.ratio)}"
     where = f"{count_of(winner)} x {winner.conditions.gpu}"
-    return [f"{head}: {winner.settings}", f"{ratio} on {where}", *match.distance, f"file: {match.path}"]
+    lines = [f"{head}: {winner.settings}", f"{ratio} on {where}"]
+    if winner.at_scale is not None:
+        lines.append(winner.at_scale)
+    return [*lines, *match.distance, f"file: {match.path}"]
 
 
 def _same_name(query: str, device: str) -> bool:

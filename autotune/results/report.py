@@ -44,7 +44,7 @@ from autotune.results.format import (
 from autotune.results.pages import Chart, Mark, forest, render, traces
 from autotune.results.screen_words import screen_lines
 from autotune.results.tables import trial_rows
-from autotune.results.winner import winner_of, workload_name
+from autotune.results.winner import verdict_at_scale, winner_of, workload_name
 from autotune.rundir.store import Store
 
 LONGEST_TABLE = 300
@@ -85,7 +85,7 @@ def build(store: Store) -> dict[str, Any]:
         "verdict": verdict[0],
         "winner": list(winner.words),
         "outcome": outcome,
-        "evidence": [*verdict[1:], _effort(store)],
+        "evidence": [*verdict[1:], *filter(None, [verdict_at_scale(store)]), _effort(store)],
         "finalists": tables.finalist_table(finalists(store)),
         "soak": [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)],
         "aa_run": [*aa_lines(store), *_throughput(store)],

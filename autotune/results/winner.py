@@ -34,10 +34,13 @@ from autotune.model.spec import StudySpec
 from autotune.results.audit import PROOFS, disagreements
 from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.format import format_soak
-from autotune.rundir.store import Store
+from autotune.rundir.store import Store, StudyLostError
 from autotune.stats.estimates import Estimate, Verdict, judge
 
 WINNER_VERSION = 2
+
+AT_SCALE = "-larger"
+"""Behind the name of a run: the run beside it in which `submit --winner` proves its winner with a larger study."""
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
@@ -66,6 +69,7 @@ class Winner(Record):
         settings: The whole measured set, baseline and options included.
         workload_options: Options of the reference; those in `settings` override them.
         further: Its ratio in rechecks with other studies, by their names.
+        at_scale: Whether it holds with a larger study, as a sentence; None if that was not tried.
         step_s: Median step of the winner in its proof, seconds.
         soaked_s: Seconds of the soak; None if there was none.
         work: Work of a step where it differs from the default's: then `estimate` is of time per token.
@@ -80,6 +84,7 @@ class Winner(Record):
     baseline: HandedOn
     estimate: Estimate
     further: dict[str, Estimate] | None = None
+    at_scale: str | None = None
     step_s: Elapsed | None = None
     sentence: str
     workload_entry: str
@@ -145,7 +150,26 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
             "have it soaked (confirm.soak, run the same command again) with a program that reports its loss, or "
             "write it all the same with --force"
         )
-    return winner
+    return winner.model_copy(update={"at_scale": verdict_at_scale(store)})
+
+
+def verdict_at_scale(store: Store) -> str | None:
+    """Says whether the newest winner of a run holds with the larger study beside it; None if that was not tried."""
+    recorded = store.last(ConclusionRecord)
+    path = store.path.resolve()
+    try:
+        larger = Store.open(path.with_name(path.name + AT_SCALE))
+    except StudyLostError:
+        return None
+    if recorded is None or recorded.settings is None:
+        return None
+    winner = store.spec.baseline.merge(recorded.settings)
+    tried = {proof.settings for proof in larger.of(ConfirmRun)}
+    conclusion = larger.last(ConclusionRecord)
+    verdict = "not proven there yet"
+    if conclusion is not None and winner in tried:
+        verdict = conclusion.sentence
+    return f"with {larger.spec.name} on {larger.spec.device.node_count} node(s): {verdict}"
 
 
 def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:

@@ -51,8 +51,8 @@ _LAUNCHES = re.compile(
 )
 _OPENS, _CLOSES = ("if", "case", "for", "while", "until", "{"), ("fi", "esac", "done", "}")
 _FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_MISSPELT = re.compile(r"(?!XLA_FLAGS$)(?=.*X)[XLA]{2,4}_*F[LAG]{2,4}S*")
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
-_MISSPELT = re.compile(r"(?!XLA_FLAGS$)X[LA]{1,3}_*FL[AG]{1,3}S*", re.IGNORECASE)
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
@@ -92,6 +92,11 @@ def is_setting(variable: str) -> bool:
     return variable in load_catalog() or _SETTING.match(variable) is not None
 
 
+def is_misspelt(variable: str) -> bool:
+    """Whether a variable is nearly called XLA_FLAGS."""
+    return _MISSPELT.fullmatch(variable) is not None
+
+
 def read_assignments(text: str) -> list[tuple[str, str]]:
     """Reads the variables that a text sets, in order, with XLA's flags under ``XLA_FLAGS``.
 
@@ -123,7 +128,8 @@ class _Assignment:
         variable = self.name if is_setting(self.name) else "XLA_FLAGS"
         if not self.unread:
             return variable, self.value
-        return self.unread, self.value if variable == "XLA_FLAGS" else f"{self.name}={self.value}"
+        is_flags = variable == "XLA_FLAGS" and _FLAGS.match(self.value)
+        return self.unread, self.value if is_flags else f"{self.name}={self.value}"
 
 
 class _Reader:
@@ -185,11 +191,12 @@ class _Reader:
 
     def _set(self, name: str, value: str, *, unread: str = "") -> None:
         """Sets a variable; `unread`: why the program never reads it, a key of `UNREAD`."""
-        unread = unread or ("misspelt" if _MISSPELT.fullmatch(name) else "")
+        unread = unread or ("misspelt" if is_misspelt(name) else "")
         if self._branches == 0 and not unread:
             self._unset(name)
         self._values[name] = value
-        if _ASSIGNED.match(value) or not (is_setting(name) or _FLAGS.match(value)):
+        is_computed = unread == "misspelt" and value.startswith(COMPUTED)
+        if _ASSIGNED.match(value) or not (is_setting(name) or _FLAGS.match(value) or is_computed):
             return
         assignment = _Assignment(name, value, unread)
         self.assignments.append(assignment)

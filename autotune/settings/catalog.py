@@ -134,7 +134,10 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     values: tuple[str, ...] = ()
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
     words: tuple[str, ...] = ()
-    """Words of which NCCL reads lists, for all of its functions or for each: ``Ring;allreduce:Tree,Ring``."""
+    """Words of which NCCL reads lists, for all of its functions or for each, as in ``Ring;allreduce:Tree,Ring``, or of
+    which an XLA flag with a `form` is made."""
+    form: str = ""
+    """Pattern of each item of a flag's list, in any case, where a build does not list what it takes."""
     minimum: float | None = None
     """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None

@@ -14,7 +14,7 @@ from autotune.model.errors import SettingError, close_matches
 from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet, FlagToken, combine, is_variable, parse_tokens
 from autotune.model.texts import Note
-from autotune.settings.assignments import COMPUTED, UNREAD, is_setting, read_assignments
+from autotune.settings.assignments import COMPUTED, UNREAD, is_misspelt, is_setting, read_assignments
 from autotune.settings.catalog import NEVER_SEARCHED, OF_CACHES, Tier, find_recipe
 from autotune.settings.known import KnownSetting, KnownSettings, Pair
 
@@ -324,6 +324,8 @@ def check_variables(assigned: Iterable[tuple[str, str]], known: KnownSettings) -
         elif variable in UNREAD:
             for name, given in re.findall(r"-*([A-Za-z]\w*)=?(\S*)", value):
                 checks.append(SettingCheck(name, given, SettingVerdict.NO_EFFECT, UNREAD[variable]))
+        elif is_misspelt(variable):
+            checks.append(SettingCheck(variable, value, SettingVerdict.NO_EFFECT, UNREAD["misspelt"]))
         elif variable == "LIBTPU_INIT_ARGS":
             checks.append(SettingCheck(name, value, SettingVerdict.NOT_JUDGED, _OF_LIBTPU))
         elif is_setting(variable) and (known[name].exists or name[:4] != "jax_" or known[name].hint()):

@@ -21,7 +21,7 @@ _BOOLEANS = {**dict.fromkeys(("true", "True", "1"), "true"), **dict.fromkeys(("f
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
-_SHOWN_APART = {"name", "summary", "type", "tier", "stage", "spellings", "sources", "source_line"}
+_SHOWN_APART = {"name", "summary", "form", "type", "tier", "stage", "spellings", "sources", "source_line"}
 """Fields that `flags show` formats in another way."""
 
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
@@ -94,7 +94,7 @@ class KnownSetting(NamedTuple):
     def refused(self, value: str) -> str:
         """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
         if self.flag is not None:
-            return _flag_problem(value, self.flag)
+            return _flag_problem(value, self.flag) or self._misformed(value)
         if self.entry.words and self.name.startswith("NCCL_"):
             return _words_problem(value, self.entry.words)
         if self.entry.words and value.lower() not in self.entry.words:
@@ -106,6 +106,13 @@ class KnownSetting(NamedTuple):
         if self.entry.kind == "env" and self.type == "bool" and value not in _BOOLEANS:
             return f"must be true or false; what is neither, such as {value!r}, counts as true"
         return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
+
+    def _misformed(self, value: str) -> str:
+        """Which item of a value the build refuses by the catalogue, where it does not list its words; empty if none."""
+        if self.spellings or not self.entry.form:
+            return ""
+        wrong = [item for item in value.split(",") if not re.fullmatch(self.entry.form, item, re.IGNORECASE)]
+        return f"must be made of {', '.join(self.entry.words)}, not {wrong[0]!r}" if wrong else ""
 
     def out_of_range(self, value: str) -> str:
         """How a value is outside of the catalogue's range, as a clause; empty if it is not."""

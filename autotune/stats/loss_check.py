@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -428,6 +428,12 @@ CURVE_ALPHA = 0.002
 CURVE_PARTS = (2, 4)
 """The whole curve, its last half and its last quarter are looked at: what goes wrong late hides in the whole."""
 
+END_PART = 8
+"""The last eighth is looked at by itself: a fault within the last quarter makes that scatter."""
+
+END_SCALE = 4.0
+"""Times `least_scale` below which a loss is small: so far apart as `MOST_TOLERANCE` of that honest runs were seen."""
+
 
 def compare_curves(
     reference: Sequence[tuple[int, float]], candidate: Sequence[tuple[int, float]], *, least_scale: float
@@ -448,22 +454,23 @@ def compare_curves(
     )
     if not all(map(math.isfinite, apart)):
         return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
+    if len(apart) < LEAST_POINTS:
+        return result
+    end = apart[-max(LEAST_POINTS, len(apart) // END_PART) :]
+    small = END_SCALE * least_scale / max(abs(reference[-1][1]), least_scale, 1e-12)
+    result = _compare_part(end, median(end), MOST_TOLERANCE * max(1.0, small))
     for part in (apart, *(apart[-(len(apart) // n) :] for n in CURVE_PARTS)):
-        if len(part) < LEAST_POINTS:
+        if len(part) < LEAST_POINTS or not result.is_ok:
             break
-        result = _compare_part(part)
-        if not result.is_ok:
-            break
+        allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(part) - 1) * error_of_mean(part)
+        result = _compare_part(part, fmean(part), allowed)
     return result
 
 
-def _compare_part(apart: Sequence[float]) -> Comparability:
-    mean = fmean(apart)
-    allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(apart) - 1) * error_of_mean(apart)
-    reason = ""
-    if abs(mean) > allowed:
-        reason = f"{_off(mean)} over the last {len(apart)} steps that both reported"
-    return Comparability(is_ok=not reason, difference=mean, tolerance=allowed, points=len(apart), reason=reason)
+def _compare_part(apart: Sequence[float], difference: float, allowed: float) -> Comparability:
+    is_ok = abs(difference) <= allowed
+    reason = "" if is_ok else f"{_off(difference)} over the last {len(apart)} steps that both reported"
+    return Comparability(is_ok=is_ok, difference=difference, tolerance=allowed, points=len(apart), reason=reason)
 
 
 def _off(difference: float) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
-from autotune.model.proofs import IN_TOTAL
 from autotune.model.records import (
     AaRecord,
     ConclusionRecord,
     ConfirmRun,
     FinalistResult,
+    Objection,
     Outcome,
     SoakRecord,
     TrialResult,
@@ -98,17 +98,17 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
     }
 
 
-def _refused(run: StudyRun, end: Conclude) -> dict[FlagSet, str]:
+def _refused(run: StudyRun, end: Conclude) -> dict[FlagSet, Objection]:
     """Returns what speaks against each set whose proof, or an isolated one behind it, looked faster."""
-    vetoes = {f.settings: f.veto for f in run.store.of(FinalistResult) if f.veto is not None}
+    vetoes = {f.settings: f.objection for f in run.store.of(FinalistResult) if f.objection is not None}
     return {**vetoes, **end.objections}
 
 
-def _objections(run: StudyRun, refused: Mapping[FlagSet, str]) -> list[str]:
+def _objections(run: StudyRun, refused: Mapping[FlagSet, Objection]) -> list[str]:
     """Formats what speaks against sets that looked faster."""
     proofs = {f.settings: f.estimate for f in run.store.of(FinalistResult) if f.estimate is not None}
     looked = {s: format_gain(proofs[s].ratio) if s in proofs else "faster" for s in refused}
-    return [f"{s} looked {looked[s]}, but is not accepted because {why}" for s, why in refused.items()]
+    return [f"{s} looked {looked[s]}, but is not accepted because {why.reason}" for s, why in refused.items()]
 
 
 def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
@@ -124,7 +124,7 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
         )
     if best is None and open_gain <= bound:
         refused = _refused(run, end)
-        if any(IN_TOTAL not in why for why in refused.values()):  # how it was measured is no evidence of no gain
+        if not all(why.is_slower_in_total for why in refused.values()):  # any other is no evidence of no gain
             return Outcome.INCONCLUSIVE, f"inconclusive: {_objections(run, refused)[0]}"
         return Outcome.NOTHING_BEATS_THE_DEFAULT, (
             f"no setting tried beats {run.spec.reference_name} on this machine by more than "

@@ -34,6 +34,7 @@ from autotune.model.records import (
     FailingSetRecord,
     FinalistResult,
     LeftOut,
+    Objection,
     ProofRecord,
     SearchEnd,
     SoakRecord,
@@ -118,7 +119,7 @@ class Conclude:
 
     winner: FinalistResult | None = None
     report: Report = field(default_factory=Report)
-    objections: Mapping[FlagSet, str] = field(default_factory=dict)
+    objections: Mapping[FlagSet, Objection] = field(default_factory=dict)
     unproven: TrialResult | None = None
 
 
@@ -162,7 +163,7 @@ class Plan:
         self._min_effect = study.measure.min_effect
         self._results = records.of(TrialResult)
         self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
-        self._objections: dict[FlagSet, str] = {}
+        self._objections: dict[FlagSet, Objection] = {}
 
     def next_step(self) -> Step:
         """See the function."""

@@ -42,7 +42,7 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run.spec, STAGE)} fresh pairs of processes")
         driver = Driver(run)
         result = driver.prove(winner.settings, trial=0, stage=STAGE)
-        report = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.veto)
+        report = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.objection)
         holds = result.is_passed and report.objection is None
         run.conclusion = ConclusionRecord(
             outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
@@ -65,7 +65,7 @@ def _sentence(winner: Winner, result: FinalistResult, report: Report, *, min_eff
         f"{time_of(result.work)} ratio {now} over {result.process_count} fresh pairs of processes, it was {before}"
     )
     if report.objection is not None:
-        return f"{winner.settings} does not hold any more: {figures}; {report.objection}"
+        return f"{winner.settings} does not hold any more: {figures}; {report.objection.reason}"
     verdict = "is not proven any more: the difference is not resolved"
     if result.is_passed:
         verdict = "still holds"

@@ -13,6 +13,7 @@ import pytest
 from autotune.cluster.submit import JobRequest, Program, estimate, render_script
 from autotune.model.errors import StudyFileError
 from autotune.model.spec import StudySpec, parse_study
+from tests.console import autotune
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -33,7 +34,11 @@ def request_of(**more: Any) -> JobRequest:
 
 
 def program_of(folder: Path = FOLDER) -> Program:
-    return Program(python="python3", study=folder / "study.toml", run_dir=folder / "runs" / "s")
+    return called("python3", folder / "study.toml", folder / "runs" / "s")
+
+
+def called(python: str, study: Path, run_dir: Path) -> Program:
+    return Program(python=python, arguments=("run", str(study)), run_dir=run_dir)
 
 
 def script_of(spec: StudySpec, request: JobRequest, program: Program | None = None) -> str:
@@ -76,7 +81,7 @@ def run_script(text: str, folder: Path, *, programs: dict[str, str]) -> subproce
 def test_set_up_lines_reach_the_driver_and_one_that_fails_ends_the_job(tmp_path: Path) -> None:
     lines = ("module() { export LOADED=$2; }", "module load cuda/12  # {{ not jinja }}", "export B=${UNSET_HERE:-two}")
     says = {"driver": 'echo "driver $1 $2 $LOADED $B"'}
-    program = Program(python="driver", study=tmp_path / "study.toml", run_dir=tmp_path / "run")
+    program = called("driver", tmp_path / "study.toml", tmp_path / "run")
     done = run_script(script_of(spec_of(count=8), request_of(setup=lines), program), tmp_path, programs=says)
     assert (done.returncode, done.stdout) == (0, "driver -m autotune cuda/12 two\n"), done.stderr
     (tmp_path / "again").mkdir()
@@ -97,7 +102,7 @@ def test_a_set_up_line_with_a_secret_is_refused() -> None:
 @pytest.mark.parametrize("node_count", [1, 2, 4])
 def test_the_script_is_bash(node_count: int) -> None:
     request = request_of(sbatch=("--comment=two words",), srun=("--x=a b",), requeue=True)
-    program = Program(python="/a b/python", study=Path("/it's/study.toml"), run_dir=Path("/runs/x"))
+    program = called("/a b/python", Path("/it's/study.toml"), Path("/runs/x"))
     text = script_of(spec_of(count=8, node_count=node_count), request, program)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
@@ -105,6 +110,17 @@ def test_the_script_is_bash(node_count: int) -> None:
     assert "#SBATCH --nodes=4" in directives
     assert "{{" not in text
     assert "'/it'\"'\"'s/study.toml'" in text
+
+
+def test_the_winner_of_a_run_is_proven_again_on_more_nodes_by_a_job(tmp_path: Path) -> None:
+    device = 'device = { platform = "cuda", count = 32, node_count = 4 }'
+    text = f'name = "s"\nworkload = {{ entry = "llama" }}\n{device}\n'
+    (tmp_path / "larger.toml").write_text(text, encoding="utf-8")
+    where = ["--nodes", "4", "--gpus-per-node", "8", "--winner", "runs/x", "--dry-run"]
+    done = autotune("submit", "larger.toml", *where, "--sbatch", "--dependency=afterok:7", cwd=tmp_path)
+    run = tmp_path / "runs" / "x"
+    assert f"-m autotune recheck {run} --study {tmp_path / 'larger.toml'} --run-dir {run}-larger" in done.stdout
+    assert "#SBATCH --dependency=afterok:7" in done.stdout
 
 
 def test_what_sbatch_cannot_read_is_refused() -> None:

@@ -213,6 +213,30 @@ def test_screen_and_predict_of_a_study_file(tmp_path: Path, monkeypatch: pytest.
     assert json.loads(said("predict", "--json"))[0]["predicted"] is True
 
 
+@pytest.mark.parametrize("command", ["screen", "predict"])
+@pytest.mark.parametrize(
+    ("options", "cluster"),
+    [
+        ((), "h100-sxm 2x8"),
+        (("--target", "b200"), "b200 2x8"),
+        (("--topology", "1x4"), "h100-sxm 1x4"),
+        (("--target", "b200", "--topology", "1x4"), "b200 1x4"),
+    ],
+)
+def test_they_compile_for_the_target_of_the_study_unless_another_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, options: Sequence[str], cluster: str
+) -> None:
+    def refuse(_: Any, *, target: Any, topology: Any, **more: Any) -> None:
+        raise LaunchError(f"opened for {target.name} {topology}")
+
+    monkeypatch.setattr("autotune.compiler.screen.open_screener", refuse)
+    study = tmp_path / "study.toml"
+    screen = '[screen]\ntarget = "h100-sxm"\ntopology = "2x8"\n'
+    study.write_text(f'name = "s"\n[workload]\nentry = "llama"\n{screen}', encoding="utf-8")
+    done = autotune(command, study, *options)
+    assert f"opened for {cluster}" in done.stderr
+
+
 def test_narrowed_space_lacks_no_ops_and_keeps_every_reason() -> None:
     report = screen(Rules()).run(domains(space()))
     left = narrowed(space(), report)

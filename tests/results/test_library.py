@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,16 @@ from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.model.spec import StudySpec
 from autotune.results.export import read_winner, render_winner
-from autotune.results.library import add_to_library, best_known, format_match, library_entries
+from autotune.results.library import Match, add_to_library, best_known, format_match, library_entries
 from autotune.results.report import build
+from autotune.results.verify import check_records
 from autotune.results.winner import Winner, winner_of, with_rechecks
 from autotune.rundir.store import Store
 from autotune.settings.space import SearchSpace
 from autotune.study.recheck import recheck_winner
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher
-from tests.runs import EFFECTS, Diary, make_winner, replay_study
+from tests.runs import EFFECTS, Diary, make_winner, replay_study, there
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -138,10 +140,22 @@ def test_a_recheck_goes_on_where_it_was_stopped(finished: Store, tmp_path: Path)
 def test_an_export_names_the_ratios_of_rechecks_with_other_studies(finished: Store, tmp_path: Path) -> None:
     winner = winner_of(finished)
     study = replay_study(effects=EFFECTS, study={"baseline": {"NCCL_DEBUG": "WARN"}, "workload": {"entry": "moe"}})
-    _, store = again(study.model_copy(update={"name": "long"}), tmp_path / "long", winner)
+    small = tmp_path / "small"
+    shutil.copytree(finished.path, small)
+    _, store = again(study.model_copy(update={"name": "long"}), tmp_path / "small-larger", winner)
     both = with_rechecks(winner, [store])
     assert both.further == {"long": winner_of(store).estimate}
     assert "long: ratio 0.92" in render_winner(both, "env")
     other = winner.model_copy(update={"settings": FlagSet({"xla_a": "1"})})
     with pytest.raises(AutotuneError, match="must be of the set"):
         with_rechecks(other, [store])
+    # What is proven beside a run, as by a job of `submit --winner`, is told beside its own verdict.
+    at_scale = winner_of(Store.open(small))
+    verdict = there(store.last(ConclusionRecord)).sentence
+    assert at_scale.at_scale == f"with long on 1 node(s): {verdict}"
+    assert any(verdict in line for line in build(Store.open(small))["evidence"])
+    assert verdict in format_match(Match(path=small, winner=at_scale))[2]
+    for exported in (winner, both, at_scale):
+        file = tmp_path / "winner.env"
+        file.write_text(render_winner(exported, "env"), encoding="utf-8")
+        assert check_records(exported, file, run=small).status == "holds"

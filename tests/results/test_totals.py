@@ -45,6 +45,7 @@ def test_a_proof_faster_by_its_typical_step_alone_proves_nothing(stalled: tuple[
     assert there(proof.corrected).high < 0.85
     assert proof.verdict is Verdict.UNRESOLVED
     assert proof.veto is not None
+    assert proof.is_slower_in_total
     # 60 steps of each process hold two of them
     words = (
         r"one stall of \d+ ms in 30 steps, \d+ in all \(reference: no stall\): 6\.\d % slower in total "

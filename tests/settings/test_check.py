@@ -9,7 +9,7 @@ import pytest
 from autotune.model.flags import FlagSet
 from autotune.settings.check import SettingVerdict, check_setting, check_settings, check_xla_flags, migrate_text
 from autotune.settings.known import KnownSettings
-from autotune.settings.probe import ParserProcess, ProbeReport
+from autotune.settings.probe import FlagInfo, ParserProcess, ProbeReport
 from tests.settings.conftest import doctored, rows_of, space_of
 from tests.tables import toml_beside
 
@@ -72,6 +72,18 @@ def test_a_switch_that_the_build_cannot_turn_is_refused_as_by_the_parser(
         for value in ("true", "false"):
             starts = parser.ask(f"--{flag.name}={value}").starts
             assert starts == (value in flag.values) == check_setting(flag.name, value, known).starts, flag.name
+
+
+@pytest.mark.parametrize("text", TEXTS["words_of_flags"])
+def test_words_that_the_build_does_not_list_are_judged_by_the_catalogue(known: KnownSettings, text: str) -> None:
+    """As jaxlib 0.12.0.1's own parser did, asked for each of them."""
+    name, _, value = text.partition("=")
+    kind, default, starts = TEXTS["words_of_flags"][text]
+    flag = FlagInfo(name=name, type=kind, repeated=True, default=default, sets=(name,))
+    build = dataclasses.replace(known.build, flags={**known.build.flags, name: flag})
+    check = check_setting(name, value, dataclasses.replace(known, build=build))
+    assert check.starts is starts, check
+    assert (check.verdict is V.BAD_VALUE) is not starts, check
 
 
 @pytest.mark.parametrize("row", rows_of("verdicts.tsv"), ids=lambda row: f"{row['name']}={row['value']}")

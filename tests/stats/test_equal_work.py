@@ -169,7 +169,10 @@ def curve(*, off: float = 0.0, since: int = 0, noise: float = 0.0, seed: int = 1
     ]
 
 
-@pytest.mark.parametrize(("off", "since"), [(0.02, 1000), (0.01, 1000), (0.03, 2000), (-0.02, 1000), (0.02, 0)])
+@pytest.mark.parametrize(
+    ("off", "since"),
+    [(0.02, 1000), (0.01, 1000), (0.03, 2000), (-0.02, 1000), (0.02, 0), (0.8, 2700), (-0.8, 2700)],
+)
 @pytest.mark.parametrize("least_scale", [0.0, 0.05])
 def test_a_curve_that_is_off_from_some_step_on_is_wrong(off: float, since: int, least_scale: float) -> None:
     found = compare_curves(curve(), curve(off=off, since=since, noise=0.001), least_scale=least_scale)

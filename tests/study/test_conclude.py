@@ -11,7 +11,7 @@ import pytest
 import autotune
 from autotune.model.errors import RunDirectoryError
 from autotune.model.flags import FlagSet
-from autotune.model.records import EffectsRecord, FinalistResult, Outcome, TrialResult
+from autotune.model.records import EffectsRecord, FinalistResult, Objection, Outcome, TrialResult
 from autotune.model.units import format_gain
 from autotune.results.effects import effect_lines, refused_sets
 from autotune.rundir.store import Store
@@ -52,8 +52,9 @@ def concluded(end: Conclude, **change: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["name"])
 def test_a_refused_proof_is_no_evidence_that_nothing_is_faster(case: dict[str, Any]) -> None:
     verdict = Verdict(case.get("verdict", "faster"))
-    end = Conclude(objections={SETTINGS: case["objection"]} if "objection" in case else {})
-    found = concluded(end, veto=case.get("veto"), verdict=verdict)
+    end = Conclude(objections={SETTINGS: Objection(case["objection"])} if "objection" in case else {})
+    is_slower = case.get("is_slower_in_total", False)
+    found = concluded(end, veto=case.get("veto"), verdict=verdict, is_slower_in_total=is_slower)
     assert found["outcome"] is Outcome(case["outcome"])
     reason = case.get("veto") or case.get("objection")
     assert reason is None or found["sentence"].count(f"is not accepted because {reason}") == 1

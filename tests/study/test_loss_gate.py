@@ -346,8 +346,10 @@ def test_a_loss_that_goes_wrong_in_a_block_ends_the_trial_there(traced: Any, sin
     assert conclusion.outcome is Outcome.NOTHING_RAN
 
 
-def test_one_that_goes_wrong_after_all_trials_and_proofs_is_found_by_the_soak(traced: Any) -> None:
-    conclusion, store = traced(wrong_since(400))
+@pytest.mark.parametrize("soak", ["60s", "11s"])
+def test_one_that_goes_wrong_after_all_trials_and_proofs_is_found_by_the_soak(traced: Any, soak: str) -> None:
+    """Its gradients are wrong from step 400 on, of 2,500 of the soak or of 460."""
+    conclusion, store = traced(lambda step, loss: loss * 1.01 ** max(0, step - 400), confirm={"soak": soak})
     assert all(r.loss.is_ok for r in store.of(ConfirmRun))
     failure = store.of(SoakRecord)[0].failure
     assert (failure.kind, failure.phase) == (FailureKind.WRONG_LOSS, "soak")

@@ -17,7 +17,14 @@ from autotune.measure.runner import MOST_LOST_IN_A_ROW
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
-from autotune.model.records import ConclusionRecord, FailingSetRecord, IncidentRecord, TrialResult
+from autotune.model.records import (
+    ConclusionRecord,
+    ConfirmRun,
+    FailingSetRecord,
+    IncidentRecord,
+    SoakRecord,
+    TrialResult,
+)
 from autotune.model.spec import StudySpec
 from autotune.settings.shrink import shrink
 from autotune.study.proposer import Proposer
@@ -255,3 +262,19 @@ def test_out_of_memory_is_nobody_s_crash(run_replay: Run) -> None:
     spec = replay_study(failures={"xla_a=1": "out_of_memory", "xla_a=2": "wrong_loss"})
     _, store, _ = run_replay(spec, trials=12)
     assert store.of(FailingSetRecord) == []
+
+
+@pytest.mark.parametrize("stage", ["trials", "confirm", "soak"])
+def test_the_log_of_a_failure_is_named_relative_to_the_run_in_every_stage(run_replay: Run, stage: str) -> None:
+    def before(settings: FlagSet, folder: Path) -> None:
+        if settings and stage in folder.parts:
+            raise failed(FailureKind.WORKLOAD_ERROR, phase="start", log=str(folder / "worker.log"))
+
+    spec = replay_study(effects={"xla_a=1": 0.9})
+    first = (("fast", FlagSet({"xla_a": 1})),)
+    _, store, _ = run_replay(spec, trials=1, launcher=Noting(spec, before=before), first=first)
+    records: list[TrialResult | ConfirmRun | SoakRecord]
+    records = [*store.of(TrialResult), *store.of(ConfirmRun), *store.of(SoakRecord)]
+    logs = [record.failure.log for record in records if record.failure is not None]
+    assert logs
+    assert {str(log).partition("/")[0] for log in logs} == {stage}
