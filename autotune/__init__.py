@@ -1,8 +1,8 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
 In a script or notebook: ``import autotune; s = autotune.run("study.toml")`` runs a study, ``autotune.load("runs/x")``
-reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. All are fetched
-when first used, so that importing the package stays light.
+reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. ``autotune.ab(a, b)``
+compares two variants of a program. All are fetched when first used, so that importing the package stays light.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autotune.cli.called import ab as ab
     from autotune.model.errors import NotComparableError as NotComparableError
     from autotune.results.api import Study as Study
     from autotune.results.api import compare as compare
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _OFFERED = {
     "NotComparableError": "model.errors",
     "Study": "results.api",
+    "ab": "cli.called",
     "compare": "results.api",
     "load": "results.api",
     "run": "study.start",

@@ -1,10 +1,10 @@
-"""Does `autotune ab` say what is true? Ten changes of known truth and twenty comparisons of equals, simulated.
+"""Does `autotune ab` say what is true? Ten changes of known truth and comparisons of equals, simulated.
 
     python -m benchmarks.ab_truth
 
 The machine is simulated: two processes of one program differ by 0.6 %, blocks by 0.4 %. Nothing of a real program is in
-it. Exit status 1 if one of equals is called slower (of 200 at most one is to be; called faster are up to one in 40), or
-if a change that can be found is not. Writes ``benchmarks/results/ab_truth.json``.
+it. Of 200 equals at most one is to be called slower, and one faster. Exit status 1 if more are than chance allows, or a
+change that can be found is not. Writes ``benchmarks/results/ab_truth.json``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from harness.simulated_machine import parse_simulated
 
 RESULTS = Path(__file__).parent / "results" / "ab_truth.json"
 NOISE = {"white_sd": 0.004, "process_sd": 0.006}
-EQUALS = 20
+EQUALS = 200
+MOST_CALLED = 4
+"""Equals that may be called slower, and faster: where one in 200 is, chance gives more to one benchmark in 270."""
+
 MAX_SLOWDOWN = 0.01
 
 FLAG = "xla_of_b=1"
@@ -77,7 +80,7 @@ def main() -> int:
     print(f"of {EQUALS} equals called: {called}; wrong: {wrong or 'none'}")
     results = {"machine": NOISE, "changes": changes, "equals_called": called, "equals": equals}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 1 if called["slower"] or wrong else 0
+    return 1 if max(called.values()) > MOST_CALLED or wrong else 0
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def claims() -> list[Claim]:
     """Every sentence whose figures are written from results."""
     return [
         *_of_truth(),
+        *_of_variants(),
         *_of_real_processes(),
         *_of_screening(),
         *_of_models(),
@@ -95,6 +96,16 @@ def _of_truth() -> Iterator[Claim]:
         "README.md",
         r"of (\d+) without a true winner, on (\d+) kinds .*? (\d+) name one.*?found in (\d+) of (\d+) studies",
         [studies, str(len(rows[0])), wrong, found[1], str(loud["studies"])],
+    )
+
+
+def _of_variants() -> Iterator[Claim]:
+    found = read("ab_truth.json")
+    called = [str(found["equals_called"][word]) for word in ("slower", "faster")]
+    yield Claim(
+        "docs/ab.md",
+        r"of (\d+) on a simulated machine (\d+) were called slower and (\d+) faster",
+        [str(len(found["equals"])), *called],
     )
 
 

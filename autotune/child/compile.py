@@ -154,7 +154,7 @@ def keep_to_limits(processor_s: float | None) -> None:
 
 
 def has_backend() -> bool:
-    """Whether a JAX backend was started in this process; True if unknown."""
+    """Returns whether a JAX backend was started in this process; True if unknown."""
     from jax._src import xla_bridge
 
     return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())

@@ -137,7 +137,7 @@ def kernel_text(path: Path) -> str:
 
 
 def is_on_gpus() -> bool:
-    """Whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process has."""
+    """Returns whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process has."""
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
 
 

@@ -72,7 +72,7 @@ def _open_files(pid: int) -> dict[Path, str]:
 
 
 def _opens_gpu(pid: int) -> bool | None:
-    """Whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA have."""
+    """Returns whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA have."""
     with contextlib.suppress(OSError):
         return any(file.startswith(("/dev/nvidia", "/dev/dxg")) for file in _open_files(pid).values())
     return None

@@ -229,7 +229,7 @@ class Recognised:
         return self.in_bursts if self.by_clock else not self.is_within(AGREES)
 
     def is_within(self, limits: tuple[float, float]) -> bool:
-        """Whether printed durations over the time between lines are within limits, as far as both are known."""
+        """Returns whether printed durations over the time between lines are within limits, as far as both are known."""
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
@@ -265,7 +265,7 @@ def _fits(lines: Output, at: Sequence[float] | None, *, skip: str) -> list[Recog
 
 
 def _is_binary(line: str) -> bool:
-    """Whether a line is no text: more than a tenth of it are bytes that no text has."""
+    """Returns whether a line is no text: more than a tenth of it are bytes that no text has."""
     return 10 * len(_NO_TEXT.findall(line)) > len(line)
 
 
@@ -331,13 +331,13 @@ def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
 
 
 def _says_something(word: str) -> bool:
-    """Whether a word is one of the name of a number, as those in step time are."""
+    """Returns whether a word is one of the name of a number, as those in step time are."""
     parts = re.findall(r"[a-z]+", word.lower())
     return any(part in _OF_NAMES or _OTHERS.fullmatch(part) or _PARTS.fullmatch(part) for part in parts)
 
 
 def _are_parts(lines: Output) -> bool:
-    """Whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
+    """Returns whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
     counted = [(counter, line) for line in lines if (counter := step_of(line)) is not None]
     pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
     parts = sum(_PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs)
@@ -442,7 +442,7 @@ def _left_out(lines: Output, read: Collection[str]) -> list[str]:
 
 
 def only_grow(values: Sequence[float]) -> bool:
-    """Whether values grow as a total does, and not as the jitter of durations."""
+    """Returns whether values grow as a total does, and not as the jitter of durations."""
     if any(not b >= a for a, b in itertools.pairwise(values)):  # NaN, too
         return False
     doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0

@@ -77,7 +77,7 @@ def undivided(line: str, *, is_decimal: bool) -> str:
 
 
 def has_decimal_commas(line: str) -> bool:
-    """Whether a comma in a line can only be a decimal one, as in 0,523."""
+    """Returns whether a comma in a line can only be a decimal one, as in 0,523."""
     return _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
 
 
@@ -222,7 +222,7 @@ class StepReader:
         return max(1, last[0] - first + (first != earlier))
 
     def _is_another_rank(self, step: int | None, now_s: float, took_s: float | None) -> bool:
-        """Whether a line has the counter of the line that came at the same time."""
+        """Returns whether a line has the counter of the line that came at the same time."""
         if step is None or took_s is None:
             return False
         earlier = self._last

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +13,7 @@ import typer
 
 from autotune.cli import options, tune
 from autotune.cli.printing import note, plain, print_json, print_lines, print_rows
-from autotune.cli.run import run_to_conclusion
+from autotune.cli.run import profile_of, run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
@@ -46,7 +48,10 @@ def ab(
     platform: tune.Platform = None,
     pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
     time_budget: options.TimeBudget = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Trace both afterwards, and say what differs.")] = False,
+    profile: options.Profile = False,
+    drop_each: Annotated[
+        bool, typer.Option("--drop-each", help="Say which settings of A are needed: each is left out in turn.")
+    ] = False,
     name: tune.Name = None,
     preset: tune.Preset = None,
     pattern: tune.Pattern = None,
@@ -63,9 +68,9 @@ def ab(
     no slower than --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not settled.
     """
     from autotune.model.errors import StudyFileError
-    from autotune.model.records import ProfileRecord
+    from autotune.model.flags import FlagSet
     from autotune.results.tables import profile_table
-    from autotune.study.ab import exit_status, measure_variants, prepare_variants
+    from autotune.study.ab import LEAST_EFFECT, exit_status, leave_out_each, measure_variants, prepare_variants
     from autotune.study.preflight import Setup
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
@@ -82,29 +87,39 @@ def ab(
         raise StudyFileError("both interpreters must be named but one is: give --a-python and --b-python")
     if (a_rev or b_rev) and (changed := changed_files()):
         note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
-    path = options.RUNS / (name or f"{tune.name_of(command)}-ab")
+    path = run_directory(command, name)
+    if drop_each and (profile or b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)):
+        raise StudyFileError("--drop-each must be about one program but got more: give it no --b-..., B or --profile")
     with (
         at_revision(a, a_rev, path.with_name(f"{path.name}-a")) as a,
         at_revision(b, b_rev, path.with_name(f"{path.name}-b")) as b,
     ):
+        min_effect = LEAST_EFFECT
+        if drop_each:
+            min_effect = max(most, LEAST_EFFECT)
+            b = replace(a, name="all settings")
+            a = replace(a, name="none", settings=FlagSet())
         spec, variants = prepare_variants(
-            _look(asked, a, b, path), a, b, path, tokens=(a_tokens, b_tokens), pairs=pairs, time_budget=time_budget
-        )
-        done = run_to_conclusion(
-            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(),
-            do=lambda run: measure_variants(run, variants, profiled=profile),
+            _look(asked, a, b, path), a, b, path, tokens=(a_tokens, b_tokens), pairs=pairs, time_budget=time_budget,
+            min_effect=min_effect,
         )  # fmt: skip
+        measure = functools.partial(measure_variants, variants=variants, profiled=profile)
+        if drop_each:
+            measure = functools.partial(leave_out_each, max_slowdown=most)
+        done = run_to_conclusion(spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(), do=measure)
     conclusion = done.conclusion
-    traced = done.store.last(ProfileRecord) if profile else None
     status = exit_status(conclusion, max_slowdown=most)
     if as_json:
-        print_json(plain(conclusion, status=status, run=str(path), **({"profile": plain(traced)} if traced else {})))
+        print_json(plain(conclusion, status=status, run=str(path), **profile_of(done.store)))
     else:
-        if traced is not None:
-            print_rows(profile_table(done.store))
-            print_lines([traced.problem])
+        print_rows(profile_table(done.store))
         print_lines(["", conclusion.sentence, f"everything lies in {path}"])
     raise typer.Exit(status)
+
+
+def run_directory(command: Sequence[str], name: str | None) -> Path:
+    """Returns where the comparison of a program lies; `name` is that of the call."""
+    return options.RUNS / (name or f"{tune.name_of(command)}-ab")
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -128,13 +143,18 @@ def _share_of(text: str) -> float:
 
 
 def _look(asked: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
-    """Returns the study of B: of the run directory, else after both have run once, before anything is measured."""
+    """Returns the study of B: of the run directory, else after both have run once, before anything is measured.
+
+    Commands that are equal run once together.
+    """
     from autotune.rundir.store import STUDY, Store
 
     if (path / STUDY).exists():
         return Store.open(path).spec
     plan, found = tune.planned(replace(asked, command=b.first_command), "ab", trials=1, budget_s=None)
     b.refuse_other(found.probe.jaxlib)
-    before = replace(asked, command=a.first_command, rules=found.rules)
-    a.refuse_other(tune.planned(before, "ab", trials=1, budget_s=None)[1].probe.jaxlib)
+    if a.first_command != b.first_command:
+        before = replace(asked, command=a.first_command, rules=found.rules)
+        _, found = tune.planned(before, "ab", trials=1, budget_s=None)
+        a.refuse_other(found.probe.jaxlib)
     return plan.spec

@@ -26,6 +26,9 @@ Flags = Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FL
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")]
 RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/NAME.")]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Trace a few steps of both sides afterwards, and say what differs.")
+]
 Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions.")]
 TimeBudget = Annotated[str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")]
 Devices = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import sys
@@ -36,10 +37,12 @@ def run(
     run_dir: options.RunDir = None,
     storage: options.Storage = None,
     tracker: options.Tracker = None,
+    profile: options.Profile = False,
     as_json: options.Json = False,
 ) -> None:
     """Runs a study, or continues it where it was stopped."""
     from autotune.model.spec import load_study
+    from autotune.study.driver import run_study
     from autotune.study.engines import choose_engine, parse_groups
     from autotune.study.start import study_with
 
@@ -49,6 +52,7 @@ def run(
     run_and_print(
         spec, study, path, storage=storage, as_json=as_json, devices=groups,
         make_engine=choose_engine(spec, groups, scheduler=scheduler), trackers=tracker or (),
+        do=functools.partial(run_study, profiled=profile),
     )  # fmt: skip
 
 
@@ -56,7 +60,7 @@ def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **
     """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
     done = run_to_conclusion(spec, path, study_dir=study.resolve().parent, as_json=as_json, **session)
     if as_json:
-        print_json(plain(done.conclusion, run=str(path)))
+        print_json(plain(done.conclusion, run=str(path), **profile_of(done.store)))
     else:
         _print_results(done.store, done.conclusion, path, study)
     return done
@@ -75,6 +79,16 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
             f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
         )
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
+
+
+def profile_of(store: Store) -> dict[str, Any]:
+    """Returns the field of JSON with the newest traces, where there are any."""
+    from autotune.model.records import ProfileRecord
+
+    record = store.last(ProfileRecord)
+    if record is None:
+        return {}
+    return {"profile": plain(record)}
 
 
 def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:

@@ -264,7 +264,7 @@ class Screener:
         self.compiler.forget(compiled)
 
     def is_known(self, settings: FlagSet) -> bool:
-        """Whether a set has a result."""
+        """Returns whether a set has a result."""
         return self._as_compiled(settings) in self._results
 
     def _as_compiled(self, settings: FlagSet) -> FlagSet:

@@ -68,7 +68,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def was_killed(self) -> bool:
-        """Whether a signal ended the process."""
+        """Returns whether a signal ended the process."""
         return (self._status() or 0) < 0
 
     def _status(self) -> int | None:

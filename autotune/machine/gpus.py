@@ -87,17 +87,17 @@ def visible_gpu_ids(environment: Environment) -> str:
 
 
 def are_hidden(environment: Environment) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES hides every GPU."""
+    """Returns whether CUDA_VISIBLE_DEVICES hides every GPU."""
     return environment.get(VISIBLE, "0").strip() in ("", "-1", "NoDevFiles")
 
 
 def has_device_file(root: Path = Path("/")) -> bool:
-    """Whether there is a device file of a GPU, below the folder that stands for ``/``."""
+    """Returns whether there is a device file of a GPU, below the folder that stands for ``/``."""
     return any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu"))
 
 
 def is_without_gpus(environment: Environment) -> bool:
-    """Whether a process with this environment certainly sees no GPU, without asking a driver."""
+    """Returns whether a process with this environment certainly sees no GPU, without asking a driver."""
     return are_hidden(environment) or not has_device_file()
 
 

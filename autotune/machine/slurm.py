@@ -31,7 +31,7 @@ class SlurmError(LaunchError):
 
 
 def has_slurm() -> bool:
-    """Whether SLURM's commands are installed on this machine."""
+    """Returns whether SLURM's commands are installed on this machine."""
     return shutil.which("srun") is not None and shutil.which("sbatch") is not None
 
 

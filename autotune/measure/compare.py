@@ -666,7 +666,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """What ABA runs of the reference with itself, stored as pairs, say about this machine.
+    """Returns what ABA runs of the reference with itself, stored as pairs, say about this machine.
 
     With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
     other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.

@@ -290,7 +290,7 @@ class MeasurementContext:
             self._reference = None
 
     def reference_cannot_run(self, failure: Failure) -> str:
-        """What to tell a user whose reference cannot run."""
+        """Returns what to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
         log = f"  its log is {failure.log}; its last lines:\n{lines}\n" if failure.log is not None else ""
         advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
@@ -323,12 +323,12 @@ class MeasurementContext:
 
 
 def aa_folder(lane: str) -> tuple[str, ...]:
-    """Where a lane's reference and A/A run lie, in parts: each compares with its own."""
+    """Returns where a lane's reference and A/A run lie, in parts: each compares with its own."""
     return ("aa_run", lane) if lane else ("aa_run",)
 
 
 def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
-    """What processes of a lane may take, from what the reference took in its A/A run."""
+    """Returns what processes of a lane may take, from what the reference took in its A/A run."""
     start_s = max(aa_run.noise.start_s, aa_run.reference.start_s)
     return limits_after(spec.measure, start_s=start_s, step_s=aa_run.comparison.reference_step_s)
 
@@ -342,7 +342,7 @@ def _open_watch(spec: StudySpec) -> GpuWatch:
 
 
 def _why_no_gpu(spec: StudySpec) -> str:
-    """What keeps JAX from the GPUs of this machine, one line each with the command that mends it."""
+    """Returns what keeps JAX from the GPUs of this machine, one line each with the command that mends it."""
     found = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
     lines = [f"    {f.problem}: {f.command}" for f in found] or ["    nothing that keeps JAX from a GPU"]
     return "\n".join(["  `autotune doctor` finds here:", *lines, '  or write device.platform = "cpu"'])
@@ -354,7 +354,7 @@ HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, 
 
 
 def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
-    """What a step of reference and candidate does; None where both do the same, or neither tells.
+    """Returns what a step of reference and candidate does; None where both do the same, or neither tells.
 
     Raises:
         WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same.

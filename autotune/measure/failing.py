@@ -29,7 +29,7 @@ def most_again(failure: Failure) -> int:
 
 
 def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:
-    """Whether a trial crashed or hung by a set without a known minimal failing set."""
+    """Returns whether a trial crashed or hung by a set without a known minimal failing set."""
     failure = trial.failure
     if trial.status is not TrialStatus.FAILED or failure is None or failure.kind not in SEARCHED:
         return False
@@ -49,7 +49,7 @@ def failing_task(trial: TrialResult, kind: FailureKind, results: Sequence[TrialR
 
 
 def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
-    """Whether a set contains a combination that is known to fail."""
+    """Returns whether a set contains a combination that is known to fail."""
     return any(all(settings.get(n) == v for n, v in part.items()) for part in failing)
 
 
@@ -68,7 +68,7 @@ def minimise_failure(
     known = {**dict(task.known), FlagSet(): False, task.settings: True}
 
     def fails(part: FlagSet) -> bool | None:
-        """Whether a part fails alike; None if the starts are used up."""
+        """Returns whether a part fails alike; None if the starts are used up."""
         nonlocal starts
         if part not in known:
             if starts == most:
@@ -91,7 +91,7 @@ def minimise_failure(
 
 
 def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, isolated: bool) -> bool:
-    """Whether a part fails in the same way, at its start or in its first blocks."""
+    """Returns whether a part fails in the same way, at its start or in its first blocks."""
 
     def look(isolated: bool) -> None:
         with contextlib.closing(context.start(part, folder, isolated=isolated)) as worker:

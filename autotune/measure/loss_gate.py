@@ -456,7 +456,7 @@ def _both(told: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
 
 
 def spread_of_rounding(spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]) -> LossSpread:
-    """How far a fresh reference in another rounding is off, over blocks like an A/A run's.
+    """Returns how far a fresh reference in another rounding is off, over blocks like an A/A run's.
 
     Raises:
         WorkerFailed: If it fails.

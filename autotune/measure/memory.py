@@ -121,7 +121,7 @@ class MemoryShare:
         return self._spec.device.platform == "cuda" and self._spec.measure.mode == "auto"
 
     def is_too_small(self, failure: Failure) -> bool:
-        """Whether an interleaved process failed for want of memory that it might have alone."""
+        """Returns whether an interleaved process failed for want of memory that it might have alone."""
         return (
             self.is_optional
             and failure.kind is FailureKind.OUT_OF_MEMORY
@@ -133,11 +133,11 @@ class MemoryShare:
         self._isolated_sets.add(settings)
 
     def is_known_isolated(self, *sets: FlagSet) -> bool:
-        """Whether one of some sets turned out not to fit beside another process."""
+        """Returns whether one of some sets turned out not to fit beside another process."""
         return self.is_optional and not self._isolated_sets.isdisjoint(sets)
 
     def advice(self, failure: Failure) -> str:
-        """What to do about a reference that cannot run, to begin a sentence with."""
+        """Returns what to do about a reference that cannot run, to begin a sentence with."""
         if failure.kind is not FailureKind.OUT_OF_MEMORY or not self.given(FlagSet(), isolated=False):
             if is_not_installed(failure):
                 return "install what cannot be started, or write its path into `workload.command`"
@@ -157,7 +157,7 @@ class MemoryShare:
         )
 
     def is_refused(self, failure: Failure) -> bool:
-        """Whether a process failed because its program, too, says how much memory it takes."""
+        """Returns whether a process failed because its program, too, says how much memory it takes."""
         if any(map(_REFUSED.search, (failure.message, *failure.last_lines))):
             return True
         # JAX only logs it, far above its last words: that it knows of no such platform.

@@ -64,7 +64,7 @@ class TaskRunner:
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
-        """How a study compares."""
+        """Returns how a study compares."""
         return Isolated(self.context) if mode == ABA else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:

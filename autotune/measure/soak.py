@@ -94,7 +94,7 @@ class _Goal:
     """Seconds of steps in which a program that runs by itself may come to its own end after its long run."""
 
     def is_met(self, run: LongRun) -> bool:
-        """Whether a run is long enough."""
+        """Returns whether a run is long enough."""
         steps = len(run.times)
         is_long = run.lasted_s >= self.least_s and steps >= self.least_steps and run.work >= self.least_work
         return is_long or steps >= self.most_steps
@@ -234,7 +234,7 @@ class _Soak:
         return run.times[first : min(first + self.task.proven_steps, count // 2)]
 
     def judge(self, run: LongRun, reference: LongRun) -> tuple[SoakArms, Failure | None, str | None]:
-        """What both arms did, what that says against the set, and why it does not show that its gain stays."""
+        """Returns what both arms did, what that says against the set, and why it does not show that its gain stays."""
         task = self.task
         arms = SoakArms(
             looks=(self.look(run, reference),), most=task.most, proven=task.proven, process_sd=task.process_sd
@@ -325,7 +325,7 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
 
 
 def _bad_end(run: LongRun, reference: LongRun) -> Failure | None:
-    """How a set's process ends where the reference's does not; None if it ends like that, or nobody saw it."""
+    """Returns how a set's process ends where the reference's does not; None if it ends like that, or nobody saw it."""
     if run.end is not None:
         is_alike = reference.end is not None and reference.end.kind is run.end.kind
         return None if is_alike else run.end

@@ -81,7 +81,7 @@ def kind_of(name: str) -> str:
 
 
 def is_variable(name: str) -> bool:
-    """Whether an environment variable may be a setting."""
+    """Returns whether an environment variable may be a setting."""
     return _VARIABLE.fullmatch(name) is not None and _REACHES_OUT.search(name) is None
 
 
@@ -117,12 +117,12 @@ HUNG_AT = 838
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
-    """Whether a set itself puts NCCL's collectives into command buffers."""
+    """Returns whether a set itself puts NCCL's collectives into command buffers."""
     return "COLLECTIVES" in re.split(r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper())
 
 
 def reaches_out(name: str) -> bool:
-    """Whether a setting writes or reads files or loads code, by its name."""
+    """Returns whether a setting writes or reads files or loads code, by its name."""
     return kind_of(name) in ("xla", "jax") and _FILE_OPTION.search(name) is not None
 
 

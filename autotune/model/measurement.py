@@ -421,7 +421,7 @@ def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
 
 
 def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
-    """Whether a pair counts exactly the steps that the study's sizes say; any pair may hold isolated runs."""
+    """Returns whether a pair counts exactly the steps that the study's sizes say; any pair may hold isolated runs."""
     counted = (pair.reference_s, pair.candidate_s)
     ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
     return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

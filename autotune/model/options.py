@@ -64,7 +64,7 @@ MOST_NESTED = 32
 
 
 def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
-    """Whether lists and tables of a user's file lie deeper in each other than so often."""
+    """Returns whether lists and tables of a user's file lie deeper in each other than so often."""
     inner = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else ()
     return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
 
@@ -111,7 +111,7 @@ def unsafe_for_shells(parts: Sequence[str], options: Options) -> list[str]:
 
 
 def has_shell(command: Sequence[str]) -> bool:
-    """Whether a command starts a shell, on this machine or another."""
+    """Returns whether a command starts a shell, on this machine or another."""
     return any(Path(word).name in (*_SHELLS, *_READ_BY_SHELL) for word in command)
 
 
@@ -123,7 +123,7 @@ _READ_BY_SHELL = ("ssh", "rsh", "pdsh", "clush", "eval", "watch", "parallel")
 
 
 def _is_script(before: Sequence[str], part: str) -> bool:
-    """Whether an argument is read by a shell, as far as the words before it tell.
+    """Returns whether an argument is read by a shell, as far as the words before it tell.
 
     It is if it has spaces and is no assignment (``NAME=text``, as for `env`), if it is a shell's word after ``-c``, or
     any word after ``ssh`` or ``eval``.

@@ -147,7 +147,7 @@ class SoakVerdict(NamedTuple):
 
 
 def judge_soak(arms: SoakArms) -> SoakVerdict:
-    """What a soak says of a set: it passes at the first look at which all looks so far say so."""
+    """Returns what a soak says of a set: it passes at the first look at which all looks so far say so."""
     for count in range(1, len(arms.looks)):
         verdict = _judge_looks(arms, arms.looks[:count])
         if verdict.is_passed:
@@ -180,7 +180,7 @@ def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
 
 
 def lasting_of(arms: SoakArms, looks: Sequence[SoakLook]) -> LastingGain:
-    """What looks at long runs of both arms say of the proven gain."""
+    """Returns what looks at long runs of both arms say of the proven gain."""
     work_ratio = arms.work.ratio if arms.work is not None else 1.0
     ratios = [_ratio_of(x.candidate, x.reference, work_ratio) for x in looks if x.reference is not None]
     return lasting_gain(ratios, proven=arms.proven, process_sd=arms.process_sd)
@@ -242,7 +242,7 @@ def _stalls_beside(mine: Stalls, base: Stalls) -> str:
 
 
 def describe_stalls(stalls: Stalls) -> str:
-    """How many stalls of what size: ``one stall of 500 ms in 40 steps, 5 in all``."""
+    """Returns how many stalls of what size: ``one stall of 500 ms in 40 steps, 5 in all``."""
     if not stalls.count:
         return "no stall"
     size = stalls.typical_s + stalls.lost_s / stalls.count
@@ -286,7 +286,7 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
     if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
         update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
-    plan = ProofPlan(base=proof.base, error=proof.error, least=proof.least)
+    plan = ProofPlan(base=proof.base, error=proof.error, least=proof.least, other_side=proof.other_side)
     if proof.stage == ISOLATED:
         min_effect = 0.0
 
@@ -294,7 +294,7 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
         return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
 
     ends = proof.stage != AB  # of two variants, what is excluded is an answer too
-    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_hopeless=ends)
+    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_without_gain=ends)
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)

@@ -29,6 +29,7 @@ from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 from autotune.stats.long_run import MOST_LOOKS, SOAK_LOOKS, Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
+from autotune.stats.proof import OTHER_SIDE
 
 
 class TaskRecord(Stamped):
@@ -117,7 +118,7 @@ class SettingEffect(Record):
     """Other settings that decide whether this one can act."""
 
     def is_useless(self, value: str, *, least: float) -> bool:
-        """Whether it counts as inert, or this value surely gains less than `least` (a share)."""
+        """Returns whether it counts as inert, or this value surely gains less than `least` (a share)."""
         found = next((v for v in self.values if v.value == value), None)
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
@@ -298,7 +299,7 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
 
     def finding_at(self, *, min_effect: float, provable: float | None) -> TrialFinding | None:
-        """What its figures say of a proof, see `finding_of`; None where it has none."""
+        """Returns what its figures say of a proof, see `finding_of`; None where it has none."""
         found = self.comparison
         return finding_of(found.estimate, min_effect=min_effect, provable=provable) if found is not None else None
 
@@ -405,6 +406,7 @@ class ProofRecord(Stamped):
     error: Annotated[float, Field(gt=0, lt=0.1)]
     least: Count
     """Pairs of processes before the set is called faster."""
+    other_side: Annotated[float, Field(ge=1)] = OTHER_SIDE
     trial: Count = 0
     """Number of the trial that had the set first; 0 where there is none."""
 

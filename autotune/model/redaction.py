@@ -61,7 +61,7 @@ _OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether an option, variable or key of this name holds a secret."""
+    """Returns whether an option, variable or key of this name holds a secret."""
     words = _words(name)
     if not words or _ABOUT.fullmatch(words[-1]):
         return False

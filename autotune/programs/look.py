@@ -186,7 +186,7 @@ class StepWatch:
         return self._steps
 
     def is_enough(self, probe: Probe) -> bool:
-        """Whether the program has made enough steps, for long enough."""
+        """Returns whether the program has made enough steps, for long enough."""
         steps = self.steps(probe)
         count = len(steps.took_s)
         if probe.took_s - self._told_s >= TELL_EVERY_S:
@@ -203,7 +203,7 @@ class StepWatch:
         return count > WARMUP_STEPS + 1 and is_long
 
     def _are_of_one_shape(self, probe: Probe) -> bool:
-        """Whether lines without a step have been of one shape for long."""
+        """Returns whether lines without a step have been of one shape for long."""
         came: dict[str, list[float]] = {}
         for line, now_s in zip(probe.lines, probe.at_s, strict=True):
             came.setdefault(shape_of(line), []).append(now_s)

@@ -52,16 +52,19 @@ class Study:
         return self.store.spec.name
 
     @property
+    def conclusion(self) -> ConclusionRecord | None:
+        """The record of the conclusion; None before the end."""
+        return self.store.last(ConclusionRecord)
+
+    @property
     def verdict(self) -> str:
         """The conclusion in one sentence, or that the study has not ended."""
-        conclusion = self.store.last(ConclusionRecord)
-        return conclusion.sentence if conclusion is not None else "not ended yet"
+        return self.conclusion.sentence if self.conclusion is not None else "not ended yet"
 
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of the study; None before its end."""
-        conclusion = self.store.last(ConclusionRecord)
-        return conclusion.outcome if conclusion is not None else None
+        return self.conclusion.outcome if self.conclusion is not None else None
 
     @property
     def winner(self) -> Winner | None:

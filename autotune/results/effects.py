@@ -11,7 +11,7 @@ from autotune.model.texts import text_lines
 from autotune.model.units import format_interval, format_ratio
 from autotune.results.format import finalists, format_figures, time_words
 from autotune.results.pages import Cell, Chart, Mark, forest
-from autotune.results.tables import Row, finalist_table, trial_rows, trial_table
+from autotune.results.tables import Row, finalist_table, profile_table, trial_rows, trial_table
 from autotune.rundir.store import Store
 from autotune.settings.published import format_effects
 from autotune.stats.estimates import Verdict
@@ -150,6 +150,7 @@ def study_tables(store: Store) -> dict[str, list[Row]]:
         ),
         "Proofs": _columns(proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"),
         "Estimated effect of each flag (model, unverified)": estimate_table(store),
+        "What differs, by a trace of each": profile_table(store),
     }
     return {title: rows for title, rows in tables.items() if rows}
 

@@ -195,7 +195,7 @@ def how_to_use(exporter: Exporter, file: Path) -> str:
 
 
 def is_unchanged(text: str, winner: Winner) -> bool:
-    """Whether a text equals an export of the winner in some built-in format."""
+    """Returns whether a text equals an export of the winner in some built-in format."""
     for exporter in FORMATS.values():
         with contextlib.suppress(AutotuneError):
             if exporter.render(winner) == text:

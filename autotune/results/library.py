@@ -127,7 +127,7 @@ def format_match(match: Match) -> list[str]:
 
 
 def _same_name(query: str, device: str) -> bool:
-    """Whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
+    """Returns whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
     words = set(_WORD.findall(query.lower()))
     return bool(words) and words <= set(_WORD.findall(device.lower()))
 

@@ -195,11 +195,13 @@ def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
 
 
 def profile_table(store: Store) -> list[Row]:
-    """Returns the rows of the newest comparison of two traces: kinds of work, then the kernels that differ most."""
+    """Returns the rows of the newest comparison of two traces, or why there is none: kinds of work, then kernels."""
     record = store.last(ProfileRecord)
-    rows = list[Row]()
     if record is None:
-        return rows
+        return []
+    if record.problem:
+        return [{"work": record.problem}]
+    rows = list[Row]()
     a, b = record.names
     for row in record.rows:
         a_s, b_s = row.seconds

@@ -173,7 +173,7 @@ def _is_link(path: Path) -> RunDirectoryError:
 
 
 def is_fault_of_disk(error: OSError) -> bool:
-    """Whether an error comes from the disk: full, failed, gone or read-only."""
+    """Returns whether an error comes from the disk: full, failed, gone or read-only."""
     return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
 
 

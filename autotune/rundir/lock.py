@@ -68,7 +68,7 @@ class Holder:
         return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def is_elsewhere(self) -> bool:
-        """Whether it may live on another machine; a holder from before a reboot of this machine is dead."""
+        """Returns whether it may live on another machine; a holder from before a reboot of this machine is dead."""
         return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
 
 
@@ -159,7 +159,7 @@ def read_stage(path: Path) -> CurrentStage | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a driver holds a run directory now, as far as visible from this machine."""
+    """Returns whether a driver holds a run directory now, as far as visible from this machine."""
     try:
         descriptor = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

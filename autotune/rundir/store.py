@@ -317,7 +317,7 @@ class Store(Folders):
         return store
 
     def has_measured(self) -> bool:
-        """Whether there is more than an A/A run that was refused, or did not end."""
+        """Returns whether there is more than an A/A run that was refused, or did not end."""
         folders = unnamed_folders(self.path, ())
         return any(not folder.startswith("aa_run") for folder in folders) or bool(self.of(AaRecord))
 
@@ -381,7 +381,7 @@ class Store(Folders):
             self.append(record)
 
     def is_news(self, record: Stamped) -> bool:
-        """Whether no earlier record, or not the newest conclusion, equals a record but for stamps."""
+        """Returns whether no earlier record, or not the newest conclusion, equals a record but for stamps."""
         stamps = [k for k in ("ended", "provenance", "record_count") if hasattr(record, k)]
         bare = {"at_s": 0.0, "by": None, **dict.fromkeys(stamps)}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
@@ -477,7 +477,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def _is_own(name: str) -> bool:
-    """Whether an entry of a folder without a study may be the rest of an interrupted start."""
+    """Returns whether an entry of a folder without a study may be the rest of an interrupted start."""
     return name in (LOCK, STUDY, RECORDS, *FOLDERS) or name.startswith((f".{Path(STUDY).stem}", f"{EARLIER}-"))
 
 

@@ -44,7 +44,7 @@ class Pairs(NamedTuple):
     numbers: Floats
 
     def held(self, rows: Codes) -> NDArray[np.bool_]:
-        """Which sets, of shape (sets, factors), hold both values of which pairs, shape (sets, pairs)."""
+        """Returns which sets, of shape (sets, factors), hold both values of which pairs, shape (sets, pairs)."""
         return np.asarray((rows[:, self.factors] == self.codes).all(axis=2))
 
 

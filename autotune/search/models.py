@@ -24,5 +24,5 @@ class Models:
         return self.failures.log_survivals(codes) + self.memory.log_chances(codes)
 
     def fits(self, codes: Codes) -> bool:
-        """Whether a set is more likely than not to fit into memory."""
+        """Returns whether a set is more likely than not to fit into memory."""
         return float(self.memory.log_chances(codes[None])[0]) >= math.log(0.5)

@@ -58,7 +58,7 @@ class Fitted(Models):
     coded: CodedSpace
 
     def may_fit(self, values: Mapping[str, Any]) -> bool:
-        """Whether a set is more likely than not to fit into memory, by what is known."""
+        """Returns whether a set is more likely than not to fit into memory, by what is known."""
         codes = self.coded.codes(values)
         return codes is None or self.fits(codes)
 

@@ -88,12 +88,12 @@ _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 
 def is_setting(variable: str) -> bool:
-    """Whether a variable is one of the catalogue, or looks like one."""
+    """Returns whether a variable is one of the catalogue, or looks like one."""
     return variable in load_catalog() or _SETTING.match(variable) is not None
 
 
 def is_misspelt(variable: str) -> bool:
-    """Whether a variable is nearly called XLA_FLAGS."""
+    """Returns whether a variable is nearly called XLA_FLAGS."""
     return _MISSPELT.fullmatch(variable) is not None
 
 

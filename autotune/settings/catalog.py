@@ -245,7 +245,7 @@ class Catalog(dict[str, Setting]):
 
 
 def older(version: str, other: str) -> bool:
-    """Whether one release comes before another: ``0.10.2`` before ``0.12.0.1``."""
+    """Returns whether one release comes before another: ``0.10.2`` before ``0.12.0.1``."""
     return release_of(version) < release_of(other)
 
 

@@ -88,7 +88,7 @@ class KnownSetting(NamedTuple):
         return self.info.values if self.info is not None else ()
 
     def is_default(self, value: str) -> bool:
-        """Whether a value is the default."""
+        """Returns whether a value is the default."""
         return is_default(value, self.default, self.spellings)
 
     def refused(self, value: str) -> str:
@@ -115,7 +115,7 @@ class KnownSetting(NamedTuple):
         return f"must be made of {', '.join(self.entry.words)}, not {wrong[0]!r}" if wrong else ""
 
     def out_of_range(self, value: str) -> str:
-        """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
+        """Returns how a value is outside of the catalogue's range, as a clause; empty if it is not."""
         entry = self.entry
         if not is_number(value):
             return ""
@@ -215,7 +215,7 @@ def canonical_value(value: str, spellings: Spellings) -> str:
 
 
 def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
-    """Whether a value is the default, whose items may have another order where they have `spellings`."""
+    """Returns whether a value is the default, whose items may have another order where they have `spellings`."""
     if default is None or default == UNSET:
         return False
     if spellings:
@@ -227,7 +227,7 @@ def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number without spaces and underscores."""
+    """Returns whether a text is a number without spaces and underscores."""
     try:
         float(text)
     except ValueError:

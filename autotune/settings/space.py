@@ -69,7 +69,7 @@ class Parameter:
         return next((v for v in named if is_default(text, v, self.spellings)), None)
 
     def is_absent(self, value: str) -> bool:
-        """Whether a value is the default."""
+        """Returns whether a value is the default."""
         return value == DEFAULT or is_default(value, self.default, self.spellings)
 
     @property

@@ -98,7 +98,7 @@ UNKNOWN_NOISE = AaNoise(
 
 
 def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
-    """By how much the log ratio of one pair of equal processes may be off (95 %).
+    """Returns by how much the log ratio of one pair of equal processes may be off (95 %).
 
     The noise is taken off by a normal quantile of 90 %: taken off in full, the interval would hold in 0.87 of trials
     where processes and blocks make equal noise.
@@ -131,7 +131,7 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     """
 
     def young(age: int) -> list[Floats]:
-        """By how much more of each block's second process is young than of the living one."""
+        """Returns by how much more of each block's second process is young than of the living one."""
         return [(second <= age).astype(float) - (living <= age) for second, living in ages]
 
     y = _centred(log_ratios)
@@ -205,7 +205,7 @@ class _Settling(NamedTuple):
 
 
 def _off(shares_of_blocks: Sequence[Floats]) -> tuple[float, float]:
-    """By how much steps are off on average, as a share of a step: the ends of its interval."""
+    """Returns by how much steps are off on average, as a share of a step: the ends of its interval."""
     shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
     if len(shares) < 2:
         return 0.0, math.inf if shares else 0.0  # no step begins there
@@ -259,7 +259,7 @@ def read_aa_noise(
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
-    """What pairs of blocks add to the variance of the centres and the zero among them (which has none)."""
+    """Returns what pairs of blocks add to the variance of the centres and the zero among them (which has none)."""
     return within_sd**2 * degrees / count * degrees / (degrees + 1) if count else 0.0
 
 

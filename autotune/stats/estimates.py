@@ -125,7 +125,7 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
 
 
 def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None = None) -> TrialFinding:
-    """What a trial says of a set; promising and open ones get a proof, promising ones first.
+    """Returns what a trial says of a set; promising and open ones get a proof, promising ones first.
 
     Args:
         provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
@@ -160,7 +160,7 @@ def error_of_mean(values: Sequence[float] | Floats) -> float:
 
 
 def is_surely_positive(values: Sequence[float] | Floats, *, alpha: float) -> bool:
-    """Whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
+    """Returns whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
     return float(np.mean(values)) > student_quantile(2 * alpha, len(values) - 1) * error_of_mean(values)
 
 

@@ -162,7 +162,7 @@ def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typica
 
 
 def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
-    """Whether total times are surely above typical steps, in process after process."""
+    """Returns whether total times are surely above typical steps, in process after process."""
     gaps = [t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)]
     return is_surely_positive(gaps, alpha=ALPHA_GAP)
 
@@ -376,7 +376,7 @@ def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
 
 
 def _has_more(candidate: Stalls, reference: Stalls) -> bool:
-    """Whether so many stalls more than the reference's would come by chance with `ALPHA_PROOF` at most."""
+    """Returns whether so many stalls more than the reference's would come by chance with `ALPHA_PROOF` at most."""
     from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
 
     if candidate.count == 0:

@@ -91,7 +91,7 @@ def spacing_of(dtype: str) -> float:
 
 
 def is_float32(dtype: str) -> bool:
-    """Whether a name stands for float32 and nothing else."""
+    """Returns whether a name stands for float32 and nothing else."""
     return {f.name for f in formats_of(dtype)} == {"float32"}
 
 
@@ -212,7 +212,7 @@ class LossSpread:
         return values[-1] * math.pow(step / last, min(max(power, 1.0), _STEEPEST))
 
     def tolerance(self, step: int, *, dtype: str, quantity: str = LOSS) -> float:
-        """How far a candidate may be off at a step, relative to the reference; always finite.
+        """Returns how far a candidate may be off at a step, relative to the reference; always finite.
 
         `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in `dtype` may cause
         at the first step. Where no reference in another rounding was seen, that is taken to grow with the steps.
@@ -231,7 +231,7 @@ class LossSpread:
 
 
 def _unseen_growth(step: int) -> float:
-    """How many times the rounding of the first step a later one may show."""
+    """Returns how many times the rounding of the first step a later one may show."""
     steps = step + 1
     return steps * max(1.0, steps / FEW_STEPS) ** 2
 

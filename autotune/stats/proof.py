@@ -49,6 +49,9 @@ OTHER_SIDE = 5.0
 """How many times as often a proof may err in saying that a set is slower, no different, or gains no more than so much:
 in 2.5 % of studies."""
 
+EQUAL_SIDES = 1.0
+"""Likewise of two variants, which call either one faster as seldom: in 0.5 % of comparisons."""
+
 ISOLATED_ERROR = 0.005
 """One-sided error of the isolated runs of one proven set."""
 
@@ -86,9 +89,10 @@ class ProofPlan:
     """Pairs of processes within which most of the error is spent: the cap when the proof was planned."""
     error: float
     """Chance, over all looks that there can ever be, that a gain is overstated: the upper end of the interval is below
-    the true ratio. The lower end may miss `OTHER_SIDE` times as often."""
+    the true ratio. The lower end may miss `other_side` times as often."""
     least: int = FIRST_LOOK
     """Pairs of processes before a set is called faster, or the cap if that is lower."""
+    other_side: float = OTHER_SIDE
 
     def __post_init__(self) -> None:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
@@ -110,7 +114,7 @@ class ProofPlan:
 
     def lower(self, counts: Sequence[int]) -> Floats:
         """Distance of the lower end likewise."""
-        return self._distances(counts, OTHER_SIDE)
+        return self._distances(counts, self.other_side)
 
     def _distances(self, counts: Sequence[int], times: float) -> Floats:
         from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
@@ -133,7 +137,7 @@ class ProofPlan:
             error = error_of_mean(values)
             low = max(-700.0, centre - float(self.lower([n])[0]) * error)
             high = min(700.0, centre + float(self.upper([n])[0]) * error)
-        return from_logs(centre, low, high, level=1.0 - (1.0 + OTHER_SIDE) * self.error, count=n)
+        return from_logs(centre, low, high, level=1.0 - (1.0 + self.other_side) * self.error, count=n)
 
     def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
         """What the pairs so far say: faster at the plan's error, anything else at the error of the other side."""
@@ -163,7 +167,7 @@ def look(
     most: int,
     min_effect: float = DEFAULT_MIN_EFFECT,
     is_clear: Callable[[int], bool] | None = None,
-    ends_hopeless: bool = True,
+    ends_without_gain: bool = True,
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
 
@@ -173,7 +177,7 @@ def look(
         log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
         is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
             proof goes on, for more pairs may clear it.
-        ends_hopeless: Whether it ends where a gain can hardly be proven any more.
+        ends_without_gain: Whether it ends where there is surely no gain, or one can hardly be proven any more.
     """
     values = finite(log_ratios, least=0)
     unclear = 0
@@ -191,9 +195,11 @@ def look(
             reason = "faster, but vetoed"
         elif verdict is not Verdict.UNRESOLVED:
             reason = f"verdict reached: {verdict}"
+        elif not ends_without_gain:
+            continue
         elif plan.estimate(seen).low > 1.0 - min_effect:
             reason = f"surely no gain of {min_effect:.1%} or more"
-        elif ends_hopeless and count < most and _is_hopeless_after(seen, plan, most=most, min_effect=min_effect):
+        elif count < most and _is_hopeless_after(seen, plan, most=most, min_effect=min_effect):
             reason = f"it can hardly be proven any more with {most} pairs of processes"
         else:
             continue
@@ -212,7 +218,7 @@ def _is_hopeless_after(seen: Floats, plan: ProofPlan, *, most: int, min_effect: 
 def is_hopeless(
     n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
 ) -> npt.NDArray[np.bool_]:
-    """Whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
+    """Returns whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
 
     It is not where as many pairs again tell that there is none.
     """
@@ -305,7 +311,8 @@ def smallest_gain(
     """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %.
 
     Beyond what the last look excludes by as many standard errors as keep that power in simulated proofs
-    (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do.
+    (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do. Of two variants, of which either may be
+    called faster at the same error, it is the smallest difference.
 
     Args:
         isolated: Most isolated runs of each arm; 0 where there are none.

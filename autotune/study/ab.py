@@ -7,34 +7,26 @@ calling B slower where it is not.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.measurement import WorkerReport
 from autotune.model.options import option_sets
-from autotune.model.records import (
-    AB,
-    ConclusionRecord,
-    FinalistResult,
-    Outcome,
-    ProfileRecord,
-    TrialConfig,
-    TrialResult,
-)
+from autotune.model.records import AB, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import format_bytes, format_change, format_seconds, format_share
-from autotune.results.format import format_estimate, format_failure, time_of
-from autotune.stats.estimates import Estimate
+from autotune.results.format import format_estimate, format_failure, format_finalist, time_of
+from autotune.stats.estimates import Estimate, Verdict
 from autotune.study.conclude import RULED_OUT
 from autotune.study.driver import Driver, begin
 from autotune.study.plan import most_pairs
-from autotune.study.profile import profile
+from autotune.study.profile import profile_once
 from autotune.study.run import StudyRun
 from autotune.study.variants import Variant
 
@@ -43,6 +35,10 @@ TRIAL = 1
 
 SCRIPT, TOKENS = "script", "tokens"
 """Options of a study: the script of a variant, where more than settings differ, and the tokens of a step of it."""
+
+
+LEAST_EFFECT = 0.0005
+"""Share below which no difference is proven: a small slowdown is told, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,7 @@ class Variants:
 
 def prepare_variants(
     base: StudySpec, a: Variant, b: Variant, path: Path, *, tokens: tuple[int, int] = (1, 1), pairs: int | None = None,
-    time_budget: str | None = None,
+    time_budget: str | None = None, min_effect: float = LEAST_EFFECT,
 ) -> tuple[StudySpec, Variants]:  # fmt: skip
     """Makes the study of two variants; scripts are written beside the run directory `path` where they are needed.
 
@@ -67,6 +63,7 @@ def prepare_variants(
         base: Study of the program B.
         tokens: Of a step of A and of B.
         pairs: Most pairs of processes.
+        min_effect: Difference, as a share, at which a proof ends once it is proven or excluded.
 
     Raises:
         StudyFileError: If the variants are equal, or the run directory is of other ones.
@@ -78,8 +75,11 @@ def prepare_variants(
         command = ["/bin/sh", f"{{{SCRIPT}}}"]
     elif a.settings == b.settings:
         raise StudyFileError(
-            "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- A -- B"
+            "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- A -- B; "
+            "--drop-each needs settings, such as those of --a-env-file"
         )
+    elif b.first_command != b.command:
+        command = ["/bin/sh", str(_written(b, path, "b"))]
     if tokens[0] != tokens[1]:
         options[TOKENS] = [tokens[1], tokens[0]]
         command.append(f"{{{TOKENS}}}")  # an argument that the script does not read
@@ -93,7 +93,7 @@ def prepare_variants(
     data["workload"] |= {"command": command, "options": {}}
     data["workload"] |= {"tokens_per_step": TOKENS if TOKENS in options else tokens[0]}
     data["search"] |= {"trials": TRIAL, "time_budget": time_budget, "groups": [], "options": options}
-    data["measure"] |= {"min_effect": 0.0005}  # a smaller slowdown that is proven is told, too
+    data["measure"] |= {"min_effect": min_effect}
     data["confirm"] |= {"soak": 0, "finalists": 1, "processes": pairs or base.confirm.processes}
     return parse_study(data, source="the study of two variants"), variants
 
@@ -131,15 +131,15 @@ def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = Fals
     with contextlib.closing(run):
         reference = begin(run)
         variants.b.refuse_other(reference.versions.get("jaxlib"))
-        trial, result = _trial(run, variants), None
+        trial = _trial(run, variants)
+        result = None
         if trial.failure is None:
-            a, b = variants.names
-            run.begin_stage(AB, f"{a} against {b}, {most_pairs(run.spec, AB)} pairs at most")
+            names = " against ".join(variants.names)
+            run.begin_stage(AB, f"{names}, {most_pairs(run.spec, AB)} pairs at most")
             result = Driver(run).prove(trial.settings, trial=TRIAL, stage=AB)
-        run.conclusion = _conclusion(run, reference, trial, result, variants.names)
-        run.store.append_news(run.conclusion)
-        if profiled and run.conclusion.estimate is not None and run.store.last(ProfileRecord) is None:
-            run.store.append(profile(run, variants.names, trial.settings))
+        _conclude(run, reference, trial, result, variants.names)
+        if profiled and run.conclusion.estimate is not None:
+            profile_once(run, variants.names, (trial.settings, FlagSet()))
 
 
 def _trial(run: StudyRun, variants: Variants) -> TrialResult:
@@ -155,9 +155,9 @@ def _trial(run: StudyRun, variants: Variants) -> TrialResult:
     return trial
 
 
-def _conclusion(
+def _conclude(
     run: StudyRun, reference: WorkerReport, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
-) -> ConclusionRecord:
+) -> None:
     failure = trial.failure or (result.failure if result is not None else None)
     outcome, sentence, estimate = Outcome.NOTHING_RAN, "", None
     a, b = names
@@ -169,15 +169,12 @@ def _conclusion(
         sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
         sentence += format_beside(trial.worker, reference)
     won = {"settings": trial.settings, "trial": TRIAL} if outcome is Outcome.WINNER else {}
-    return ConclusionRecord(
-        outcome=outcome, sentence=sentence, trial_count=TRIAL, ended=utc_now(), provenance=describe_machine(),
-        estimate=estimate, **won,
-    )  # fmt: skip
+    run.conclude(outcome=outcome, sentence=sentence, trial_count=TRIAL, estimate=estimate, **won)
 
 
-def format_beside(a: WorkerReport | None, b: WorkerReport | None) -> str:
+def format_beside(a: WorkerReport | None, b: WorkerReport) -> str:
     """Formats peak memory and compile time of both, where they are known and differ by a hundredth."""
-    if a is None or b is None:
+    if a is None:
         return ""
     told = ""
     for what, before, after, form in (
@@ -212,10 +209,52 @@ def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> t
     return outcome, f"no difference found {found}"
 
 
+def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
+    """Leaves out each setting of the reference in turn, and says without which the program is proven to be no slower.
+
+    What is not needed stays out while the next ones are tried, and every set is compared with the whole one. So the
+    last one that is no slower is proven as it is, whatever its settings do together.
+
+    Raises:
+        LaunchError: If the program does not run with all settings.
+    """
+    everything = run.spec.baseline
+    with contextlib.closing(run):
+        begin(run)
+        outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
+        estimate = None
+        left_out = FlagSet()
+        clauses = list[str]()
+        for number, name in enumerate(everything):
+            without = FlagSet({**left_out, name: DEFAULT})
+            run.begin_stage(AB, f"without {', '.join(without)}, {most_pairs(run.spec, AB)} pairs at most")
+            result = Driver(run).prove(without, trial=0, stage=AB, count=len(everything) - number)
+            ratio = result.corrected
+            need = "stays"
+            if not result.is_vetoed and ratio is not None and ratio.high <= 1.0 + max_slowdown:
+                need = "is not needed"
+                left_out = without
+                estimate = ratio
+            elif result.verdict is Verdict.UNRESOLVED and not result.is_vetoed:
+                outcome = Outcome.INCONCLUSIVE
+            clauses.append(f"{name} {need}: without it {format_finalist(result)}")
+        environment = everything.merge(left_out).to_environment()
+        staying = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items()) or "none"
+        count = f"{len(left_out)} of {len(everything)} settings are not needed on this machine, these stay: {staying}"
+        sentence = "; ".join([count, *clauses])
+        run.conclude(outcome=outcome, sentence=sentence, settings=left_out or None, estimate=estimate, trial_count=0)
+
+
+WITHOUT_ESTIMATE = {Outcome.NOTHING_RAN: 2, Outcome.INCONCLUSIVE: 3, Outcome.NOTHING_BEATS_THE_DEFAULT: 1}
+"""Exit status without a ratio of two variants: nothing was compared, or every setting stays."""
+
+
 def exit_status(conclusion: ConclusionRecord, *, max_slowdown: float) -> int:
     """Returns the exit status of a comparison: 0 no slower than that, 1 slower, 2 not compared, 3 not settled."""
-    if conclusion.outcome is Outcome.NOTHING_RAN or conclusion.estimate is None:
-        return 2
+    if conclusion.settings and conclusion.outcome is not Outcome.WINNER:
+        return 0  # some settings are not needed
+    if conclusion.estimate is None:
+        return WITHOUT_ESTIMATE[conclusion.outcome]
     least = 1.0 / (1.0 + max_slowdown)
     if conclusion.estimate.low >= least:
         return 0

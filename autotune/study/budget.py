@@ -107,7 +107,7 @@ class TimeLeft:
         return after_s
 
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
-        """Whether one more pair of processes of a proof fits with all that must follow.
+        """Returns whether one more pair of processes of a proof fits with all that must follow.
 
         If the rest cannot fit any more, and no other set has passed (`is_needed`), finalists get the time: a larger
         budget resumes there.
@@ -120,12 +120,12 @@ class TimeLeft:
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
     def allows_proof(self) -> bool:
-        """Whether there is time for the proof of one more set, and for all that must follow."""
+        """Returns whether there is time for the proof of one more set, and for all that must follow."""
         pairs_s = self._side_by_side(self._least_pairs * self.takes.pair_s)
         return not self.is_used_up(pairs_s, self.kept_after(CONFIRM), is_last=True)
 
     def allows_ablation(self) -> bool:
-        """Whether leaving out a setting fits before the proof of the rest."""
+        """Returns whether leaving out a setting fits before the proof of the rest."""
         return not self.is_used_up(self.takes.ablation_s, self.kept_after("minimise"))
 
     # ------------------------------------------------------------------ the split, the same in every session

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autotune.machine.host import describe_machine, utc_now
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
-from autotune.model.records import (
-    AaRecord,
-    ConclusionRecord,
-    ConfirmRun,
-    FinalistResult,
-    Objection,
-    Outcome,
-    SoakRecord,
-    TrialResult,
-)
+from autotune.model.records import AaRecord, ConfirmRun, FinalistResult, Objection, Outcome, SoakRecord, TrialResult
 from autotune.model.units import format_gain, format_seconds, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
@@ -30,13 +20,10 @@ RULED_OUT = 0.02
 """A study without a winner is inconclusive if it does not rule out larger gains than this share."""
 
 
-def record_conclusion(run: StudyRun, end: Conclude) -> ConclusionRecord:
-    """Records the study's conclusion, unless the newest one says the same."""
+def conclude(run: StudyRun, end: Conclude) -> None:
+    """Records the study's conclusion."""
     results = run.store.of(TrialResult)
-    found = _found(run, end, results)
-    conclusion = ConclusionRecord(trial_count=len(results), ended=utc_now(), provenance=describe_machine(), **found)
-    run.store.append_news(conclusion)
-    return run.store.of(ConclusionRecord)[-1]
+    run.conclude(trial_count=len(results), **_found(run, end, results))
 
 
 def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict[str, object]:

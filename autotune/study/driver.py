@@ -28,21 +28,29 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.budget import format_timetable
-from autotune.study.conclude import record_conclusion
+from autotune.study.conclude import conclude
 from autotune.study.plan import Conclude, EndSearch, Give, Plan, Step, TryNext, Wait, Write, next_step
 from autotune.study.preflight import Setup, prepare
+from autotune.study.profile import profile_once
 from autotune.study.run import StudyRun
 from autotune.study.screen import StudyScreener
 from autotune.study.trials import Trials
 
 
-def run_study(run: StudyRun) -> ConclusionRecord:
-    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay."""
+def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
+    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay.
+
+    Args:
+        profiled: Whether its reference and its winner are traced after that, once.
+    """
     with contextlib.closing(run):
         begin(run)
         with contextlib.closing(StudyScreener(run)) as screener:
             end = SearchDriver(run, Trials(run, screener)).work()
-        run.conclusion = record_conclusion(run, end)
+        conclude(run, end)
+        winner = run.conclusion.settings
+        if profiled and winner:
+            profile_once(run, (run.spec.reference_name, str(winner)), (FlagSet(), winner))
     return run.conclusion
 
 
@@ -69,16 +77,17 @@ class Driver:
     def _in_hand(self) -> Sequence[AnyTask]:
         return self._run.lanes.in_hand
 
-    def prove(self, settings: FlagSet, *, trial: int, stage: str) -> FinalistResult:
+    def prove(self, settings: FlagSet, *, trial: int, stage: str, count: int = 1) -> FinalistResult:
         """Proves one set in fresh pairs of processes; goes on from its recorded pairs.
 
         Args:
             stage: Name of the runs in the records; runs of another stage are never used.
+            count: Proofs, with this one, that share the error which those before it left.
         """
 
         def plan() -> Step | None:
             now = Plan(self._run.spec, self._store, self._run.time, self._in_hand)
-            return now.prove(stage, settings, trial)[0]
+            return now.prove(stage, settings, trial, count=count)[0]
 
         self._do(plan)
         step, result = Plan(self._run.spec, self._store, self._run.time).prove(stage, settings, trial)

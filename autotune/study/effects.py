@@ -110,7 +110,7 @@ def _figures(change: Change) -> dict[str, float]:
 
 
 def _is_clear(trial: FrozenTrial) -> bool:
-    """Whether the interval of a trial is all faster or all slower."""
+    """Returns whether the interval of a trial is all faster or all slower."""
     return SD_KEY in trial.user_attrs and abs(trial.value or 0.0) > 1.96 * trial.user_attrs[SD_KEY]
 
 

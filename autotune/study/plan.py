@@ -13,7 +13,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
@@ -24,6 +24,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
 from autotune.model.records import (
+    AB,
     CONFIRM,
     ISOLATED,
     AaRecord,
@@ -47,7 +48,7 @@ from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import Estimate, least_ratio
-from autotune.stats.proof import ERROR, FIRST_LOOK, LEAST_PAIRS, ProofPlan, allot, alone_plan
+from autotune.stats.proof import EQUAL_SIDES, ERROR, FIRST_LOOK, LEAST_PAIRS, OTHER_SIDE, ProofPlan, allot, alone_plan
 from autotune.study.budget import TRIAL_SHARE, TimeLeft
 
 STAGES = ("probe", "A/A run", "screen", "search", "minimise", "confirm", "soak", "conclude")
@@ -506,23 +507,27 @@ class Plan:
         name = f"{stage}-{settings.digest}-{repeat:02d}"
         return Give(task=task, folder=("confirm", name), name=name, stage=CONFIRM, detail=details.get(stage, ""))
 
-    def prove(self, stage: str, settings: FlagSet, trial: int) -> tuple[Step | None, FinalistResult | None]:
-        """Returns the next step of the proof of one set, or its result."""
+    def prove(
+        self, stage: str, settings: FlagSet, trial: int, *, count: int = 1
+    ) -> tuple[Step | None, FinalistResult | None]:
+        """Returns the next step of the proof of one set, or its result; see `_plan`."""
         plans = [p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)]
         if not plans:
-            return Write((self._plan(stage, settings, trial),)), None
+            return Write((self._plan(stage, settings, trial, left=count),)), None
         step = self._next_of(stage, plans[:1])
         return step, self._standing(plans[0]).result
 
     def _plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
         """Returns the plan of a proof with its share of the study's error; `left` proofs are to have as much each."""
         most = most_pairs(self._study, stage)
-        plan = alone_plan(most)
-        if stage != ISOLATED:
-            plan = ProofPlan(base=most, error=self._share(stage, left), least=LEAST_PAIRS)
-        return ProofRecord(
-            stage=stage, settings=settings, base=plan.base, error=plan.error, least=plan.least, trial=trial
-        )
+        if stage == ISOLATED:
+            plan = alone_plan(most)
+        else:
+            other_side = OTHER_SIDE
+            if stage == AB:
+                other_side = EQUAL_SIDES
+            plan = ProofPlan(base=most, error=self._share(stage, left), least=LEAST_PAIRS, other_side=other_side)
+        return ProofRecord(stage=stage, settings=settings, trial=trial, **asdict(plan))
 
     def _share(self, stage: str, left: int) -> float:
         """Returns the error of each of the `left` proofs: that of those before it since the last search."""

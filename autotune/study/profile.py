@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord, ProfileRow
 from autotune.study.run import StudyRun
@@ -16,20 +17,27 @@ Step = Mapping[str, Mapping[str, tuple[float, float]]]
 """See `autotune.child.tracer`."""
 
 
-def profile(run: StudyRun, names: tuple[str, str], candidate: FlagSet) -> ProfileRecord:
-    """Traces A, which is the study's reference with `candidate`, and B, the reference; both alone, one by one."""
+def profile_once(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) -> None:
+    """Records traces of two sides, unless the newest ones are of them; see `profile`."""
+    newest = run.store.last(ProfileRecord)
+    if newest is None or newest.names != names:
+        run.store.append(profile(run, names, settings))
+
+
+def profile(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) -> ProfileRecord:
+    """Traces two sides, each the study's reference with some settings; both alone, one by one."""
     run.lanes.engine.close()  # a living reference would share the device
     steps = []
-    for name, letter, settings in zip(names, "ab", (candidate, FlagSet()), strict=True):
+    for name, letter, changed in zip(names, "ab", settings, strict=True):
         run.begin_stage("profile", f"a short trace of {name}")
         try:
             folder = run.store.folder("profile", letter)
             launcher = run.setup.launcher(run.store)
-            merged = run.spec.baseline.merge(settings)
+            merged = run.spec.baseline.merge(changed)
             steps.append(traced_step(launcher, merged, folder, progress=run.view.phase))
-        except (NoTrace, WorkerFailed) as error:
+        except (NoTrace, WorkerFailed, LaunchError) as error:
             return ProfileRecord(names=names, problem=f"there is no trace of {name}: {error}")
-    return ProfileRecord(names=names, rows=rows_of(steps[0], steps[1]))
+    return ProfileRecord(names=names, rows=rows_of(*steps))
 
 
 def rows_of(a: Step, b: Step) -> tuple[ProfileRow, ...]:

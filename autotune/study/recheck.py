@@ -7,7 +7,6 @@ import itertools
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.machine.host import describe_machine, utc_now
 from autotune.model.errors import AutotuneError
 from autotune.model.files import plain_text
 from autotune.model.proofs import Report
@@ -44,16 +43,13 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         result = driver.prove(winner.settings, trial=0, stage=STAGE)
         report = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.objection)
         holds = result.is_passed and report.objection is None
-        run.conclusion = ConclusionRecord(
+        run.conclude(
             outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
             sentence=_sentence(winner, result, report, min_effect=run.spec.measure.min_effect),
             settings=winner.settings if holds else None,
             estimate=report.estimate if holds else None,
             trial_count=0,
-            ended=utc_now(),
-            provenance=describe_machine(),
         )
-        run.store.append(run.conclusion)
     return run.conclusion
 
 

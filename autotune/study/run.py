@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.cluster.engine import Engine
 from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
+from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.runner import LocalExecutor, TaskRunner
 from autotune.model.records import AnyRecord, Callbacks, ConclusionRecord
 from autotune.model.spec import StudySpec
@@ -100,6 +102,11 @@ class StudyRun:
         """Appends a record and shows it."""
         self.store.append(record)
         self.view.result(record)
+
+    def conclude(self, **fields: Any) -> None:
+        """Records the conclusion, unless the newest one says the same; see `ConclusionRecord`."""
+        self.store.append_news(ConclusionRecord(ended=utc_now(), provenance=describe_machine(), **fields))
+        self.conclusion = self.store.of(ConclusionRecord)[-1]
 
     def close(self) -> None:
         """Ends every process of the session and releases its devices; the records can still be read."""

@@ -150,7 +150,7 @@ class StudyScreener:
         return left
 
     def _has_room_beside(self, screen: Screener) -> bool:
-        """Whether groups can be compiled beside a measurement without disturbing it."""
+        """Returns whether groups can be compiled beside a measurement without disturbing it."""
         return screen.job.target is not None and bool(spare_processors(screen.job.topology.gpus_per_node))
 
     def _begin_groups(self, screen: Screener, report: ScreenReport, space: SearchSpace) -> None:
@@ -165,7 +165,7 @@ class StudyScreener:
             self._view.phase(f"screening, {done[:80]}")
 
     def settled(self, *, wait: bool = False) -> bool:
-        """Whether verdicts on what does nothing alone have come since the last call: the report then has them.
+        """Returns whether verdicts on what does nothing alone have come since the last call: the report then has them.
 
         Args:
             wait: Whether to wait for that, within the limit of a screen's time.
@@ -306,7 +306,7 @@ def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tup
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
-    """Whether a trial of no-op settings failed, or ran faster or slower than the reference."""
+    """Returns whether a trial of no-op settings failed, or ran faster or slower than the reference."""
     tried = [r for r in results if r.origin == NO_OPS_TOGETHER]
     verdicts = {judge(r.comparison.estimate, min_effect=min_effect) for r in tried if r.comparison is not None}
     return any(r.failure is not None for r in tried) or not verdicts.isdisjoint({Verdict.FASTER, Verdict.SLOWER})

@@ -171,7 +171,7 @@ class Trials:
         return contradicts(self._store.of(TrialResult), min_effect=self._run.spec.measure.min_effect)
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Whether by the screen two sets give the same program, so that one measurement serves both."""
+        """Returns whether by the screen two sets give the same program, so that one measurement serves both."""
         if self._is_screen_refuted:
             return False
         key = self._screener.precheck(one).key

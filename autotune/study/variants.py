@@ -85,7 +85,7 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
     own = steering_settings(caller_environment())
     own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
     settings = own.merge(FlagSet.from_environment(variables, steering))
-    others = {name: value for name, value in variables.items() if name not in steering}
+    others = {name: value for name, value in variables.items() if name not in ("XLA_FLAGS", *steering)}
     return Variant(command=tuple(command), settings=settings, variables=others)
 
 

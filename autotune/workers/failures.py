@@ -223,12 +223,12 @@ def _clean(line: str) -> str:
 
 
 def is_not_installed(failure: Failure) -> bool:
-    """Whether the command of a worker could not be started, so that a retry is useless."""
+    """Returns whether the command of a worker could not be started, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.exit_status == 127
 
 
 def is_without_gpu(failure: Failure) -> bool:
-    """Whether a worker failed because there is no GPU, so that a retry is useless."""
+    """Returns whether a worker failed because there is no GPU, so that a retry is useless."""
     return failure.kind is FailureKind.LAUNCH and failure.message.startswith(NO_GPU)
 
 
@@ -244,11 +244,11 @@ def collision_of(failure: Failure) -> str:
 
 
 def may_be_killed_from_outside(failure: Failure) -> bool:
-    """Whether something outside may have killed a worker, so that a retry may go well."""
+    """Returns whether something outside may have killed a worker, so that a retry may go well."""
     from_outside = {number.name for number in (signal.SIGKILL, *_FROM_OUTSIDE)}
     return failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH) and failure.signal in from_outside
 
 
 def is_kernel_kill(text: str) -> bool:
-    """Whether an output reports that the kernel's OOM killer ended a process."""
+    """Returns whether an output reports that the kernel's OOM killer ended a process."""
     return "oom-kill" in text or "oom_kill" in text

@@ -127,7 +127,7 @@ def overlay_problem(folder: str) -> str:
 
 
 def _is_too_large(folder: str) -> bool:
-    """Whether a folder is too large to be copied for each process."""
+    """Returns whether a folder is too large to be copied for each process."""
     total = 0
     files = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
     for count, file in enumerate(files, start=1):

@@ -139,7 +139,7 @@ class ProgramWatch:
         }
 
     def has_compiled_more(self) -> bool:
-        """Whether something was compiled since `read_programs`."""
+        """Returns whether something was compiled since `read_programs`."""
         has_more = self._read is not None and self._listing() != self._read
         if has_more:
             self._keep({"problem": "it compiles more after its warm-up"})

@@ -112,7 +112,7 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
 
 
 def _equal(wanted: str, got: str) -> bool | None:
-    """Whether two switches or numbers are equal; None for other texts, unless they are the same."""
+    """Returns whether two switches or numbers are equal; None for other texts, unless they are the same."""
     words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
     one, two = (words.get(x, x) for x in (wanted.strip().lower(), got.strip().lower()))
     try:

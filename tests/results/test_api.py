@@ -23,6 +23,7 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
     """What is imported one after the other in one process, and what of it all may be there by then."""
     steps = {
         "import autotune": [],
+        "autotune.ab": [],
         "import autotune.results.format, autotune.results.winner": ["pydantic", "optuna"],
         "import autotune.study.driver": ["pydantic", "optuna", "rich", "jinja2"],
         "import autotune.study.start": ["pydantic", "optuna", "rich", "jinja2"],

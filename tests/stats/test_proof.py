@@ -12,6 +12,7 @@ import pytest
 from autotune.stats import proof
 from autotune.stats.estimates import DEFAULT_MIN_EFFECT, student_quantile
 from autotune.stats.proof import (
+    EQUAL_SIDES,
     ERROR,
     ISOLATED_ERROR,
     LEAST_PAIRS,
@@ -96,6 +97,24 @@ def test_intervals_of_all_looks_hold_together() -> None:
     assert missed.mean() <= (1 + OTHER_SIDE) * plan.error
 
 
+def test_of_two_variants_either_is_called_faster_as_seldom() -> None:
+    """Each side spends its own error over all looks, and what is found 9 times in 10 is found on either side."""
+    most, pair_sd = 20, 0.01
+    plan, looks = ProofPlan(base=most, error=allot(ERROR, 0.0, 1), other_side=EQUAL_SIDES), range(4, most + 1)
+    assert plan.lower(looks).tolist() == plan.upper(looks).tolist()
+    least = there(smallest_gain(pair_sd, most=most, finalists=1, min_effect=0.0))
+    data = made_up(most) - BOUND
+    for truth, fewest, largest in ((0.0, 0.0, plan.error + 3 * math.sqrt(plan.error / REPEATS)), (least, 0.89, 1.0)):
+        slower, faster = (np.zeros(REPEATS, bool) for _ in range(2))
+        for n, distance in zip(looks, plan.upper(looks), strict=True):
+            seen = data[:, :n]
+            half = distance * seen.std(axis=1, ddof=1) / math.sqrt(n)
+            slower |= seen.mean(axis=1) + math.log1p(truth) - half > 0.0
+            faster |= seen.mean(axis=1) + math.log1p(-truth) + half < 0.0
+        assert fewest <= slower.mean() <= largest
+        assert fewest <= faster.mean() <= largest
+
+
 def test_one_proof_and_many_at_once_follow_the_same_rule() -> None:
     rng, plan = np.random.default_rng(5), ProofPlan(base=12, error=0.02)
     for centre in (0.0, -0.01, -0.02, 0.03):
@@ -113,7 +132,7 @@ def test_a_proof_ends_where_it_is_settled(ratio: float, apart: float, holds: boo
     assert (found.stop, found.holds) == (True, holds)
     assert reason in found.reason
     assert found.used <= used
-    assert look(values, plan, most=20, ends_hopeless=False).used == (20 if reason == "hardly" else found.used)
+    assert look(values, plan, most=20, ends_without_gain=False).used == (20 if reason == "hardly" else found.used)
 
 
 def test_past_a_hopeless_look_a_larger_cap_goes_on() -> None:

@@ -8,27 +8,35 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import autotune as autotune_package
 from autotune.cli import ab as command
+from autotune.cli import tune
 from autotune.model.errors import StudyFileError
-from autotune.model.flags import FlagSet
+from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
-from autotune.model.records import AB, ConclusionRecord, ConfirmRun, Outcome
+from autotune.model.records import AB, ISOLATED, ConclusionRecord, ConfirmRun, Outcome, ProofRecord
 from autotune.programs import draft, look
+from autotune.programs.probe import ProbeRequest
+from autotune.results.audit import doubts
+from autotune.results.report import render_markdown
 from autotune.settings.space import SearchSpace
 from autotune.stats.estimates import Estimate
-from autotune.study.ab import exit_status, format_beside, measure_variants, prepare_variants
+from autotune.stats.proof import EQUAL_SIDES, ERROR, OTHER_SIDE
+from autotune.study import ab as study_ab
+from autotune.study.ab import exit_status, format_beside, leave_out_each, measure_variants, prepare_variants
 from autotune.study.budget import TimeLeft
 from autotune.study.run import StudyRun
 from autotune.study.variants import Variant
 from autotune.workers import tracing
 from harness.simulated import GivenSetup, given_run
-from harness.simulated_machine import parse_simulated
+from harness.simulated_machine import SimulatedWorker, parse_simulated
 from tests.console import autotune
-from tests.runs import BUILDS_BASE, Diary, worker_report
+from tests.runs import BUILDS_BASE, Diary, Noting, failed, on_blocks, there, worker_report
 
 TRAIN = ("python", "train.py")
 
@@ -55,9 +63,13 @@ def compared(path: Path, a: Variant, b: Variant, **simulation: Any) -> Conclusio
 )
 def test_a_flag_that_b_has_is_told_the_right_way_round(factor: float, words: str, status: int, tmp_path: Path) -> None:
     a, b = Variant(command=TRAIN), Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"}))
-    found = compared(tmp_path / "run", a, b, effects={"xla_a=1": factor})
-    assert re.match(words, found.sentence)
-    assert exit_status(found, max_slowdown=0.01) == status
+    run = measured(tmp_path / "run", a, b, {}, effects={"xla_a=1": factor})
+    assert re.match(words, run.conclusion.sentence)
+    assert exit_status(run.conclusion, max_slowdown=0.01) == status
+    plans = {plan.stage: plan for plan in run.store.of(ProofRecord)}
+    assert {stage: plan.other_side for stage, plan in plans.items()} == {AB: EQUAL_SIDES, ISOLATED: OTHER_SIDE}
+    assert plans[AB].error <= ERROR
+    assert doubts(run.store) == []
 
 
 def test_other_command_lines_are_scripts_beside_the_run_directory(tmp_path: Path) -> None:
@@ -101,6 +113,155 @@ def test_equal_variants_are_refused_before_anything_runs(tmp_path: Path) -> None
     with pytest.raises(StudyFileError, match="must differ but are equal"):
         prepare_variants(BUILDS_BASE, Variant(command=TRAIN), Variant(command=TRAIN), tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+def test_variables_that_both_have_stay_where_only_a_setting_differs(tmp_path: Path) -> None:
+    a, b = (Variant(command=TRAIN, variables={"MODE": "x"}, settings=FlagSet(s)) for s in ({}, {"xla_a": "1"}))
+    spec, _ = prepare_variants(BUILDS_BASE, a, b, tmp_path / "run")
+    assert spec.workload.command == ("/bin/sh", str(tmp_path / "run-b.sh"))
+    assert "export MODE=x\n" in (tmp_path / "run-b.sh").read_text()
+
+
+def test_a_program_whose_settings_alone_differ_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+
+    def planned(asked: ProbeRequest, *_: Any, **__: Any) -> Any:
+        looked.append(asked.command)
+        found = SimpleNamespace(probe=SimpleNamespace(jaxlib=None), rules={})
+        return SimpleNamespace(spec=BUILDS_BASE), found
+
+    monkeypatch.setattr(tune, "planned", planned)
+    asked = ProbeRequest(command=TRAIN, cwd=Path(), platform="cpu", rules={}, limit_s=1.0)
+    a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
+    assert command._look(asked, a, b, Path("nowhere")) is BUILDS_BASE
+    assert looked == [TRAIN]
+    command._look(asked, a, Variant(command=(*TRAIN, "--remat")), Path("nowhere"))
+    assert looked == [TRAIN, (*TRAIN, "--remat"), TRAIN]
+
+
+# ---------------------------------------------------------------------- each setting left out in turn
+
+SET = {"xla_costs": "1", "xla_idle": "1", "xla_must": "1", "xla_pays": "1"}
+
+
+def left_out_each(path: Path, settings: dict[str, str], *, pairs: int = 20, **simulation: Any) -> StudyRun:
+    """A program with some settings, without `xla_must` of which it crashes, each left out in turn."""
+    whole = Variant(command=TRAIN, settings=FlagSet(settings))
+    bare = Variant(command=TRAIN)
+    spec, _ = prepare_variants(BUILDS_BASE, bare, whole, path, pairs=pairs, min_effect=0.01)
+    study = parse_simulated({**spec.model_dump(mode="json"), "simulation": simulation})
+
+    def crash(started: FlagSet, folder: Path) -> None:
+        if "xla_must" in settings and "xla_must" not in started and "confirm" in folder.parts:
+            raise failed(FailureKind.CRASH)
+
+    setup = GivenSetup(given_space=SearchSpace(()), given_launcher=Noting(study, before=crash))
+    run = given_run(study, path, setup, Diary())
+    leave_out_each(run, max_slowdown=0.01)
+    return run
+
+
+def test_of_each_setting_it_is_proven_whether_it_is_needed(tmp_path: Path) -> None:
+    effects = {"xla_pays=1": 0.95, "xla_costs=1": 1.04}
+    run = left_out_each(tmp_path / "run", SET, effects=effects)
+    found = run.conclusion
+    assert found.settings == FlagSet(dict.fromkeys(("xla_costs", "xla_idle"), DEFAULT))
+    assert there(found.estimate).low <= 1 / 1.04 <= there(found.estimate).high < 1.0
+    assert exit_status(found, max_slowdown=0.01) == 0
+    count, *clauses = found.sentence.split("; ")
+    assert count.startswith("2 of 4 settings")
+    assert count.endswith("XLA_FLAGS='--xla_must=1 --xla_pays=1'")
+    assert [re.match(r"(\w+) (is not needed|stays)", clause)[2] for clause in clauses] == [  # type: ignore[index]
+        "is not needed", "is not needed", "stays", "stays",
+    ]  # fmt: skip
+    assert "crash" in clauses[2]
+    assert "slower" in clauses[3]
+    assert sum(plan.error for plan in run.store.of(ProofRecord)) <= ERROR
+    assert all(text in render_markdown(run.store) for text in ("2 of 4 settings", "xla_costs=(default)"))
+    again = left_out_each(tmp_path / "run", SET, effects=effects)
+    assert len(again.store.of(ConfirmRun)) == len(run.store.of(ConfirmRun))
+    assert len(again.store.of(ConclusionRecord)) == 1
+
+
+def test_of_two_settings_that_do_the_same_one_stays(tmp_path: Path) -> None:
+    """Either is enough, so each alone looks useless: what is left out first decides."""
+    settings = {"xla_a": "1", "xla_b": "1"}
+    whole = Variant(command=TRAIN, settings=FlagSet(settings))
+    spec, _ = prepare_variants(BUILDS_BASE, Variant(command=TRAIN), whole, tmp_path / "run", min_effect=0.01)
+    study = parse_simulated(spec.model_dump(mode="json"))
+
+    def slow(worker: SimulatedWorker, started: FlagSet, folder: Path) -> None:
+        if not started.keys() & settings.keys():
+            on_blocks(worker, lambda times, before: tuple(1.1 * t for t in times))
+
+    setup = GivenSetup(given_space=SearchSpace(()), given_launcher=Noting(study, after=slow))
+    run = given_run(study, tmp_path / "run", setup, Diary())
+    leave_out_each(run, max_slowdown=0.01)
+    assert run.conclusion.settings == FlagSet({"xla_a": DEFAULT})
+
+
+@pytest.mark.parametrize(
+    ("effect", "noise", "status"), [(0.9, "quiet", 1), (0.99, {"white_sd": 0.02, "process_sd": 0.03}, 3)]
+)
+def test_a_setting_that_is_not_proven_to_be_useless_stays(
+    effect: float, noise: Any, status: int, tmp_path: Path
+) -> None:
+    run = left_out_each(tmp_path / "run", {"xla_pays": "1"}, pairs=6, effects={"xla_pays=1": effect}, noise=noise)
+    assert run.conclusion.settings is None
+    assert exit_status(run.conclusion, max_slowdown=0.01) == status
+
+
+@pytest.fixture
+def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose program runs on a simulated machine, on which a flag makes it faster."""
+    monkeypatch.setattr(command, "_look", lambda *_: BUILDS_BASE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ours.env").write_text("export XLA_FLAGS='--xla_pays=1 --xla_idle=1'\n", encoding="utf-8")
+    (tmp_path / "simulation.toml").write_text("[effects]\n'xla_pays=1' = 0.95\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_command_says_which_settings_are_needed(simulated: Path) -> None:
+    called = ["ab", "--drop-each", "--a-env-file", "ours.env", "--a-env", "MODE=x"]
+    done = autotune(*called, "--json", "--", "python", "train.py", cwd=simulated)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["status"] == 0
+    assert told["settings"]["xla_idle"] == DEFAULT
+    assert "xla_pays" not in told["settings"]
+    script = Path("runs/train-ab-b.sh").read_text()
+    assert "export MODE=x\n" in script
+    assert "XLA_FLAGS" not in script  # it would set what is left out
+    printed = autotune(*called, "--", "python", "train.py", cwd=simulated).stdout
+    assert "these stay: XLA_FLAGS=--xla_pays=1;" in printed
+
+
+@pytest.mark.parametrize("more", [["--b-env", "MODE=y"], ["--profile"], ["--b-args", "--remat"]])
+def test_of_one_program_no_other_is_named(more: list[str], simulated: Path) -> None:
+    done = autotune("ab", "--drop-each", *more, "--", "python", "train.py", cwd=simulated)
+    assert done.returncode == 2
+    assert "about one program" in done.stderr
+    assert not (simulated / "runs").exists()
+
+
+def test_from_python_it_is_the_same_comparison(simulated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, status = autotune_package.ab("python train.py", b_env=["XLA_FLAGS=--xla_pays=1"], pairs=8)
+    assert status == 0
+    assert re.match(r"B is \d\.\d % faster than A", study.verdict)
+    assert study.verdict in capsys.readouterr().out
+    assert there(there(study.conclusion).estimate).low > 1.0
+    assert study.store.path == simulated / "runs" / "train-ab"
+    with pytest.raises(StudyFileError, match="must differ but are equal"):
+        autotune_package.ab("python train.py", name="equal")
+
+
+def test_from_python_a_stop_is_one(simulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_ab, "begin", stop)
+    with pytest.raises(KeyboardInterrupt):
+        autotune_package.ab("python train.py", "python other.py")
 
 
 def test_a_variant_that_trains_otherwise_is_not_compared(tmp_path: Path) -> None:

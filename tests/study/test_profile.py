@@ -16,14 +16,21 @@ import pytest
 
 from autotune.child import tracer
 from autotune.child.tracer import COPIES, OTHER, Event, kind_of, of_a_step, seconds_by_kind
+from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord
+from autotune.results.audit import doubts
 from autotune.results.report import render_html, render_markdown
+from autotune.results.tables import profile_table
+from autotune.rundir.store import Store
+from autotune.study import profile as study_profile
 from autotune.study.ab import prepare_variants
 from autotune.study.preflight import Setup
 from autotune.study.profile import profile, rows_of
 from autotune.study.variants import Variant
 from harness.simulated import given_run
-from tests.runs import BUILDS_BASE, Diary
+from harness.simulated_machine import write_study
+from tests.console import autotune
+from tests.runs import BUILDS_BASE, TYPED, Diary, rewrite
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__, "traces.toml")
@@ -84,6 +91,38 @@ def test_the_kernels_that_differ_most_come_first_and_reach_the_report(tmp_path: 
     run.store.append(ProfileRecord(names=("A", "B"), rows=rows))
     run.close()
     assert all("kernel19" in render(run.store) for render in (render_html, render_markdown))
+
+
+def test_a_winner_is_traced_beside_the_default_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = []
+
+    def step(launcher: Any, settings: FlagSet, folder: Path, *, progress: Any) -> dict[str, Any]:
+        traced.append(settings)
+        return {"kinds": {"idle": (0.01 if settings else 0.02, 0.0)}, "kernels": {}}
+
+    monkeypatch.setattr(study_profile, "traced_step", step)
+    write_study(tmp_path / "study.toml", TYPED)
+    told = []
+    for more in ([], ["--profile"], ["--profile"]):
+        done = autotune("run", "study.toml", *more, "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout))
+    winner = FlagSet(told[0]["settings"])
+    assert "profile" not in told[0]
+    assert traced == [FlagSet(), winner]
+    assert told[1]["profile"] == told[2]["profile"]
+    assert told[1]["profile"]["names"] == ["the default", str(winner)]
+    assert [row["seconds"] for row in told[1]["profile"]["rows"]] == [[0.02, 0.01]]
+    shown = autotune("show", "runs/typed", cwd=tmp_path).stdout
+    assert "idle\t20 ms\t10 ms" in shown
+    assert doubts(Store.open(tmp_path / "runs" / "typed")) == []
+
+
+def test_why_there_is_no_trace_stands_in_the_report(finished: Store, altered: Any) -> None:
+    store = Store.open(altered(finished, "untraced"))
+    assert profile_table(store) == []
+    rewrite(store.path, lambda records: [*records, ProfileRecord(names=("a", "b"), problem="of a").model_dump()])
+    assert profile_table(Store.open(store.path)) == [{"work": "of a"}]
 
 
 # ---------------------------------------------------------------------- traces as they are written
@@ -147,7 +186,7 @@ def test_one_more_matrix_product_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     run = given_run(spec, tmp_path / "runs" / "traced", Setup(), Diary())
     run.setup = run.prepare(print)
     run.open()
-    record = profile(run, variants.names, variants.going_back)
+    record = profile(run, variants.names, (variants.going_back, FlagSet()))
     run.close()
     assert record.problem == ""
     products = [row for row in record.rows if row.counts != (0.0, 0.0) and kind_of(row.name) == "matrix products"]

@@ -10,10 +10,21 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import StudyFileError
-from autotune.study.variants import Variant, at_revision, changed_files
+from autotune.model.flags import FlagSet
+from autotune.study import variants
+from autotune.study.variants import Variant, at_revision, changed_files, variant_of
 
 IDENTITY = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always")
 TRAIN = Variant(command=(sys.executable, "train.py"))
+
+
+def test_flags_are_settings_and_never_variables_that_would_hide_those_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(variants, "caller_environment", lambda: {"XLA_FLAGS": "--xla_of_call=1"})
+    found = variant_of(["train.py"], ["XLA_FLAGS=--xla_of_b=2", "NCCL_PROTO=LL", "MODE=x"], None)
+    assert found.settings == FlagSet({"xla_of_call": "1", "xla_of_b": "2", "NCCL_PROTO": "LL"})
+    assert found.variables == {"MODE": "x"}
 
 
 def git(*words: str) -> None:
