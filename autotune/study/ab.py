@@ -159,15 +159,24 @@ def _conclude(
     run: StudyRun, reference: WorkerReport, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
 ) -> None:
     failure = trial.failure or (result.failure if result is not None else None)
-    outcome, sentence, estimate = Outcome.NOTHING_RAN, "", None
+    outcome = Outcome.NOTHING_RAN
+    sentence = ""
+    estimate: Estimate | None = None
     a, b = names
     if failure is not None:
         who = b if "/reference/" in (failure.log or "") else a
         sentence = f"{b} and {a} are not compared: {format_failure(failure, f'under {who}')}"
-    elif result is not None and (estimate := Driver(run).report(result).estimate) is not None:
-        outcome, sentence = _answer(result, estimate, names)
-        sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
-        sentence += format_beside(trial.worker, reference)
+    elif result is not None:
+        report = Driver(run).report(result)
+        estimate = report.estimate
+        if estimate is not None:
+            outcome, sentence = _answer(result, estimate, names)
+            if outcome is Outcome.WINNER and report.objection is not None:
+                outcome = Outcome.INCONCLUSIVE
+                estimate = None
+                sentence = f"not settled: {sentence}, but {report.objection.reason}"
+            sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
+            sentence += format_beside(trial.worker, reference)
     won = {"settings": trial.settings, "trial": TRIAL} if outcome is Outcome.WINNER else {}
     run.conclude(outcome=outcome, sentence=sentence, trial_count=TRIAL, estimate=estimate, **won)
 

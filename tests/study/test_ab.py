@@ -19,7 +19,7 @@ from autotune.cli import tune
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.measurement import FailureKind, WorkerReport
-from autotune.model.records import AB, ISOLATED, ConclusionRecord, ConfirmRun, Outcome, ProofRecord
+from autotune.model.records import AB, ISOLATED, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
 from autotune.programs import draft, look
 from autotune.programs.probe import ProbeRequest
 from autotune.results.audit import doubts
@@ -70,6 +70,15 @@ def test_a_flag_that_b_has_is_told_the_right_way_round(factor: float, words: str
     assert {stage: plan.other_side for stage, plan in plans.items()} == {AB: EQUAL_SIDES, ISOLATED: OTHER_SIDE}
     assert plans[AB].error <= ERROR
     assert doubts(run.store) == []
+
+
+def test_b_that_is_slower_only_where_the_other_process_lies_beside_it_is_not_called_slower(tmp_path: Path) -> None:
+    a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
+    noise = {"white_sd": 0.002, "process_sd": 0.002, "idle_cost": 0.05}
+    run = measured(tmp_path / "run", a, b, {}, effects={"xla_a=1": 1.0}, noise=noise)
+    assert there(run.store.last(FinalistResult)).stage == ISOLATED
+    assert run.conclusion.outcome is Outcome.INCONCLUSIVE
+    assert exit_status(run.conclusion, max_slowdown=0.01) == 3
 
 
 def test_other_command_lines_are_scripts_beside_the_run_directory(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def wide_study(**more: Any) -> StudySpec:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A finished study of sixteen settings of which four act; to be read only."""
-    return record(tmp_path_factory.mktemp("wide") / "run", wide_study(study={"seed": 2}), trials=28, space=WIDE)
+    return record(tmp_path_factory.mktemp("wide") / "run", wide_study(study={"seed": 1}), trials=28, space=WIDE)
 
 
 def taught(store: Store) -> EffectsRecord:
