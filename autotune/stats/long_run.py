@@ -101,11 +101,6 @@ def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -
     return Stalls(steps=len(step_times_s), count=len(found), typical_s=typical, lost_s=sum(t - typical for t in found))
 
 
-def stalls_of(totals: Sequence[TotalTime]) -> tuple[Stalls, Stalls]:
-    """Stalls of the candidate and of the reference over several pairs of processes, at least one."""
-    return add_stalls([total.candidate for total in totals]), add_stalls([total.reference for total in totals])
-
-
 def add_stalls(parts: Sequence[Stalls]) -> Stalls:
     """Stalls of one arm over several processes, at least one."""
     return Stalls(

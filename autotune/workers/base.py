@@ -227,7 +227,6 @@ class GuardedProcess(ChildProcess):
         """Renames its log, into which its guard goes on to write."""
         with contextlib.suppress(OSError):
             self.guard_log.rename(log.with_suffix(self.guard_log.suffix))
-        with contextlib.suppress(OSError):
             self.log.rename(log)
         self.log = log
 
