@@ -1,7 +1,8 @@
 """Puts the reference workloads inside the package in a wheel: `autotune/bundled`.
 
-In a clone they are folders of their own, to be read and changed. In site-packages a top-level `workloads` could be
-anybody's; there `autotune.child.packages` finds them, and they keep the name under which study files know them.
+In a clone they are folders of their own, to be read and changed. In site-packages a top-level
+`workloads` could be anybody's; there `autotune.child.packages` finds them, and they keep the name
+under which study files know them.
 """
 
 from pathlib import Path

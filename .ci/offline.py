@@ -1,9 +1,10 @@
-"""Installs a folder of wheels on a machine without a network; nothing that is installed there is touched.
+"""Installs a folder of wheels on a machine without a network; nothing that is installed there is
+touched.
 
     offline.py WHEELHOUSE [--target FOLDER]
 
-A package that is there stays as it is, whatever version the folder has: who measures with it wants it so. What then
-does not fit is said, and the exit status is 1.
+A package that is there stays as it is, whatever version the folder has: who measures with it wants
+it so. What then does not fit is said, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -23,15 +24,21 @@ PROJECT = canonicalize_name("xla-autotune")
 
 def main() -> int:
     """Installs what is missing, then checks that all needs are met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("wheelhouse", type=Path)
-    parser.add_argument("--target", type=Path, help="a folder for PYTHONPATH instead of the environment")
+    parser.add_argument(
+        "--target", type=Path, help="a folder for PYTHONPATH instead of the environment"
+    )
     args = parser.parse_args()
     wheels = sorted(args.wheelhouse.glob("*.whl"))
     if not wheels:
         print(
-            f"offline: {args.wheelhouse} must hold wheels but has none; on a machine with a network run "
-            "`make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12`, then bring the folder here",
+            f"offline: {args.wheelhouse} must hold wheels but has none; on a machine with a "
+            "network run "
+            "`make wheelhouse PLATFORM=manylinux_2_28_x86_64 PYTHON=3.12`, then bring the folder "
+            "here",
             file=sys.stderr,
         )
         return 2
@@ -39,11 +46,17 @@ def main() -> int:
         sys.path.insert(0, str(args.target))
     new = [w for w in wheels if is_wanted(w)]
     install(new, args)
-    print(f"installed {len(new)} of {len(wheels)} wheels; the others are there in the machine's own version")
+    print(
+        f"installed {len(new)} of {len(wheels)} wheels; the others are there in the machine's "
+        "own version"
+    )
     importlib.invalidate_caches()
     problems = unmet({name_of(w) for w in new})
     for problem in problems:
-        print(f"offline: {problem}; gather again with HAS=THERE.txt, the output of `pip freeze` here", file=sys.stderr)
+        print(
+            f"offline: {problem}; gather again with HAS=THERE.txt, the output of `pip freeze` here",
+            file=sys.stderr,
+        )
     return 1 if problems else 0
 
 
@@ -79,14 +92,21 @@ def install(wheels: list[Path], args: argparse.Namespace) -> None:
         "--quiet",
         "--disable-pip-version-check",
     ]
-    own = {**os.environ, "PIP_CONFIG_FILE": os.devnull}  # a site's find-links are no business of this
+    own = {
+        **os.environ,
+        "PIP_CONFIG_FILE": os.devnull,
+    }  # a site's find-links are no business of this
     subprocess.run(
-        [*words, "--find-links", str(args.wheelhouse), *where, *map(str, wheels)], check=True, env=own,
-    )  # fmt: skip
+        [*words, "--find-links", str(args.wheelhouse), *where, *map(str, wheels)],
+        check=True,
+        env=own,
+    )
 
 
 def unmet(names: set[str]) -> list[str]:
-    """What these packages lack here, one line each; what the machine's own packages lack is its own business."""
+    """What these packages lack here, one line each; what the machine's own packages lack is its own
+    business.
+    """
     found = []
     for name in sorted(names):
         for need in map(Requirement, importlib.metadata.requires(name) or ()):

@@ -1,8 +1,10 @@
-"""All tests, set by set, and what is known of their last run; called by `make test-all` and `.ci/run`.
+"""All tests, set by set, and what is known of their last run; called by `make test-all` and
+`.ci/run`.
 
-test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any case
-test_all.py --age            how many commits ago the set passed that last did; exit status 1 if that is too long
-test_all.py --changed PATH.. whether one of these may have changed since all passed (exit status 0: yes)
+test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any
+case test_all.py --age            how many commits ago the set passed that last did; exit status 1
+if that is too long test_all.py --changed PATH.. whether one of these may have changed since all
+passed (exit status 0: yes)
 """
 
 from __future__ import annotations
@@ -36,14 +38,18 @@ SETS = {
 
 def git(*arguments: str) -> str:
     """What git prints; nothing where it fails."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def kept() -> dict[str, Any]:
-    """What is recorded: of each set its last run, and as `passed` the last commit at which it passed.
+    """What is recorded: of each set its last run, and as `passed` the last commit at which it
+    passed.
 
-    While some set never did, `counted_from` is the commit with which the count of commits without that began.
+    While some set never did, `counted_from` is the commit with which the count of commits without
+    that began.
     """
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
 
@@ -53,15 +59,27 @@ def run(name: str) -> dict[str, object]:
     report, begun = BUILD / f"{name}.xml", time.monotonic()
     report.unlink(missing_ok=True)
     status = subprocess.run(
-        ["make", *SETS[name]], cwd=ROOT, check=False, env={**os.environ, "PYTEST_ADDOPTS": f"--junitxml='{report}'"}
+        ["make", *SETS[name]],
+        cwd=ROOT,
+        check=False,
+        env={**os.environ, "PYTEST_ADDOPTS": f"--junitxml='{report}'"},
     ).returncode
     suite = next(iter(ET.parse(report).getroot()), None) if report.exists() else None
     cases = [] if suite is None else list(suite)
-    bad = [f"{c.get('classname')}::{c.get('name')}" for c in cases if {"failure", "error"} & {part.tag for part in c}]
+    bad = [
+        f"{c.get('classname')}::{c.get('name')}"
+        for c in cases
+        if {"failure", "error"} & {part.tag for part in c}
+    ]
     skipped = sum(part.tag == "skipped" for c in cases for part in c)
     if status and not bad:
         bad = [f"make {' '.join(SETS[name])} ended with status {status}"]
-    return {"seconds": round(time.monotonic() - begun), "tests": len(cases), "skipped": skipped, "failed": bad}
+    return {
+        "seconds": round(time.monotonic() - begun),
+        "tests": len(cases),
+        "skipped": skipped,
+        "failed": bad,
+    }
 
 
 def run_all(asked: list[str]) -> int:
@@ -70,7 +88,9 @@ def run_all(asked: list[str]) -> int:
         print(f"No such set: {', '.join(unknown)}. There are: {', '.join(SETS)}.", file=sys.stderr)
         return 2
     BUILD.mkdir(parents=True, exist_ok=True)
-    commit = git("rev-parse", "HEAD") + (" with changes" if git("status", "--porcelain", "--", ":!benchmarks") else "")
+    commit = git("rev-parse", "HEAD") + (
+        " with changes" if git("status", "--porcelain", "--", ":!benchmarks") else ""
+    )
     record = {"sets": {}, **kept()}
     for name in SETS:
         before = record["sets"].get(name, {})
@@ -83,8 +103,13 @@ def run_all(asked: list[str]) -> int:
         KEPT.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     here = {name: result for name, result in record["sets"].items() if result["commit"] == commit}
     for name, result in here.items():
-        print(f"{name:30} {result['seconds']:5} s  {result['tests']} tests, {result['skipped']} skipped, "
-              f"{len(result['failed'])} failed", *result["failed"], sep="\n    ")  # fmt: skip
+        print(
+            f"{name:30} {result['seconds']:5} s  {result['tests']} tests, {result['skipped']} "
+            "skipped, "
+            f"{len(result['failed'])} failed",
+            *result["failed"],
+            sep="\n    ",
+        )
     return int(any(result["failed"] for result in here.values()))
 
 
@@ -114,16 +139,25 @@ def check_age() -> int:
     green = green_commit()
     commit = green or str(kept().get("counted_from", ""))
     passed = "passed" if green else "has not passed since this is counted; that began"
-    what_to_do = "run `make test-all` on a commit without changes and commit benchmarks/results/test_all.json"
+    what_to_do = (
+        "run `make test-all` on a commit without changes and commit "
+        "benchmarks/results/test_all.json"
+    )
     if not commit:
         print(f"It is not recorded that `make test-all` ever passed: {what_to_do}.")
         return 1
     if not is_before(commit):
-        print(f"`make test-all` {passed} at {commit[:8]}, which is not before this commit: {what_to_do}.")
+        print(
+            f"`make test-all` {passed} at {commit[:8]}, which is not before this commit: "
+            f"{what_to_do}."
+        )
         return 1
     count = commits_since(commit)
     if count > OLDEST:
-        print(f"`make test-all` {passed} {count} commits ago, and at most {OLDEST} are allowed: {what_to_do}.")
+        print(
+            f"`make test-all` {passed} {count} commits ago, and at most {OLDEST} are allowed: "
+            f"{what_to_do}."
+        )
         return 1
     print(f"`make test-all` {passed} {count} commits ago")
     return 0
@@ -134,7 +168,9 @@ def changed(paths: list[str]) -> int:
     commit = green_commit()
     if not commit:
         return 0
-    same = subprocess.run(["git", "diff", "--quiet", commit, "--", *paths], cwd=ROOT, capture_output=True, check=False)
+    same = subprocess.run(
+        ["git", "diff", "--quiet", commit, "--", *paths], cwd=ROOT, capture_output=True, check=False
+    )
     return int(same.returncode == 0)
 
 

@@ -1,8 +1,9 @@
 """Finds, proves and exports the fastest XLA / NCCL / JAX settings for LLM training.
 
-In a script or notebook: ``import autotune; s = autotune.run("study.toml")`` runs a study, ``autotune.load("runs/x")``
-reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and ``autotune.compare([a, b])``. ``autotune.ab(a, b)``
-compares two variants of a program. All are fetched when first used, so that importing the package stays light.
+In a script or notebook: ``import autotune; s = autotune.run("study.toml")`` runs a study,
+``autotune.load("runs/x")`` reads one; then `s.trials`, `s.winner`, `s.plot.forest()`, and
+``autotune.compare([a, b])``. ``autotune.ab(a, b)`` compares two variants of a program. All are
+fetched when first used, so that importing the package stays light.
 """
 
 from __future__ import annotations

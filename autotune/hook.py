@@ -8,12 +8,14 @@
         state, metrics = train_step(state, batch)
         autotune.hook.report(loss=metrics["loss"], grad_norm=metrics["grad_norm"])   # optional
 
-Outside a study `steps` only yields the batches. Under a study whose [workload] has ``hook = true`` it runs the warm-up,
-and then a block of steps whenever the study asks for one; between blocks the loop waits inside `steps`.
+Outside a study `steps` only yields the batches. Under a study whose [workload] has ``hook = true``
+it runs the warm-up, and then a block of steps whenever the study asks for one; between blocks the
+loop waits inside `steps`.
 
-JAX returns before the device is done. So `steps` waits at both ends of a block for all arrays of JAX that the program
-holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``). Inside a block it waits at each step for
-the loss reported one step before; without `report` only the mean of a block is exact, which is the measured figure.
+JAX returns before the device is done. So `steps` waits at both ends of a block for all arrays of
+JAX that the program holds, or calls ``sync`` instead (``lambda: jax.block_until_ready(state)``).
+Inside a block it waits at each step for the loss reported one step before; without `report` only
+the mean of a block is exact, which is the measured figure.
 
 Standard library only, so that any program can import it.
 """
@@ -39,14 +41,16 @@ class HookError(RuntimeError):
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
-    """Yields the batches of a training loop, under a study in measured blocks and as often as needed.
+    """Yields the batches of a training loop, under a study in measured blocks and as often as
+    needed.
 
     Args:
-        sync: Waits until the device has finished all work of the loop; default: waits for all arrays of JAX.
+        sync: Waits until the device has finished all work of the loop; default: waits for all
+            arrays of JAX.
 
     Raises:
-        HookError: Under a study, if this is not the process that the study started, or the batches end and cannot be
-            iterated again.
+        HookError: Under a study, if this is not the process that the study started, or the batches
+            end and cannot be iterated again.
     """
     global _reported
     channel = _connect()
@@ -61,9 +65,11 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
-    """Reports the loss and the global gradient norm of the current step; does nothing outside a study.
+    """Reports the loss and the global gradient norm of the current step; does nothing outside a
+    study.
 
-    They become numbers only in the checked first steps and at the end of each block: nothing else waits for the device.
+    They become numbers only in the checked first steps and at the end of each block: nothing else
+    waits for the device.
     """
     global _reported
     if _reported is not None:
@@ -83,8 +89,10 @@ def _connect() -> Channel | None:
         return Channel()
     except (OSError, ValueError) as error:
         raise HookError(
-            "autotune.hook.steps must run in the process that the study started, and once, but its channel "
-            f"({CHANNEL_VARIABLE}={number}) is not open here: {error}; a launcher between the two must become the "
+            "autotune.hook.steps must run in the process that the study started, and once, but "
+            "its channel "
+            f"({CHANNEL_VARIABLE}={number}) is not open here: {error}; a launcher between the "
+            "two must become the "
             "program (exec), or leave `hook` out of the study and let the program's output be read"
         ) from error
 
@@ -178,7 +186,10 @@ def _jax_fields() -> dict[str, Any]:
         return {}
     packages = own_packages()
     versions = {**packages.get("versions", {}), "jax": jax.__version__}
-    return {**jax_report(jax, versions, range(len(jax.local_devices()))), "packages": packages.get("packages")}
+    return {
+        **jax_report(jax, versions, range(len(jax.local_devices()))),
+        "packages": packages.get("packages"),
+    }
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:
@@ -190,7 +201,9 @@ def _endless(batches: Iterable[T]) -> Iterator[T]:
             yield batch
         if empty:
             raise HookError(
-                "the batches must last for a whole study or be ones that can be gone through again, but they ended"
-                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a list, or a loader that "
+                "the batches must last for a whole study or be ones that can be gone through "
+                "again, but they ended"
+                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a "
+                "list, or a loader that "
                 "starts anew"
             )

@@ -1,10 +1,12 @@
-"""Does `autotune ab` say what is true? Ten changes of known truth and comparisons of equals, simulated.
+"""Does `autotune ab` say what is true? Ten changes of known truth and comparisons of equals,
+simulated.
 
     python -m benchmarks.ab_truth
 
-The machine is simulated: two processes of one program differ by 0.6 %, blocks by 0.4 %. Nothing of a real program is in
-it. Of 200 equals at most one is to be called slower, and one faster. Exit status 1 if more are than chance allows, or a
-change that can be found is not. Writes ``benchmarks/results/ab_truth.json``.
+The machine is simulated: two processes of one program differ by 0.6 %, blocks by 0.4 %. Nothing of
+a real program is in it. Of 200 equals at most one is to be called slower, and one faster. Exit
+status 1 if more are than chance allows, or a change that can be found is not. Writes
+``benchmarks/results/ab_truth.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ RESULTS = Path(__file__).parent / "results" / "ab_truth.json"
 NOISE = {"white_sd": 0.004, "process_sd": 0.006}
 EQUALS = 200
 MOST_CALLED = 4
-"""Equals that may be called slower, and faster: where one in 200 is, chance gives more to one benchmark in 270."""
+"""Equals that may be called slower, and faster: where one in 200 is, chance gives more to one
+benchmark in 270.
+"""
 
 MAX_SLOWDOWN = 0.01
 
@@ -42,14 +46,21 @@ CHANGES: Mapping[str, tuple[dict[str, Any], int | None]] = {
     "2 % faster": ({"effects": {FLAG: 0.98}}, 0),
     "5 % faster": ({"effects": {FLAG: 0.95}}, 0),
     "10 % faster": ({"effects": {FLAG: 0.90}}, 0),
-    "10 % faster, trains otherwise": ({"effects": {FLAG: 0.90}, "failures": {FLAG: "wrong_loss"}}, 2),
+    "10 % faster, trains otherwise": (
+        {"effects": {FLAG: 0.90}, "failures": {FLAG: "wrong_loss"}},
+        2,
+    ),
     "does not run": ({"failures": {FLAG: "crash"}}, 2),
 }
-"""What is simulated of each change, and its true exit status; None where more than one is honest."""
+"""What is simulated of each change, and its true exit status; None where more than one is
+honest.
+"""
 
 
 def compared(simulation: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """What a comparison says; the changed program is the candidate of the proof where it must fail."""
+    """What a comparison says; the changed program is the candidate of the proof where it must
+    fail.
+    """
     base = parse_study(
         {
             "name": "base",
@@ -58,10 +69,15 @@ def compared(simulation: Mapping[str, Any], seed: int) -> dict[str, Any]:
             "confirm": {"processes": 20},
         }
     )
-    plain, changed = (Variant(command=("python", "train.py"), settings=FlagSet(s)) for s in ({}, {"xla_of_b": "1"}))
+    plain, changed = (
+        Variant(command=("python", "train.py"), settings=FlagSet(s))
+        for s in ({}, {"xla_of_b": "1"})
+    )
     a, b = (changed, plain) if "failures" in simulation else (plain, changed)
     spec, variants = prepare_variants(base, a, b, Path("ab"))
-    study = parse_simulated({**spec.model_dump(mode="json"), "simulation": {**simulation, "noise": NOISE}})
+    study = parse_simulated(
+        {**spec.model_dump(mode="json"), "simulation": {**simulation, "noise": NOISE}}
+    )
     run = given_run(study, None, GivenSetup(given_space=SearchSpace(())), silent())
     measure_variants(run, variants)
     pairs = sum(record.stage == AB for record in run.store.of(ConfirmRun))
@@ -71,10 +87,19 @@ def compared(simulation: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 def main() -> int:
     """Compares everything, writes the results, and says whether all is as it must be."""
-    changes = {name: {"true_status": true, **compared(given, 1)} for name, (given, true) in CHANGES.items()}
+    changes = {
+        name: {"true_status": true, **compared(given, 1)} for name, (given, true) in CHANGES.items()
+    }
     equals = [compared({}, seed) for seed in range(EQUALS)]
-    called = {word: sum(f" % {word} than A" in found["said"] for found in equals) for word in ("slower", "faster")}
-    wrong = [name for name, found in changes.items() if found["true_status"] not in (None, found["status"])]
+    called = {
+        word: sum(f" % {word} than A" in found["said"] for found in equals)
+        for word in ("slower", "faster")
+    }
+    wrong = [
+        name
+        for name, found in changes.items()
+        if found["true_status"] not in (None, found["status"])
+    ]
     for name, found in changes.items():
         print(f"{name}: status {found['status']}, {found['pairs']} pairs: {found['said']}")
     print(f"of {EQUALS} equals called: {called}; wrong: {wrong or 'none'}")

@@ -29,16 +29,19 @@ HIGHEST = 120
 """Largest cap of process pairs that is considered."""
 
 FINALISTS_ALONE = 3
-"""So few candidates that all of them are proven: then the search, of which nothing is announced, decides nothing."""
+"""So few candidates that all of them are proven: then the search, of which nothing is announced,
+decides nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """Studies with one candidate that is 2 % faster, as their own A/A run says that they must be run.
+    """Studies with one candidate that is 2 % faster, as their own A/A run says that they must be
+    run.
 
-    Mappings are by the number of candidates. `announced`: share of studies whose A/A run says what it takes;
-    `pairs`: the cap of process pairs that it says; `found`: of those, the share that names the candidate, with the
-    lower 95 % bound.
+    Mappings are by the number of candidates. `announced`: share of studies whose A/A run says what
+    it takes; `pairs`: the cap of process pairs that it says; `found`: of those, the share that
+    names the candidate, with the lower 95 % bound.
     """
 
     machine: str
@@ -62,7 +65,9 @@ class _Kept:
         return self.outcome.winner == self.place
 
 
-def announced(name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor) -> Announced:
+def announced(
+    name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor
+) -> Announced:
     """Runs studies with what their A/A runs announce."""
     tried = {str(n): _run(case, n, studies, rng, pool) for n in (CANDIDATES, FINALISTS_ALONE)}
     told = {key: [k for k in kept if k is not None] for key, kept in tried.items()}
@@ -72,7 +77,10 @@ def announced(name: str, case: Case, studies: int, rng: np.random.Generator, poo
         announced={key: len(kept) / studies for key, kept in told.items()},
         pairs={key: _mean([k.pairs for k in kept]) for key, kept in told.items()},
         found={key: _mean([k.is_found for k in kept]) for key, kept in told.items()},
-        lower_bound={key: _lower_bound(sum(k.is_found for k in kept), len(kept)) for key, kept in told.items()},
+        lower_bound={
+            key: _lower_bound(sum(k.is_found for k in kept), len(kept))
+            for key, kept in told.items()
+        },
     )
 
 
@@ -81,16 +89,26 @@ def _run(
 ) -> list[_Kept | None]:
     places = rng.integers(candidates, size=studies).tolist()
     seeds = rng.integers(2**31, size=studies).tolist()
-    return list(pool.map(_run_as_announced, [case] * studies, [candidates] * studies, places, seeds, chunksize=4))
+    return list(
+        pool.map(
+            _run_as_announced, [case] * studies, [candidates] * studies, places, seeds, chunksize=4
+        )
+    )
 
 
 def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Kept | None:
-    """The A/A run first, then the whole study with the cap that it says; None where it says none."""
+    """The A/A run first, then the whole study with the cap that it says; None where it says
+    none.
+    """
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
     power = _power_of(case, effects, seed)
     pairs = pairs_to_find(GAIN, power.pair_sd) if power is not None else None
-    return None if pairs is None else _Kept(place=place, pairs=pairs, outcome=run_one(case, effects, seed, pairs))
+    return (
+        None
+        if pairs is None
+        else _Kept(place=place, pairs=pairs, outcome=run_one(case, effects, seed, pairs))
+    )
 
 
 def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis | None:
@@ -98,13 +116,17 @@ def _power_of(case: Case, effects: Sequence[float], seed: int) -> PowerAnalysis 
     run = open_study(simulated_study(case, effects, seed=seed))
     with contextlib.closing(run):
         begin(run)
-        return power_analysis(run.spec, run.store.of(AaRecord)[0])  # a study in memory does not work it out
+        return power_analysis(
+            run.spec, run.store.of(AaRecord)[0]
+        )  # a study in memory does not work it out
 
 
 def pairs_to_find(effect: float, pair_sd: float) -> int | None:
     """The least cap at which a gain is found 9 times in 10; None if above `HIGHEST`."""
     caps = range(FIRST_LOOK, HIGHEST + 1)
-    at = bisect.bisect_left(caps, 0.9, key=lambda cap: study_power(effect, pair_sd, most=cap, isolated=ISOLATED_RUNS))
+    at = bisect.bisect_left(
+        caps, 0.9, key=lambda cap: study_power(effect, pair_sd, most=cap, isolated=ISOLATED_RUNS)
+    )
     return caps[at] if at < len(caps) else None
 
 

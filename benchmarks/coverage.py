@@ -26,7 +26,9 @@ from harness.noise import Machine, NoiseModel, Process, log_ratios, run_pairs
 
 DEFAULTS: StudySpec = parse_study({"name": "defaults", "workload": {"entry": "llama"}})
 FINALISTS, PROCESSES, CONFIRM_PAIRS = 3, 5, 20
-"""Of the fixed proof: so many finalists, each in so many pairs of processes of so many pairs of blocks."""
+"""Of the fixed proof: so many finalists, each in so many pairs of processes of so many pairs of
+blocks.
+"""
 PLAN = SequentialPlan(cap=DEFAULTS.measure.pairs_cap)
 TRUE_LOG_RATIO = math.log(0.98)
 
@@ -35,8 +37,8 @@ TRUE_LOG_RATIO = math.log(0.98)
 class Coverage:
     """Share of intervals that hold the true ratio, per machine.
 
-    `one_process_*` and the sequential ones are about the ratio of two given processes (no process effect),
-    `confirmed*` about the settings themselves, over fresh processes.
+    `one_process_*` and the sequential ones are about the ratio of two given processes (no process
+    effect), `confirmed*` about the settings themselves, over fresh processes.
     """
 
     machine: str
@@ -56,7 +58,9 @@ def coverage(name: str, case: Case, samples: int, rng: np.random.Generator) -> C
     n, truth = samples, TRUE_LOG_RATIO
     equal = dataclasses.replace(case, model=without_process_effects(case.model))
     pairs = pair_data(equal.model, rng, np.full(n, truth - equal.shift), pairs=PLAN.cap)
-    look_holds = [_holds(hodges_lehmann(pairs[:, :k], level=PLAN.nominal_level), truth) for k in PLAN.looks]
+    look_holds = [
+        _holds(hodges_lehmann(pairs[:, :k], level=PLAN.nominal_level), truth) for k in PLAN.looks
+    ]
     stopped = [_at_stop(row.tolist()) for row in pairs]
     typical = np.full(n, truth - case.shift)
     centres = process_centres(case.model, rng, typical, processes=PROCESSES, pairs=CONFIRM_PAIRS)
@@ -83,7 +87,9 @@ def without_process_effects(model: NoiseModel) -> NoiseModel:
     return dataclasses.replace(model, process_sd=0.0, tail_share=0.0, fault_share=0.0)
 
 
-def pair_data(model: NoiseModel, rng: np.random.Generator, effects: Floats, *, pairs: int) -> Floats:
+def pair_data(
+    model: NoiseModel, rng: np.random.Generator, effects: Floats, *, pairs: int
+) -> Floats:
     """Log ratios of fresh process pairs, each on its own machine, `[*effects.shape, pairs]`.
 
     Args:
@@ -94,7 +100,9 @@ def pair_data(model: NoiseModel, rng: np.random.Generator, effects: Floats, *, p
     """
     machine = Machine(model, rng, effects.shape)
     reference, candidate = Process(machine), Process(machine, is_candidate=True)
-    reference_s, candidate_s, _ = run_pairs(reference, candidate, pairs=pairs, block_steps=BLOCK_STEPS)
+    reference_s, candidate_s, _ = run_pairs(
+        reference, candidate, pairs=pairs, block_steps=BLOCK_STEPS
+    )
     return log_ratios(reference_s, candidate_s) + effects[..., None]
 
 
@@ -108,7 +116,9 @@ def process_centres(
 
 
 def _holds_for_family(centres: Floats, truth: float) -> bool:
-    """Whether the interval of one of several finalists, corrected for their number, holds the truth."""
+    """Whether the interval of one of several finalists, corrected for their number, holds the
+    truth.
+    """
     error = float(np.std(centres, ddof=1)) / math.sqrt(len(centres))
     half = student_quantile(0.05 / FINALISTS, len(centres) - 1) * error
     return abs(float(np.mean(centres)) - truth) <= half
@@ -135,7 +145,10 @@ def covers(estimate: Estimate, truth: float) -> bool:
 def _sandwich_coverage(case: Case, rng: np.random.Generator, samples: int, count: int) -> float:
     machine = Machine(case.model, rng, (samples,))
     scale = math.exp(TRUE_LOG_RATIO - case.shift)
-    sequences = [[_run(machine), _run(machine, is_candidate=True) * scale, _run(machine)] for _ in range(count)]
+    sequences = [
+        [_run(machine), _run(machine, is_candidate=True) * scale, _run(machine)]
+        for _ in range(count)
+    ]
     runs = np.asarray(sequences)  # [count, 3, samples]
     held = []
     for before, candidate, after in np.log(np.moveaxis(runs, -1, 0)).transpose(0, 2, 1):

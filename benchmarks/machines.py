@@ -12,8 +12,9 @@ from harness.noise import EVEN_MODELS, NOISE_MODELS, UNEVEN_MODELS, NoiseModel
 class Case:
     """One machine.
 
-    A candidate's true ratio is that of the time that a long training takes: over many processes, stalls included. Its
-    typical step in a typical process is faster than that where `shift` is above 0.
+    A candidate's true ratio is that of the time that a long training takes: over many processes,
+    stalls included. Its typical step in a typical process is faster than that where `shift` is
+    above 0.
 
     Attributes:
         model: Its noise.
@@ -40,7 +41,9 @@ def _pairs_of_processes(sd: float) -> Case:
     """A machine on which one pair of processes has this standard deviation of its log ratio."""
     white_sd, blocks = sd / 2.0, 20
     within = white_sd * math.sqrt(2.0 / (3 * blocks))
-    return Case(model=NoiseModel(white_sd=white_sd, process_sd=math.sqrt((sd**2 - within**2) / 2.0)))
+    return Case(
+        model=NoiseModel(white_sd=white_sd, process_sd=math.sqrt((sd**2 - within**2) / 2.0))
+    )
 
 
 def _stalling(name: str, *, soaks: bool) -> Case:
@@ -56,7 +59,9 @@ def _attack(typical: float, *, soaks: bool = False, **model: float) -> Case:
 ATTACKS = {
     "slower after 300 steps, soaked": _attack(0.92, soaks=True, late_cost=0.18, late_steps=300.0),
     "reference slow at first, soaked": _attack(1.0, soaks=True, early_cost=0.05, early_steps=200.0),
-    "reference slow at first by little, soaked": _attack(1.0, soaks=True, early_cost=0.03, early_steps=300.0),
+    "reference slow at first by little, soaked": _attack(
+        1.0, soaks=True, early_cost=0.03, early_steps=300.0
+    ),
     "process sd 1.5 %, no gain after 300 steps, soaked": _attack(
         0.95, soaks=True, late_cost=-math.log(0.95), late_steps=300.0, process_sd=0.015
     ),
@@ -71,7 +76,10 @@ ATTACKS = {
 """Machines on which candidates look faster for as long as a proof looks."""
 
 CASES: dict[str, Case] = {
-    **{name: Case(model=model, is_even=name in EVEN_MODELS) for name, model in (EVEN_MODELS | UNEVEN_MODELS).items()},
+    **{
+        name: Case(model=model, is_even=name in EVEN_MODELS)
+        for name, model in (EVEN_MODELS | UNEVEN_MODELS).items()
+    },
     "stalls": _stalling("stalls", soaks=False),
     "rarer stalls": _stalling("rarer stalls", soaks=False),
     "stalls, soaked": _stalling("stalls", soaks=True),

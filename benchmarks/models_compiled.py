@@ -1,8 +1,9 @@
-"""A model of each family compiled for eight H100s without a GPU: memory, collectives, predicted time, canary.
+"""A model of each family compiled for eight H100s without a GPU: memory, collectives, predicted
+time, canary.
 
 Run as ``python -m benchmarks.models_compiled [MODEL ...]``; it needs the extra ``screen``. Writes
-``benchmarks/results/models_8xh100.json`` after each model, and goes on there; models with options of the host's memory
-are in ``offload_8xh100.json``. Nothing in it is measured.
+``benchmarks/results/models_8xh100.json`` after each model, and goes on there; models with options
+of the host's memory are in ``offload_8xh100.json``. Nothing in it is measured.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ OFFLOADED: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Compiles what is not yet in the results, and writes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"only these of {', '.join(MODELS)}")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help=f"only these of {', '.join(MODELS)}"
+    )
     args = parser.parse_args()
     write("models_8xh100.json", MODELS, args.models)
     if not args.models:
@@ -59,14 +62,20 @@ def main() -> None:
 
 
 def write(file: str, models: dict[str, dict[str, Any]], wanted: list[str]) -> None:
-    """Compiles the wanted ones of some models, or all that a file of results does not have of these versions."""
+    """Compiles the wanted ones of some models, or all that a file of results does not have of these
+    versions.
+    """
     path, versions = RESULTS / file, compiler_versions()
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in wanted or models:
         if found.get(name, {}).get("versions") == versions and not wanted:
             continue
         options = {"seq": 4096, **models[name]}
-        found[name] = {"options": options, "versions": versions, **compiled(name.split()[0], options)}
+        found[name] = {
+            "options": options,
+            "versions": versions,
+            **compiled(name.split()[0], options),
+        }
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(found[name]), flush=True)
 
@@ -74,7 +83,9 @@ def write(file: str, models: dict[str, dict[str, Any]], wanted: list[str]) -> No
 def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
     """What the compiler says of one model's step."""
     started = time.perf_counter()
-    job = CompileJob(entry=entry, options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8"))
+    job = CompileJob(
+        entry=entry, options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8")
+    )
     with Compiler(job) as compiler:
         screener = Screener(compiler, baseline=FlagSet())
         result = screener.result(FlagSet())
@@ -105,8 +116,15 @@ def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
 def _collectives(program: Any) -> dict[str, dict[str, float]]:
     """By kind: how many run in a step, and their GB."""
     counts = figures(program)
-    runs = {name.removesuffix(" runs a step"): count for name, count in counts.items() if name.endswith(" runs a step")}
-    return {kind: {"runs": count, "gb": round(counts[f"{kind} bytes a step"] / 1e9, 3)} for kind, count in runs.items()}
+    runs = {
+        name.removesuffix(" runs a step"): count
+        for name, count in counts.items()
+        if name.endswith(" runs a step")
+    }
+    return {
+        kind: {"runs": count, "gb": round(counts[f"{kind} bytes a step"] / 1e9, 3)}
+        for kind, count in runs.items()
+    }
 
 
 if __name__ == "__main__":

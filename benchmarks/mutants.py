@@ -1,9 +1,13 @@
-"""How many of 40 planted faults (mutants) the tests find. To be run in a clone of its own: files change.
+"""How many of 40 planted faults (mutants) the tests find. To be run in a clone of its own: files
+change.
 
-    python -m benchmarks.mutants record NAME -- ARGS     # `pytest ARGS`, noting which tests run a mutant's line
-    python -m benchmarks.mutants judge NAME [FIRST STEP] # each mutant against those tests, cheapest first, to a failure
+    # Run `pytest ARGS`, noting which tests run a mutant's line.
+    python -m benchmarks.mutants record NAME -- ARGS
+    # Run each mutant against those tests, cheapest first, to a failure.
+    python -m benchmarks.mutants judge NAME [FIRST STEP]
 
-`mutants.json` was drawn at commit 4861a01, before any test was cut: a change of an operator, condition or number each.
+`mutants.json` was drawn at commit 4861a01, before any test was cut: a change of an operator,
+condition or number each.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ _b._probe = _probe
 def is_there(mutant: dict[str, Any]) -> bool:
     """Whether the code that a mutant changes is still there."""
     path = ROOT / mutant["file"]
-    return path.exists() and mutant["old"] in map(str.strip, path.read_text(encoding="utf-8").splitlines())
+    return path.exists() and mutant["old"] in map(
+        str.strip, path.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def changed(mutant: dict[str, Any], *, probe: int | None = None) -> tuple[Path, str]:
@@ -61,16 +67,24 @@ def record(name: str, arguments: list[str]) -> None:
             path, text = changed(mutant, probe=number)
             path.write_text(text, encoding="utf-8")
     package = ROOT / "autotune/__init__.py"
-    head, future, rest = package.read_text(encoding="utf-8").partition("from __future__ import annotations\n")
+    head, future, rest = package.read_text(encoding="utf-8").partition(
+        "from __future__ import annotations\n"
+    )
     package.write_text(head + future + PROBE.replace("{HITS}", str(hits)) + rest, encoding="utf-8")
-    subprocess.run([sys.executable, "-m", "pytest", f"--costs={costs}", *arguments], cwd=ROOT, check=False)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", f"--costs={costs}", *arguments], cwd=ROOT, check=False
+    )
     subprocess.run(["git", "checkout", "--", "autotune", "harness"], cwd=ROOT, check=True)
 
 
 def judge(name: str, first: int, step: int) -> None:
-    """Runs each mutant's tests, cheapest first; a row `{mutant, tests, caught_by, seconds}` each."""
+    """Runs each mutant's tests, cheapest first; a row `{mutant, tests, caught_by, seconds}`
+    each.
+    """
     costs = json.loads((WORK / f"{name}.costs.json").read_text(encoding="utf-8"))
-    for number, mutant in list(enumerate(json.loads(LIST.read_text(encoding="utf-8"))))[first::step]:
+    for number, mutant in list(enumerate(json.loads(LIST.read_text(encoding="utf-8"))))[
+        first::step
+    ]:
         if not is_there(mutant):
             continue
         hits = WORK / name / str(number)
@@ -80,13 +94,30 @@ def judge(name: str, first: int, step: int) -> None:
         honest = path.read_bytes()
         path.write_text(text, encoding="utf-8")
         (WORK / f"tests{first}").write_text("\n".join(chosen), encoding="utf-8")
-        run = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", f"@{WORK}/tests{first}"]
-        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False) if chosen else None
+        run = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-xq",
+            "-p",
+            "no:cacheprovider",
+            f"@{WORK}/tests{first}",
+        ]
+        done = (
+            subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+            if chosen
+            else None
+        )
         path.write_bytes(honest)
         failed = done.stdout if done and done.returncode else ""
         caught = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", failed, re.MULTILINE)
         took = round(time.monotonic() - begun)
-        row = {"mutant": number, "tests": len(chosen), "caught_by": caught[1] if caught else "", "seconds": took}
+        row = {
+            "mutant": number,
+            "tests": len(chosen),
+            "caught_by": caught[1] if caught else "",
+            "seconds": took,
+        }
         with (WORK / f"{name}.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 

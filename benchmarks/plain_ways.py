@@ -1,6 +1,8 @@
-"""What people do without autotune, in virtual time: each run is a fresh process, its figure the median of its steps.
+"""What people do without autotune, in virtual time: each run is a fresh process, its figure the
+median of its steps.
 
-They run on the launcher of the study that they are compared with, so that starts, steps and noise are the same ones.
+They run on the launcher of the study that they are compared with, so that starts, steps and noise
+are the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ RUN_S = 10.0
 """Seconds of steps of a run."""
 
 LEAST_GAIN = 0.005
-"""Share of the reference's step time that a set must save to be kept: the studies' smallest effect of interest."""
+"""Share of the reference's step time that a set must save to be kept: the studies' smallest effect
+of interest.
+"""
 
 TPE_TRIALS = 60
 HALVED = 32
@@ -48,7 +52,9 @@ class Bench:
     def run(self, settings: FlagSet, *, seconds: float = RUN_S) -> float:
         """The figure of one more run of a set."""
         self._runs += 1
-        worker = self._launcher.start(settings, Path(f"/simulated/runs/{self._runs}"), progress=lambda phase: None)
+        worker = self._launcher.start(
+            settings, Path(f"/simulated/runs/{self._runs}"), progress=lambda phase: None
+        )
         step_s = statistics.median(worker.report.warmup_step_times_s)
         figure = statistics.median(worker.run_block(round(seconds / step_s)))
         worker.close()
@@ -97,7 +103,9 @@ def loop(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
 
 
 def engineer(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
-    """Each switch alone; the three best ones five times more; then those that still gain together, five times."""
+    """Each switch alone; the three best ones five times more; then those that still gain together,
+    five times.
+    """
     _try_alone(bench, names)
     best = sorted((s for s in bench.figures if s), key=bench.mean)[:3]
     bench.again(REFERENCE, 5)
@@ -112,7 +120,9 @@ def tpe(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
     bench.run(REFERENCE)
 
     def figure(trial: optuna.Trial) -> float:
-        return bench.run(_set_of(n for n in names if trial.suggest_categorical(n, ["false", "true"]) == "true"))
+        return bench.run(
+            _set_of(n for n in names if trial.suggest_categorical(n, ["false", "true"]) == "true")
+        )
 
     study.optimize(figure, n_trials=TPE_TRIALS)
     bench.end_search()
@@ -121,7 +131,9 @@ def tpe(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
 
 
 def halving(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
-    """Random sets for a quarter of a run; the better half for twice as long, and so on; the last one three times."""
+    """Random sets for a quarter of a run; the better half for twice as long, and so on; the last
+    one three times.
+    """
     rng = np.random.default_rng(seed)
     sets = [_set_of(n for n in names if rng.random() < 0.5) for _ in range(HALVED)]
     bench.run(REFERENCE)

@@ -1,7 +1,9 @@
-"""The quickstart's workload with a known amount of extra work, for `real_truth.py`: an effect whose size is known.
+"""The quickstart's workload with a known amount of extra work, for `real_truth.py`: an effect whose
+size is known.
 
-`PLANTED_ITERATIONS` small matrix products are appended to every step; 0 appends nothing. They cost the same in every
-step, so how much slower one makes it can be calibrated by a large number of them and scaled down.
+`PLANTED_ITERATIONS` small matrix products are appended to every step; 0 appends nothing. They cost
+the same in every step, so how much slower one makes it can be calibrated by a large number of them
+and scaled down.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def build(devices: Any = None, **options: Any) -> Workload:
         if iterations:
             start = jnp.full((96, 96), 1e-3, jnp.float32) + metrics["grad_norm"]
             end = jax.lax.fori_loop(0, iterations, lambda _, x: jnp.tanh(x @ x), start)
-            # Times zero is not nothing to XLA (infinity times zero is not zero), so the work stays in the program.
+            # Times zero is not nothing to XLA (infinity times zero is not zero), so the work stays
+            # in the program.
             metrics = {**metrics, "loss": metrics["loss"] + 0.0 * end[0, 0]}
         return state, metrics
 

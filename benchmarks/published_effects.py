@@ -1,9 +1,11 @@
-"""What do published effects bring the search of eight GPUs, where they hold and where half of them have the other sign?
+"""What do published effects bring the search of eight GPUs, where they hold and where half of them
+have the other sign?
 
-Run as ``python -m benchmarks.published_effects [--seeds N] [--workers N]``. The space is that of
-`studies/eight-gpus-fsdp.toml` on a described node of H100s. On the first machine each published idea does what is
-expected of it, give or take; on the second, half of the ideas do the opposite. A few other settings act on both. Each
-search is run with the published ideas as its first trials and as its prior, and without either. Writes
+Run as ``python -m benchmarks.published_effects [--seeds N] [--workers
+N]``. The space is that of `studies/eight-gpus-fsdp.toml` on a described node of H100s. On the first
+machine each published idea does what is expected of it, give or take; on the second, half of the
+ideas do the opposite. A few other settings act on both. Each search is run with the published ideas
+as its first trials and as its prior, and without either. Writes
 ``benchmarks/results/published_effects.json``.
 """
 
@@ -46,10 +48,14 @@ NEAR = 0.01
 """How far above the best set's log ratio a set counts as the best one."""
 
 SCATTER = 0.5
-"""How far the truth lies from what is expected, in standard deviations of the latter; 0.02 at most."""
+"""How far the truth lies from what is expected, in standard deviations of the latter; 0.02 at
+most.
+"""
 
 OTHERS, OTHERS_SIZE = 5, 0.02
-"""How many settings act of which nothing was published, and the standard deviation of their effects."""
+"""How many settings act of which nothing was published, and the standard deviation of their
+effects.
+"""
 
 NEVER_ALONE = (*MEMORY_FRACTIONS, "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB")
 """Settings that only make room for others."""
@@ -97,9 +103,13 @@ def log_ratio(truth: Truth, settings: FlagSet) -> float:
 
 
 def best_set(space: SearchSpace, truth: Truth) -> FlagSet:
-    """Finds the best set: one setting at a time from the default and from each idea, some of which exclude others."""
+    """Finds the best set: one setting at a time from the default and from each idea, some of which
+    exclude others.
+    """
     starts = [FlagSet(), *(e.settings for e in study_space()[1].expected)]
-    return min((_descend(space, truth, dict(start)) for start in starts), key=lambda s: log_ratio(truth, s))
+    return min(
+        (_descend(space, truth, dict(start)) for start in starts), key=lambda s: log_ratio(truth, s)
+    )
 
 
 def _descend(space: SearchSpace, truth: Truth, chosen: dict[str, str]) -> FlagSet:
@@ -124,7 +134,9 @@ def _descend(space: SearchSpace, truth: Truth, chosen: dict[str, str]) -> FlagSe
 
 
 def search(machine: str, arm: str, seed: int) -> dict[str, Any]:
-    """Runs one search; returns the number of trials to the best set, and how good the best set was on the way."""
+    """Runs one search; returns the number of trials to the best set, and how good the best set was
+    on the way.
+    """
     spec, space = study_space()
     truth = truth_of(space, seed, MACHINES[machine])
     optimum = log_ratio(truth, best_set(space, truth))
@@ -143,26 +155,42 @@ def search(machine: str, arm: str, seed: int) -> dict[str, Any]:
         proposer.tell(TrialResult(**dict(config), **dict(measured_as(seen, NOISE))))
         reached.append(min(value, *reached[-1:], 0.0))
     near = [n for n, value in enumerate(reached, 1) if value <= optimum + NEAR]
-    share = {str(n): round(reached[min(n, len(reached)) - 1] / optimum, 3) for n in (4, 8, 16, TRIALS)}
+    share = {
+        str(n): round(reached[min(n, len(reached)) - 1] / optimum, 3) for n in (4, 8, 16, TRIALS)
+    }
     return {
-        "machine": machine, "arm": arm, "seed": seed, "optimum": round(math.exp(optimum), 4),
-        "trials_to_best": near[0] if near else None, "share_of_gain": share,
-    }  # fmt: skip
+        "machine": machine,
+        "arm": arm,
+        "seed": seed,
+        "optimum": round(math.exp(optimum), 4),
+        "trials_to_best": near[0] if near else None,
+        "share_of_gain": share,
+    }
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns medians for each machine and arm; a search that did not reach the best set counts as `TRIALS` + 1."""
+    """Returns medians for each machine and arm; a search that did not reach the best set counts as
+    `TRIALS` + 1.
+    """
     found = []
     for machine in MACHINES:
         for arm in ARMS:
             mine = [row for row in rows if (row["machine"], row["arm"]) == (machine, arm)]
             trials = [row["trials_to_best"] or TRIALS + 1 for row in mine]
-            shares = {n: statistics.mean(row["share_of_gain"][n] for row in mine) for n in mine[0]["share_of_gain"]}
-            found.append({
-                "machine": machine, "arm": arm, "searches": len(mine), "median_trials": statistics.median(trials),
-                "reached": sum(t <= TRIALS for t in trials),
-                "share_of_gain": {n: round(share, 3) for n, share in shares.items()},
-            })  # fmt: skip
+            shares = {
+                n: statistics.mean(row["share_of_gain"][n] for row in mine)
+                for n in mine[0]["share_of_gain"]
+            }
+            found.append(
+                {
+                    "machine": machine,
+                    "arm": arm,
+                    "searches": len(mine),
+                    "median_trials": statistics.median(trials),
+                    "reached": sum(t <= TRIALS for t in trials),
+                    "share_of_gain": {n: round(share, 3) for n, share in shares.items()},
+                }
+            )
     return found
 
 
@@ -173,7 +201,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
     study_space()
-    jobs = [(machine, arm, seed) for seed in range(asked.seeds) for machine in MACHINES for arm in ARMS]
+    jobs = [
+        (machine, arm, seed) for seed in range(asked.seeds) for machine in MACHINES for arm in ARMS
+    ]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(asked.workers) as pool:
         for row in pool.map(search, *zip(*jobs, strict=True)):
@@ -186,7 +216,13 @@ def main() -> None:
 
 def _write(rows: list[dict[str, Any]]) -> None:
     """Writes what has been searched so far."""
-    found = {"trials": TRIALS, "noise": NOISE, "near": NEAR, "summary": summary(rows), "searches": rows}
+    found = {
+        "trials": TRIALS,
+        "noise": NOISE,
+        "near": NEAR,
+        "summary": summary(rows),
+        "searches": rows,
+    }
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

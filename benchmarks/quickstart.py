@@ -1,11 +1,12 @@
-"""Does `make quickstart` prove its winner? Whole runs on this machine, with and without a second load of one core.
+"""Does `make quickstart` prove its winner? Whole runs on this machine, with and without a second
+load of one core.
 
     python -m benchmarks.quickstart [--runs 20] [--out FILE]
 
-Every second run has a process beside it that loads one core without a pause. A winner is measured again by `autotune
-recheck`, in fresh pairs of processes: it is right if that confirms it, and wrong if that says that it is not faster.
-Beside each run stand the load of the machine when it began and the seconds that it took. Exit status 1 if a run names a
-wrong winner.
+Every second run has a process beside it that loads one core without a pause. A winner is measured
+again by `autotune recheck`, in fresh pairs of processes: it is right if that confirms it, and wrong
+if that says that it is not faster. Beside each run stand the load of the machine when it began and
+the seconds that it took. Exit status 1 if a run names a wrong winner.
 """
 
 from __future__ import annotations
@@ -55,11 +56,15 @@ def call(folder: str, *words: str) -> int:
     """Runs a command of autotune; its exit status."""
     command = [sys.executable, "-m", "autotune", *words]
     with (Path(folder) / "log").open("a", encoding="utf-8") as log:
-        return subprocess.run(command, check=False, timeout=LONGEST_S, stdout=log, stderr=log).returncode
+        return subprocess.run(
+            command, check=False, timeout=LONGEST_S, stdout=log, stderr=log
+        ).returncode
 
 
 def one_run(folder: str) -> dict[str, Any]:
-    """Runs the study once by the command line, has its winner measured again, and says how both ended."""
+    """Runs the study once by the command line, has its winner measured again, and says how both
+    ended.
+    """
     load, began = os.getloadavg()[0], time.monotonic()
     path = Path(folder) / "run"
     call(folder, "run", str(STUDY), "--run-dir", str(path))
@@ -93,19 +98,33 @@ def main() -> int:
     """Runs the study so many times; the results are complete after each run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "quickstart.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "quickstart.json"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the study that runs ends with this
     runs: list[dict[str, Any]] = []
     for number in range(given.runs):
         is_busy = number % 2 == 1
-        with tempfile.TemporaryDirectory() as folder, second_load() if is_busy else contextlib.nullcontext():
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            second_load() if is_busy else contextlib.nullcontext(),
+        ):
             runs.append({"second_load": is_busy, **one_run(folder)})
-        machine = {"cpu": describe_machine().get("cpu"), "cpus": os.cpu_count(), "jaxlib": version("jaxlib")}
-        given.out.write_text(json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+        machine = {
+            "cpu": describe_machine().get("cpu"),
+            "cpus": os.cpu_count(),
+            "jaxlib": version("jaxlib"),
+        }
+        given.out.write_text(
+            json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n", encoding="utf-8"
+        )
         print(runs[-1], flush=True)
     wrong = [run for run in runs if run["recheck_status"] == 1]
-    print(f"of {len(runs)} runs {sum(run['is_right'] for run in runs)} name the right winner, {len(wrong)} a wrong one")
+    print(
+        f"of {len(runs)} runs {sum(run['is_right'] for run in runs)} name the right winner, "
+        f"{len(wrong)} a wrong one"
+    )
     return 1 if wrong else 0
 
 

@@ -1,12 +1,13 @@
-"""Do predicted step times order programs as measurements do? Spearman and Kendall for whatever was measured on GPUs.
+"""Do predicted step times order programs as measurements do? Spearman and Kendall for whatever was
+measured on GPUs.
 
-Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, such as those that
-`benchmarks.gpu.search` leaves. Each measured set is compiled for the GPUs it ran on, without them, and predicted.
-Writes ``benchmarks/results/rank_correlation.json``. Where there is no measurement on a GPU the file says so: XLA:CPU
-shows no schedule, so nothing is predicted for CPUs.
+Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, such
+as those that `benchmarks.gpu.search` leaves. Each measured set is compiled for the GPUs it ran on,
+without them, and predicted. Writes ``benchmarks/results/rank_correlation.json``. Where there is no
+measurement on a GPU the file says so: XLA:CPU shows no schedule, so nothing is predicted for CPUs.
 
-Left out are sets with a setting that is read at run time or decides the on-device autotuner: no compilation shows what
-such a setting does.
+Left out are sets with a setting that is read at run time or decides the on-device autotuner: no
+compilation shows what such a setting does.
 """
 
 from __future__ import annotations
@@ -99,35 +100,50 @@ def check_predictions(store: Store, *, cache_dir: Path | None = None) -> Predict
     """
     target, topology = _cluster(store)
     with open_screener(
-        store.spec, study_dir=Path(store.study_dir), target=target, topology=topology, cache_dir=cache_dir,
+        store.spec,
+        study_dir=Path(store.study_dir),
+        target=target,
+        topology=topology,
+        cache_dir=cache_dir,
         progress=lambda what: print(what[:120], flush=True),
-    ) as (_, screen):  # fmt: skip
+    ) as (_, screen):
         found = measured_programs(store, screen)
     if not found:
-        raise LaunchError(f"a run must have measured a program that compiles here but of {store.path} none does")
+        raise LaunchError(
+            f"a run must have measured a program that compiles here but of {store.path} none does"
+        )
     predicted = [predict_step(m.program, target, topology).step_s for m in found]
     measured = [m.step_s for m in found]
     return PredictionCheck(
-        agreement=agreement(predicted, measured), factor=factor(predicted, measured), measured=tuple(found),
-        predicted_s=tuple(predicted), target=target.name, topology=str(topology),
-    )  # fmt: skip
+        agreement=agreement(predicted, measured),
+        factor=factor(predicted, measured),
+        measured=tuple(found),
+        predicted_s=tuple(predicted),
+        target=target.name,
+        topology=str(topology),
+    )
 
 
 def _cluster(store: Store) -> tuple[Target, Topology]:
     """Where a run was measured."""
     spec, aa_run = store.spec, store.last(AaRecord)
     if aa_run is None or spec.device.platform != "cuda":
-        raise StudyFileError(f"a run must be measured on GPUs but {store.path} has no measurement on a GPU")
+        raise StudyFileError(
+            f"a run must be measured on GPUs but {store.path} has no measurement on a GPU"
+        )
     target, topology = cluster_that_ran(spec, aa_run.reference)
     if target is None:
         raise StudyFileError(
-            f"the GPU must be one of `autotune targets list` but {store.path} ran on {aa_run.reference.device_kind!r}"
+            f"the GPU must be one of `autotune targets list` but {store.path} ran on "
+            f"{aa_run.reference.device_kind!r}"
         )
     return target, topology
 
 
 def measured_programs(store: Store, screen: Screener) -> list[Measured]:
-    """The reference and every measured set that differs from it in its program alone; equal programs once."""
+    """The reference and every measured set that differs from it in its program alone; equal
+    programs once.
+    """
     aa_run = store.last(AaRecord)
     assert aa_run is not None
     reference_s = aa_run.comparison.reference_step_s
@@ -145,7 +161,10 @@ def measured_programs(store: Store, screen: Screener) -> list[Measured]:
         if program is not None:
             programs[program.fingerprint] = program
             times.setdefault(program.fingerprint, []).append((settings, step_s))
-    return [Measured(t[0][0], programs[key], statistics.median(s for _, s in t)) for key, t in times.items()]
+    return [
+        Measured(t[0][0], programs[key], statistics.median(s for _, s in t))
+        for key, t in times.items()
+    ]
 
 
 def factor(predicted_s: Sequence[float], measured_s: Sequence[float]) -> float:
@@ -171,9 +190,12 @@ def agreement(predicted_s: Sequence[float], measured_s: Sequence[float]) -> Agre
             drawn.append(float(spearmanr(x[i], y[i]).statistic))
     low, high = np.quantile(drawn, (0.025, 0.975))
     return Agreement(
-        count=len(x), spearman=float(spearmanr(x, y).statistic), low=float(low), high=float(high),
+        count=len(x),
+        spearman=float(spearmanr(x, y).statistic),
+        low=float(low),
+        high=float(high),
         kendall=float(kendalltau(x, y).statistic),
-    )  # fmt: skip
+    )
 
 
 def of_run(store: Store) -> dict[str, Any]:
@@ -197,14 +219,18 @@ def of_run(store: Store) -> dict[str, Any]:
 
 def main() -> None:
     """Compares every run that is named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", nargs="*", type=Path)
     args = parser.parse_args()
     found = {str(run): of_run(Store.open(run)) for run in args.runs}
     data = {
         "versions": compiler_versions(),
         "runs": found,
-        "note": "" if found else "no measurement on a GPU lies here: no rank correlation can be given",
+        "note": ""
+        if found
+        else "no measurement on a GPU lies here: no rank correlation can be given",
     }
     path = RESULTS / "rank_correlation.json"
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -5,11 +5,13 @@
 Three questions, each answered by whole studies with real worker processes:
 
 * twelve candidates that are identical to the reference: is a winner named? (None may be.)
-* a reference that does a known share of extra work: is the candidate without it named the winner, and by how much?
+* a reference that does a known share of extra work: is the candidate without it named the winner,
+  and by how much?
 * a candidate that does that extra work: is it proven slower?
 
-The extra work is calibrated by interleaved pairs, so that it is that share on this machine now; see `planted.py`.
-"""
+The extra work is calibrated by interleaved pairs, so that it is that share on this machine now; see
+`planted.py`.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, An
 
 @contextmanager
 def bursts(seed: int) -> Iterator[None]:
-    """A second process that loads one core in bursts of 0.1 to 2 s, with pauses of the same kind."""
+    """A second process that loads one core in bursts of 0.1 to 2 s, with pauses of the same
+    kind.
+    """
     process = multiprocessing.get_context("spawn").Process(target=_burn, args=(seed,), daemon=True)
     process.start()
     try:
@@ -92,7 +96,9 @@ def begin(spec: StudySpec, folder: str, console: Console | None = None) -> Study
 
 
 def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
-    """Runs one study whole; gives its figures, and the proof of `slow` in the same run directory."""
+    """Runs one study whole; gives its figures, and the proof of `slow` in the same run
+    directory.
+    """
     with tempfile.TemporaryDirectory() as folder:
         study_run = begin(spec, folder)
         conclusion = run_study(study_run)
@@ -101,7 +107,10 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
             with contextlib.closing(begin(spec, folder)) as again:
                 driver.begin(again)
                 proven = Driver(again).prove(slow, trial=1, stage="slowdown")
-            found["proof"] = {"verdict": str(proven.verdict), "estimate": _interval(proven.estimate)}
+            found["proof"] = {
+                "verdict": str(proven.verdict),
+                "estimate": _interval(proven.estimate),
+            }
         return found
 
 
@@ -119,7 +128,9 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
         "trials": [
             {
                 "status": str(r.status),
-                "finding": r.finding_at(min_effect=store.spec.measure.min_effect, provable=aa_run.provable),
+                "finding": r.finding_at(
+                    min_effect=store.spec.measure.min_effect, provable=aa_run.provable
+                ),
                 "estimate": _interval(r.comparison.estimate) if r.comparison else None,
                 "pairs": r.comparison.pair_count if r.comparison else 0,
             }
@@ -130,7 +141,11 @@ def describe(store: Store, conclusion: ConclusionRecord) -> dict[str, Any]:
 
 
 def _interval(estimate: Any) -> list[float] | None:
-    return None if estimate is None else [round(x, 4) for x in (estimate.ratio, estimate.low, estimate.high)]
+    return (
+        None
+        if estimate is None
+        else [round(x, 4) for x in (estimate.ratio, estimate.low, estimate.high)]
+    )
 
 
 def calibrate(effect: float, *, large: int = 3000) -> int:
@@ -156,13 +171,20 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
 
 
 def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[str, Any]:
-    """Only the proof that the extra work is slower: fresh pairs of processes, so many pairs of blocks in each."""
+    """Only the proof that the extra work is slower: fresh pairs of processes, so many pairs of
+    blocks in each.
+    """
     spec = study("proof", candidates=[{VARIABLE: str(iterations)}], baseline={})
     sizes = {"pairs": pairs, "processes": processes}
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(begin(spec, folder)) as session:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(begin(spec, folder)) as session,
+    ):
         driver.begin(session)
-        found = Driver(session).prove(FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown")
+        found = Driver(session).prove(
+            FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown"
+        )
         runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {
         "iterations": iterations,
@@ -176,33 +198,48 @@ def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[st
 
 def main() -> None:
     """Entry point; prints the tally and writes it as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--aa", action="store_true", help="only the twelve identical candidates")
     parser.add_argument("--planted", action="store_true", help="only the planted effects")
     parser.add_argument("--speed-up", action="store_true", help="only the planted gain")
-    parser.add_argument("--runs", type=int, default=1, help="how often each study is run; all are reported")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="how often each study is run; all are reported"
+    )
     parser.add_argument("--effect", type=float, default=0.03)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "real_truth.json")
     parser.add_argument("--proof", type=int, metavar="PAIRS", help="only the proof of a slow-down")
-    parser.add_argument("--processes", type=int, default=5, help="fresh pairs of processes in that proof")
+    parser.add_argument(
+        "--processes", type=int, default=5, help="fresh pairs of processes in that proof"
+    )
     parser.add_argument("--iterations", type=int, help="extra work, instead of calibrating it")
     arguments = parser.parse_args()
     if arguments.proof:
         with bursts(arguments.seed):
             iterations = arguments.iterations or calibrate(arguments.effect)
-            found = proof_of_slowdown(iterations, pairs=arguments.proof, processes=arguments.processes)
+            found = proof_of_slowdown(
+                iterations, pairs=arguments.proof, processes=arguments.processes
+            )
         proof = {"provenance": describe_machine(), "effect": arguments.effect, **found}
         arguments.out.write_text(json.dumps(proof, indent=1) + "\n", encoding="utf-8")
         print(proof)
         return
     everything = not (arguments.aa or arguments.planted or arguments.speed_up)
-    result: dict[str, Any] = {"provenance": describe_machine(), "effect": arguments.effect, "runs": []}
+    result: dict[str, Any] = {
+        "provenance": describe_machine(),
+        "effect": arguments.effect,
+        "runs": [],
+    }
 
     def keep(name: str, found: dict[str, Any]) -> None:
         result["runs"].append({"study": name, **found})
         arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"{name}: {found['outcome']} in {found['wall_s']:.0f} s; {found['sentence']}; {found.get('proof', '')}")
+        print(
+            f"{name}: {found['outcome']} in {found['wall_s']:.0f} s; {found['sentence']}; "
+            f"{found.get('proof', '')}"
+        )
 
     with bursts(arguments.seed):
         for _ in range(arguments.runs):
@@ -212,10 +249,15 @@ def main() -> None:
             if arguments.speed_up or arguments.planted or everything:
                 extra = str(calibrate(arguments.effect))
                 candidates = [{VARIABLE: "0"}, {LABEL: "1"}]
-                keep("speed-up", run(study("speed-up", candidates=candidates, baseline={VARIABLE: extra})))
+                keep(
+                    "speed-up",
+                    run(study("speed-up", candidates=candidates, baseline={VARIABLE: extra})),
+                )
             if arguments.planted or everything:
                 slow = FlagSet({VARIABLE: extra})
-                keep("slow-down", run(study("slow-down", candidates=[dict(slow)], baseline={}), slow))
+                keep(
+                    "slow-down", run(study("slow-down", candidates=[dict(slow)], baseline={}), slow)
+                )
 
 
 if __name__ == "__main__":

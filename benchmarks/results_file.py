@@ -1,4 +1,6 @@
-"""The results of a benchmark that is run in parts: rows by part and machine, kept as they come, shown as tables."""
+"""The results of a benchmark that is run in parts: rows by part and machine, kept as they come,
+shown as tables.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,11 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def keep(path: Path, part: str, row: Row, *, parts: Sequence[str], machines: Mapping[str, Any]) -> None:
-    """Puts a row in the place of an older one of the same part and machine; several runs may do so at once.
+def keep(
+    path: Path, part: str, row: Row, *, parts: Sequence[str], machines: Mapping[str, Any]
+) -> None:
+    """Puts a row in the place of an older one of the same part and machine; several runs may do so
+    at once.
 
     Args:
         path: A JSON file; made if it is not there.
@@ -30,7 +35,10 @@ def keep(path: Path, part: str, row: Row, *, parts: Sequence[str], machines: Map
         results[part] = [*mine, json.loads(json.dumps(row))]
         order = list(machines)
         ordered = {
-            p: sorted((r for r in results[p] if r["machine"] in machines), key=lambda r: order.index(r["machine"]))
+            p: sorted(
+                (r for r in results[p] if r["machine"] in machines),
+                key=lambda r: order.index(r["machine"]),
+            )
             for p in parts
             if p in results
         }
@@ -40,7 +48,9 @@ def keep(path: Path, part: str, row: Row, *, parts: Sequence[str], machines: Map
 
 
 def read(path: Path) -> dict[str, list[Row]]:
-    """Rows of each part, those of runs before made-with was kept left out; empty where there is no file."""
+    """Rows of each part, those of runs before made-with was kept left out; empty where there is no
+    file.
+    """
     if not path.exists():
         return {}
     results: dict[str, list[Row]] = json.loads(path.read_text())["results"]
@@ -72,7 +82,9 @@ def _flatten(row: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= {f"{key} {inner}": text for inner, text in _flatten(value).items()}
         elif isinstance(value, float):
-            flat[key] = "-" if math.isnan(value) else f"{value:.1f}" if value >= 2 else f"{value:.4f}"
+            flat[key] = (
+                "-" if math.isnan(value) else f"{value:.1f}" if value >= 2 else f"{value:.4f}"
+            )
         else:
             flat[key] = "-" if value is None else str(value)
     return flat

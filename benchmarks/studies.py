@@ -1,8 +1,9 @@
-"""Whole studies on simulated machines: the shipped stages, from the A/A run to the conclusion, none of them copied.
+"""Whole studies on simulated machines: the shipped stages, from the A/A run to the conclusion, none
+of them copied.
 
-What is simulated is what lies below the stages: workers that draw step times of known truth (`SimulatedLauncher`), and
-a run directory in memory. Candidates are two settings each, one that carries the effect and one that does nothing, so
-that finalists are minimised.
+What is simulated is what lies below the stages: workers that draw step times of known truth
+(`SimulatedLauncher`), and a run directory in memory. Candidates are two settings each, one that
+carries the effect and one that does nothing, so that finalists are minimised.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ STEP_S = Simulation().step_s
 PAIR_S = 2 * BLOCK_STEPS * STEP_S
 """Seconds of one pair of blocks of a simulated study."""
 BOTH_AT_ONCE = 1.5
-"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
+"""What starting two processes at once takes, over starting one: they share the machine that
+compiles them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,9 @@ class Cost:
     alone_s: float = 0.0
 
     def minutes(self, start_s: float) -> float:
-        """Minutes, where starting one process takes so many seconds, and two at once half as long again."""
+        """Minutes, where starting one process takes so many seconds, and two at once half as long
+        again.
+        """
         interleaved = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
         return (interleaved + 2 * self.alone_pairs * start_s + self.alone_s) / 60.0
 
@@ -104,9 +109,11 @@ class StudyOutcome:
     """What one simulated study came to.
 
     Attributes:
-        winner: Index of the candidate that is named, or None; -1 if what is named has lost what carries its effect.
+        winner: Index of the candidate that is named, or None; -1 if what is named has lost what
+            carries its effect.
         is_minimal: Whether what is named has lost the setting that does nothing.
-        proven: Index of the candidate that was proven, or whose proof got furthest, whatever came of it.
+        proven: Index of the candidate that was proven, or whose proof got furthest, whatever came
+            of it.
         search_ratio: The search's own estimate of that candidate.
         reported: What the conclusion says of the winner.
         search_pairs: Pairs of blocks that the search used.
@@ -129,8 +136,11 @@ def candidate(index: int) -> FlagSet:
     return FlagSet({f"xla_effect_{index}": "1", f"xla_passenger_{index}": "1"})
 
 
-def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processes: int | None = None) -> StudySpec:
-    """A study of candidates with these true log ratios of typical steps; the rest is the shipped default.
+def simulated_study(
+    case: Case, effects: Sequence[float], *, seed: int, processes: int | None = None
+) -> StudySpec:
+    """A study of candidates with these true log ratios of typical steps; the rest is the shipped
+    default.
 
     Args:
         case: The machine, and whether the winner is soaked.
@@ -145,7 +155,8 @@ def simulated_study(case: Case, effects: Sequence[float], *, seed: int, processe
             "workload": {"entry": "llama"},
             "device": {"platform": "cpu"},
             "search": {"trials": len(effects)},
-            "confirm": ({} if case.soaks else {"soak": 0}) | ({} if processes is None else {"processes": processes}),
+            "confirm": ({} if case.soaks else {"soak": 0})
+            | ({} if processes is None else {"processes": processes}),
             "simulation": {
                 "noise": asdict(case.model),
                 "effects": {f"xla_effect_{i}=1": math.exp(e) for i, e in enumerate(effects)},
@@ -161,15 +172,21 @@ def open_study(spec: StudySpec) -> StudyRun:
     return given_run(spec, None, GivenSetup(given_space=SearchSpace(()), first=first), silent())
 
 
-def run_one(case: Case, effects: Sequence[float], seed: int, processes: int | None = None) -> StudyOutcome:
+def run_one(
+    case: Case, effects: Sequence[float], seed: int, processes: int | None = None
+) -> StudyOutcome:
     """One study from its A/A run to its conclusion."""
     run = open_study(simulated_study(case, effects, seed=seed, processes=processes))
     conclusion = run_study(run)
     store = run.store
     trials = {r.number: r for r in store.of(TrialResult)}
-    finals = sorted((f for f in store.of(FinalistResult) if f.stage == CONFIRM), key=lambda f: f.process_count)
+    finals = sorted(
+        (f for f in store.of(FinalistResult) if f.stage == CONFIRM), key=lambda f: f.process_count
+    )
     searched = trials[finals[-1].trial].comparison if finals else None
-    ablated = [a.comparison.pair_count for a in store.of(AblationResult) if a.comparison is not None]
+    ablated = [
+        a.comparison.pair_count for a in store.of(AblationResult) if a.comparison is not None
+    ]
     is_winner = conclusion.outcome is Outcome.WINNER
     return StudyOutcome(
         winner=_named(conclusion) if is_winner else None,
@@ -177,7 +194,9 @@ def run_one(case: Case, effects: Sequence[float], seed: int, processes: int | No
         proven=finals[-1].trial - 1 if finals else None,
         search_ratio=searched.estimate.ratio if searched is not None else None,
         reported=conclusion.estimate if is_winner else None,
-        search_pairs=sum(r.comparison.pair_count for r in trials.values() if r.comparison is not None),
+        search_pairs=sum(
+            r.comparison.pair_count for r in trials.values() if r.comparison is not None
+        ),
         ablation_pairs=sum(ablated),
         cost=cost_of(store.of(ConfirmRun)),
     )
@@ -189,8 +208,13 @@ def _named(conclusion: ConclusionRecord) -> int:
 
 
 def run_studies(
-    case: Case, effects: npt.NDArray[np.float64], rng: np.random.Generator, pool: ProcessPoolExecutor
+    case: Case,
+    effects: npt.NDArray[np.float64],
+    rng: np.random.Generator,
+    pool: ProcessPoolExecutor,
 ) -> list[StudyOutcome]:
-    """One study for each row of `effects` (true log ratios of typical steps), on fresh machines of one kind."""
+    """One study for each row of `effects` (true log ratios of typical steps), on fresh machines of
+    one kind.
+    """
     seeds = rng.integers(2**31, size=len(effects)).tolist()
     return list(pool.map(run_one, [case] * len(effects), effects.tolist(), seeds, chunksize=8))

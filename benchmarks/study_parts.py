@@ -1,4 +1,6 @@
-"""Whole studies without and with a true winner: who is named how often, at what cost, and what is said of it."""
+"""Whole studies without and with a true winner: who is named how often, at what cost, and what is
+said of it.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,17 @@ def null_studies(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Studies with one faster candidate among eleven that are no winners; mappings are by true speed-up.
+    """Studies with one faster candidate among eleven that are no winners; mappings are by true
+    speed-up.
 
-    `found`: share of studies that name that candidate.
-    `found_9_in_10`: smallest effect found 9 times in 10, interpolated (None: not within the range tried).
-    `pairs`: process pairs of the proofs of a study; `cost` over all speed-ups.
-    `winners`: studies that named it; `held`: of those, how many report an interval that holds the truth; `bias`: mean
-    of log(reported / true ratio) over them. `coverage` over all; `typical_coverage`: of the ratio of typical steps in
-    typical processes. `named_wrong`: share of studies that name another one. `search_bias`: bias of the search's own
-    figure of what was proven. `minimal`: share of named sets that have lost the setting that does nothing.
+    `found`: share of studies that name that candidate. `found_9_in_10`: smallest effect found 9
+    times in 10, interpolated (None: not within the range tried). `pairs`: process pairs of the
+    proofs of a study; `cost` over all speed-ups. `winners`: studies that named it; `held`: of
+    those, how many report an interval that holds the truth; `bias`: mean of log(reported / true
+    ratio) over them. `coverage` over all; `typical_coverage`: of the ratio of typical steps in
+    typical processes. `named_wrong`: share of studies that name another one. `search_bias`: bias of
+    the search's own figure of what was proven. `minimal`: share of named sets that have lost the
+    setting that does nothing.
     """
 
     machine: str
@@ -95,20 +99,30 @@ class _AtEffect:
 
     @property
     def wrong(self) -> int:
-        return sum(o.winner not in (None, p) for o, p in zip(self.outcomes, self.place, strict=True))
+        return sum(
+            o.winner not in (None, p) for o, p in zip(self.outcomes, self.place, strict=True)
+        )
 
     def held(self, *, shift: float = 0.0) -> list[bool]:
-        return [covers(o.reported, self.truth - shift) for o in self.right if o.reported is not None]
+        return [
+            covers(o.reported, self.truth - shift) for o in self.right if o.reported is not None
+        ]
 
     def bias(self) -> float:
-        return _mean([math.log(o.reported.ratio) - self.truth for o in self.right if o.reported is not None])
+        return _mean(
+            [math.log(o.reported.ratio) - self.truth for o in self.right if o.reported is not None]
+        )
 
     def search_bias(self) -> list[float]:
         reached = [o for o, p in zip(self.outcomes, self.place, strict=True) if o.proven == p]
-        return [math.log(o.search_ratio) - self.truth for o in reached if o.search_ratio is not None]
+        return [
+            math.log(o.search_ratio) - self.truth for o in reached if o.search_ratio is not None
+        ]
 
 
-def power(name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor) -> Power:
+def power(
+    name: str, case: Case, studies: int, rng: np.random.Generator, pool: ProcessPoolExecutor
+) -> Power:
     """Power curve, cost, and what is reported of winners, on one machine."""
     tried = {f"{e:g}": _at_effect(case, math.log1p(-e), studies, rng, pool) for e in EFFECTS}
     everything = [o for t in tried.values() for o in t.outcomes]
@@ -144,7 +158,9 @@ def _at_effect(
     return _AtEffect(place=place, outcomes=outcomes, truth=truth)
 
 
-def crossing(effects: Sequence[float], found: Sequence[float], *, level: float = 0.9) -> float | None:
+def crossing(
+    effects: Sequence[float], found: Sequence[float], *, level: float = 0.9
+) -> float | None:
     """Smallest effect found at `level`, by linear interpolation of the curve; None past its end."""
     for i, share in enumerate(found):
         if share >= level:

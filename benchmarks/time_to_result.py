@@ -1,8 +1,10 @@
-"""How soon a study has a result: sets an hour and minutes to the optimum, to the proof and to the end, in virtual time.
+"""How soon a study has a result: sets an hour and minutes to the optimum, to the proof and to the
+end, in virtual time.
 
-`python -m benchmarks.time_to_result` prints the table and writes `benchmarks/results/time_to_result.json`; `--quick`
-runs two seeds and writes nothing. Studies run by the shipped stages on machines of which only the time is virtual
-(`harness/virtual_time.py`). Each has 20 switches: 3 gain, 5 cost, 12 do nothing; which ones, the seed says.
+`python -m benchmarks.time_to_result` prints the table and writes
+`benchmarks/results/time_to_result.json`; `--quick` runs two seeds and writes nothing. Studies run
+by the shipped stages on machines of which only the time is virtual (`harness/virtual_time.py`).
+Each has 20 switches: 3 gain, 5 cost, 12 do nothing; which ones, the seed says.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from typing import Any
 import numpy as np
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import AaRecord, ConclusionRecord, FinalistResult, Outcome, TrialResult, TrialStatus
+from autotune.model.records import (
+    AaRecord,
+    ConclusionRecord,
+    FinalistResult,
+    Outcome,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.settings.space import Parameter, SearchSpace
 from benchmarks.plain_ways import PLAIN_WAYS, Bench, Way
 from harness.noise import NoiseModel
@@ -59,37 +68,67 @@ MACHINES = {
     "H100": Machine(
         step_s=0.258,
         times=Times(
-            host_s=6.5, import_s=IMPORT_S, compile_s=5.0, device_s=2.5, fast_share=0.015, fast_s=0.7, fast_sd_s=0.18
+            host_s=6.5,
+            import_s=IMPORT_S,
+            compile_s=5.0,
+            device_s=2.5,
+            fast_share=0.015,
+            fast_s=0.7,
+            fast_sd_s=0.18,
         ),
         noise=NoiseModel(white_sd=0.0007, process_sd=0.002),
     ),
     "noisy A100": Machine(
         step_s=0.35,
         times=Times(
-            host_s=8.0, import_s=IMPORT_S, compile_s=6.0, device_s=4.0, fast_share=0.02, fast_s=1.2, fast_sd_s=0.4
+            host_s=8.0,
+            import_s=IMPORT_S,
+            compile_s=6.0,
+            device_s=4.0,
+            fast_share=0.02,
+            fast_s=1.2,
+            fast_sd_s=0.4,
         ),
-        noise=NoiseModel(white_sd=0.004, process_sd=0.004, wander_sd=0.004, outlier_share=0.01, outlier_cost=0.05),
+        noise=NoiseModel(
+            white_sd=0.004, process_sd=0.004, wander_sd=0.004, outlier_share=0.01, outlier_cost=0.05
+        ),
     ),
     "8 GPUs, start 90 s": Machine(
         step_s=0.8,
         times=Times(
-            host_s=40.0, import_s=IMPORT_S, compile_s=20.0, device_s=30.0, fast_share=0.01, fast_s=0.7, fast_sd_s=0.2
+            host_s=40.0,
+            import_s=IMPORT_S,
+            compile_s=20.0,
+            device_s=30.0,
+            fast_share=0.01,
+            fast_s=0.7,
+            fast_sd_s=0.2,
         ),
-        noise=NoiseModel(white_sd=0.002, process_sd=0.002, wander_sd=0.002, outlier_share=0.01, outlier_cost=0.03),
+        noise=NoiseModel(
+            white_sd=0.002, process_sd=0.002, wander_sd=0.002, outlier_share=0.01, outlier_cost=0.03
+        ),
         device={"platform": "cuda", "count": 8},
     ),
     "2 CPU cores": Machine(
         step_s=0.01,
         times=Times(host_s=3.0, compile_s=1.5, device_s=0.5, together=1.5, cores=2),
-        noise=NoiseModel(white_sd=0.05, process_sd=0.005, wander_sd=0.03, burst_share=0.1, burst_cost=0.2),
+        noise=NoiseModel(
+            white_sd=0.05, process_sd=0.005, wander_sd=0.03, burst_share=0.1, burst_cost=0.2
+        ),
         device={"platform": "cpu"},
     ),
 }
 
 
 def effects_of(seed: int, *, gains: Sequence[float] = GAINS) -> dict[str, float]:
-    """Switches with the factor of the step time of each, in the order in which they are searched."""
-    factors = [*(1 - g for g in gains), *(1 + c for c in COSTS), *[1.0] * (SWITCHES - len(gains) - len(COSTS))]
+    """Switches with the factor of the step time of each, in the order in which they are
+    searched.
+    """
+    factors = [
+        *(1 - g for g in gains),
+        *(1 + c for c in COSTS),
+        *[1.0] * (SWITCHES - len(gains) - len(COSTS)),
+    ]
     order = np.random.default_rng(seed).permutation(SWITCHES)
     return {f"xla_switch_{at:02d}=true": factors[index] for at, index in enumerate(order)}
 
@@ -99,17 +138,30 @@ def log_ratio_of(settings: FlagSet, effects: Mapping[str, float]) -> float:
     return sum(math.log(effects.get(f"{name}={value}", 1.0)) for name, value in settings.items())
 
 
-def study_of(machine: Machine, effects: Mapping[str, float], seed: int, **search: Any) -> SimulatedStudy:
+def study_of(
+    machine: Machine, effects: Mapping[str, float], seed: int, **search: Any
+) -> SimulatedStudy:
     """The study of a machine with the shipped defaults."""
-    simulation = {"step_s": machine.step_s, "effects": dict(effects), "noise": asdict(machine.noise)}
-    study = {"name": "virtual", "seed": seed, "workload": {"entry": "llama"}, "device": dict(machine.device)}
+    simulation = {
+        "step_s": machine.step_s,
+        "effects": dict(effects),
+        "noise": asdict(machine.noise),
+    }
+    study = {
+        "name": "virtual",
+        "seed": seed,
+        "workload": {"entry": "llama"},
+        "device": dict(machine.device),
+    }
     return parse_simulated({**study, "search": search, "simulation": simulation})
 
 
 def space_of(effects: Mapping[str, float]) -> SearchSpace:
     """All switches."""
     names = [entry.removesuffix("=true") for entry in effects]
-    return SearchSpace(tuple(Parameter(name=n, choices=("false", "true"), default="false") for n in names))
+    return SearchSpace(
+        tuple(Parameter(name=n, choices=("false", "true"), default="false") for n in names)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +171,11 @@ class Came:
     Attributes:
         sets: That were measured in its search.
         sets_per_hour: While it searched, after the A/A run or the reference.
-        answered_per_hour: Switches that each of them stands for, those that a screen left out included.
-        aa_run, found, searched, proven, end: When the A/A run ended, the optimum was first held as best, the search
-            ended, the winner was proven (isolated runs included), and all was over; None where it never was.
+        answered_per_hour: Switches that each of them stands for, those that a screen left out
+            included.
+        aa_run, found, searched, proven, end: When the A/A run ended, the optimum was first held as
+            best, the search ended, the winner was proven (isolated runs included), and all was
+            over; None where it never was.
         winner: Log of the true ratio of what is named; None if nothing is.
         lost: What that lacks to the optimum, log.
     """
@@ -140,7 +194,9 @@ class Came:
 
 def product(machine: Machine, effects: Mapping[str, float], seed: int, **search: Any) -> Came:
     """One study by the shipped stages."""
-    store = virtual_study(study_of(machine, effects, seed, **search), space_of(effects), machine.times)
+    store = virtual_study(
+        study_of(machine, effects, seed, **search), space_of(effects), machine.times
+    )
     aa_s = store.of(AaRecord)[0].at_s
     measured = [t for t in store.of(TrialResult) if t.status is TrialStatus.MEASURED]
     held: list[tuple[FlagSet, float]] = []
@@ -192,9 +248,15 @@ def came_of(
     end_s: float,
     **minutes: float | None,
 ) -> Came:
-    """What came of a study, held against the truth; `held` are the sets that it held as best, and since when."""
+    """What came of a study, held against the truth; `held` are the sets that it held as best, and
+    since when.
+    """
     optimum = sum(math.log(factor) for factor in effects.values() if factor < 1.0)
-    found = [at_s for settings, at_s in held if optimum and log_ratio_of(settings, effects) <= optimum + NEAR]
+    found = [
+        at_s
+        for settings, at_s in held
+        if optimum and log_ratio_of(settings, effects) <= optimum + NEAR
+    ]
     named = log_ratio_of(winner, effects) if winner is not None else None
     rate = 3600.0 * sets / (searched_s - begun_s) if sets else 0.0
     return Came(
@@ -226,7 +288,9 @@ SCREENED, SHORT = "autotune, screened", "autotune, 15 min"
 WAYS = ("autotune", SCREENED, SHORT, *PLAIN_WAYS)
 
 
-def summary(name: str, way: str, with_gains: Sequence[Came], without: Sequence[Came]) -> dict[str, Any]:
+def summary(
+    name: str, way: str, with_gains: Sequence[Came], without: Sequence[Came]
+) -> dict[str, Any]:
     """The row of a way on a machine; medians, over those studies that got there."""
 
     def middle(key: str) -> float | None:
@@ -234,7 +298,16 @@ def summary(name: str, way: str, with_gains: Sequence[Came], without: Sequence[C
         return round(statistics.median(values), 1) if values else None
 
     named = [c.winner for c in with_gains if c.winner is not None]
-    keys = ("sets", "sets_per_hour", "answered_per_hour", "aa_run", "found", "searched", "proven", "end")
+    keys = (
+        "sets",
+        "sets_per_hour",
+        "answered_per_hour",
+        "aa_run",
+        "found",
+        "searched",
+        "proven",
+        "end",
+    )
     return {
         "machine": name,
         "way": way,
@@ -253,17 +326,32 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows as a text table."""
     texts = [list(rows[0]), *[["-" if v is None else str(v) for v in row.values()] for row in rows]]
     widths = [max(len(line[at]) for line in texts) for at in range(len(texts[0]))]
-    return "\n".join("  ".join(t.rjust(w) for t, w in zip(line, widths, strict=True)) for line in texts)
+    return "\n".join(
+        "  ".join(t.rjust(w) for t, w in zip(line, widths, strict=True)) for line in texts
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds, nothing is written")
-    parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES), metavar="MACHINE",
-                        help=", ".join(MACHINES))  # fmt: skip
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS))
-    parser.add_argument("--seeds", type=int, default=20, help="studies of each way; three times as many without a gain")
+    parser.add_argument(
+        "--machines",
+        nargs="+",
+        choices=MACHINES,
+        default=list(MACHINES),
+        metavar="MACHINE",
+        help=", ".join(MACHINES),
+    )
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY", help=", ".join(WAYS)
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=20,
+        help="studies of each way; three times as many without a gain",
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     seeds, began = 2 if options.quick else options.seeds, time.monotonic()
@@ -272,7 +360,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.machines:
             for way in options.ways:
                 jobs = [(name, way, seed, True) for seed in range(seeds)]
-                nulls = [(name, way, seed, False) for seed in range(3 * seeds if way not in (SCREENED, SHORT) else 0)]
+                nulls = [
+                    (name, way, seed, False)
+                    for seed in range(3 * seeds if way not in (SCREENED, SHORT) else 0)
+                ]
                 came = list(pool.map(one, jobs + nulls))
                 rows.append(summary(name, way, came[:seeds], came[seeds:]))
                 if not options.quick:

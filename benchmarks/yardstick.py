@@ -1,10 +1,12 @@
-"""Whether the yardstick of tests decides alike on an idle and on a busy machine: `make test`'s limits, held often.
+"""Whether the yardstick of tests decides alike on an idle and on a busy machine: `make test`'s
+limits, held often.
 
     python -m benchmarks.yardstick [RUNS]
 
-The costs of a hundred cheap tests are stored once. Then they run RUNS times (default 6) idle and RUNS times beside two
-busy loops, each time as they are and with one that burns a quarter of the whole more; the limit is 1.15 times the
-stored total. What each run decided goes into `results/yardstick.json`.
+The costs of a hundred cheap tests are stored once. Then they run RUNS times (default 6) idle and
+RUNS times beside two busy loops, each time as they are and with one that burns a quarter of the
+whole more; the limit is 1.15 times the stored total. What each run decided goes into
+`results/yardstick.json`.
 """
 
 from __future__ import annotations
@@ -50,10 +52,13 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def chosen_tests() -> list[str]:
-    """Tests evenly spread over those of `make test` that are neither too short for the clock nor dear."""
+    """Tests evenly spread over those of `make test` that are neither too short for the clock nor
+    dear.
+    """
     stored = yardstick.read(STORED)
     assert stored is not None
-    # A name with a folder of the machine or a line's end in it cannot be given on a command line everywhere.
+    # A name with a folder of the machine or a line's end in it cannot be given on a command line
+    # everywhere.
     names = [name for name, s in stored.tests.items() if FROM_S <= s <= TO_S and name.isprintable()]
     names = [name for name in names if (ROOT / name.partition("::")[0]).exists()]
     return [names[i * len(names) // TESTS] for i in range(TESTS)]
@@ -62,7 +67,9 @@ def chosen_tests() -> list[str]:
 @contextlib.contextmanager
 def busy(loops: int) -> Iterator[None]:
     """So many processes that do nothing but count, meanwhile; at most as long as this one lives."""
-    program = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1_000_000))"
+    program = (
+        "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1_000_000))"
+    )
     processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(loops)]
     try:
         yield
@@ -74,9 +81,22 @@ def busy(loops: int) -> Iterator[None]:
 
 def run(tests: list[str], *options: str, planted: str = "") -> subprocess.CompletedProcess[str]:
     """Runs the tests as `make test` does, with more options."""
-    base = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", "-p", "benchmarks.yardstick"]
+    base = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "worksteal",
+        "-p",
+        "benchmarks.yardstick",
+    ]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), BURN: planted}
-    return subprocess.run([*base, *options, *tests], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*base, *options, *tests], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def seconds(file: Path) -> dict[str, Cost]:
@@ -94,11 +114,20 @@ def main() -> None:
         first = run(tests, "--store-costs", str(stored_file))
         stored = yardstick.read(stored_file)
         if stored is None:
-            raise SystemExit(f"The tests must pass before their costs can be stored; mend them.\n{first.stdout}")
+            raise SystemExit(
+                f"The tests must pass before their costs can be stored; mend them.\n{first.stdout}"
+            )
         slower = min(stored.tests, key=lambda name: stored.tests[name])
         rounds = round(PLANTED * stored.total_s / burn(2_000_000) * 2_000_000)
         limit_s = LIMIT * stored.total_s
-        options = ["--yardstick", str(stored_file), "--costs", str(costs_file), "--processor-limit", f"{limit_s:.3f}"]
+        options = [
+            "--yardstick",
+            str(stored_file),
+            "--costs",
+            str(costs_file),
+            "--processor-limit",
+            f"{limit_s:.3f}",
+        ]
         for number in range(runs):
             for neighbours in (0, NEIGHBOURS):
                 for planted in ("", f"{slower} {rounds}"):
@@ -115,7 +144,9 @@ def main() -> None:
                         "of_stored": round(yardstick.total_s(costs) / factor / stored.total_s, 3),
                         "failed": done.returncode != 0,
                         "named": f"{slower}\n" in done.stdout.partition("FAILED: ")[2],
-                        "tests_failed": done.stdout.partition("short test summary")[2].count("FAILED "),
+                        "tests_failed": done.stdout.partition("short test summary")[2].count(
+                            "FAILED "
+                        ),
                     }
                     rows.append(row)
                     print(json.dumps(row), flush=True)
@@ -123,9 +154,18 @@ def main() -> None:
 
 
 def write_results(rows: list[dict[str, object]], about: dict[str, object]) -> None:
-    """Writes the decisions so far, and how many of them are right: a failure just where a slower test was planted."""
+    """Writes the decisions so far, and how many of them are right: a failure just where a slower
+    test was planted.
+    """
     right = sum(row["failed"] == row["planted"] == row["named"] for row in rows)
-    result = {**about, "limit": LIMIT, "planted": PLANTED, "decisions": len(rows), "right": right, "runs": rows}
+    result = {
+        **about,
+        "limit": LIMIT,
+        "planted": PLANTED,
+        "decisions": len(rows),
+        "right": right,
+        "runs": rows,
+    }
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

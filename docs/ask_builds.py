@@ -1,14 +1,19 @@
-"""Asks new releases of jaxlib and NCCL what they have, and writes `autotune/data/asked/*.json` of the catalogue.
+"""Asks new releases of jaxlib and NCCL what they have, and writes `autotune/data/asked/*.json` of
+the catalogue.
 
-For maintainers, one command when something new is out; nothing of what it writes is edited by hand::
+For maintainers, one command when something new is out; nothing of what it writes is edited by
+hand::
 
-    python docs/ask_builds.py --jaxlib 0.13.0       # installs the release in a folder of its own, for this Python
-    python docs/ask_builds.py --xla CLONE COMMIT    # lines and help texts, from a clone of openxla/xla
-    python docs/ask_builds.py --nccl CLONE          # all releases, from a clone of NVIDIA/nccl with its tags
+    # Install the release in a folder of its own, for this Python.
+    python docs/ask_builds.py --jaxlib 0.13.0
+    python docs/ask_builds.py --xla CLONE COMMIT    # lines and help texts, from a clone of
+    openxla/xla python docs/ask_builds.py --nccl CLONE          # all releases, from a clone of
+    NVIDIA/nccl with its tags
 
-A flag has a type, its default by release, the release that it came or went with, and the line that defines it. A
-variable of NCCL has the first release that reads it, the first that no longer does, where the newest of them does so,
-and the default there if it is a number. A help text is written of flags that nobody described.
+A flag has a type, its default by release, the release that it came or went with, and the line that
+defines it. A variable of NCCL has the first release that reads it, the first that no longer does,
+where the newest of them does so, and the default there if it is a number. A help text is written of
+flags that nobody described.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ _DEFINED = "xla/debug_options_flags.cc"
 _FIELDS = "xla/xla.proto"
 _READ = (
     re.compile(r'\bNCCL_PARAM\(\w+,\s*"(?P<bare>[A-Z0-9_]+)",\s*(?P<default>.*)\);?$'),
-    re.compile(r"\bDEFINE_NCCL_PARAM\(\w+,\s*[\w *]+,\s*(?P<name>NCCL_[A-Z0-9_]+),\s*(?P<default>[^,\\]*)"),
+    re.compile(
+        r"\bDEFINE_NCCL_PARAM\(\w+,\s*[\w *]+,\s*(?P<name>NCCL_[A-Z0-9_]+),\s*(?P<default>[^,\\]*)"
+    ),
     re.compile(r'\b(?:getenv|ncclGetEnv\w*)\("(?P<name>NCCL_[A-Z0-9_]+)"\)'),
     re.compile(r'\bncclGetLevel\(.*"(?P<name>NCCL_[A-Z0-9_]+)"\)'),
     re.compile(r'\bncclGetLevel\(&\w+,\s*"(?P<name>NCCL_[A-Z0-9_]+)"'),
@@ -49,7 +56,9 @@ _OPERATORS = {ast.LShift: operator.lshift, ast.Mult: operator.mul}
 
 def main() -> None:
     """One or several of the commands above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jaxlib", metavar="RELEASE")
     parser.add_argument("--xla", nargs=2, metavar=("CLONE", "COMMIT"))
     parser.add_argument("--nccl", metavar="CLONE")
@@ -72,7 +81,9 @@ def ask_jaxlib(release: str) -> None:
         flags = probe_build(python, cache_dir=Path(folder)).flags
     asked = read_asked("xla")
     if older(release, asked["releases"][-1]):
-        raise SystemExit(f"--jaxlib must not be older than {asked['releases'][-1]}, the last that was asked")
+        raise SystemExit(
+            f"--jaxlib must not be older than {asked['releases'][-1]}, the last that was asked"
+        )
     asked["releases"] = list(dict.fromkeys([*asked["releases"], release]))
     add_release(asked["settings"], release, flags)
     _write("xla", asked)
@@ -82,7 +93,8 @@ def ask_jaxlib(release: str) -> None:
 def add_release(settings: Settings, release: str, flags: Mapping[str, FlagInfo]) -> None:
     """Adds what a newer release has. A flag that went and came back counts from its return.
 
-    A new one counts as read at run time, so that it is measured, until its written entry says otherwise.
+    A new one counts as read at run time, so that it is measured, until its written entry says
+    otherwise.
     """
     for name, flag in flags.items():
         entry = settings.setdefault(name, {"since": release, "stage": "runtime"})
@@ -104,14 +116,22 @@ def add_release(settings: Settings, release: str, flags: Mapping[str, FlagInfo])
 
 
 def ask_xla(clone: str, commit: str) -> None:
-    """Writes where the source defines each flag at a commit, and the help texts of flags that nobody described.
+    """Writes where the source defines each flag at a commit, and the help texts of flags that
+    nobody described.
 
     The line of a flag that this commit no longer has stays, with the commit that had it.
     """
-    sources = {file: _run(["git", f"--git-dir={clone}", "show", f"{commit}:{file}"]) for file in (_DEFINED, _FIELDS)}
+    sources = {
+        file: _run(["git", f"--git-dir={clone}", "show", f"{commit}:{file}"])
+        for file in (_DEFINED, _FIELDS)
+    }
     asked, catalog = read_asked("xla"), load_catalog()
     for name, entry in asked["settings"].items():
-        lines = [f"{file}:{number}" for file, source in sources.items() if (number := defining_line(source, name))]
+        lines = [
+            f"{file}:{number}"
+            for file, source in sources.items()
+            if (number := defining_line(source, name))
+        ]
         line = entry.get("source_line", "")
         if lines:
             entry["source_line"] = lines[0]
@@ -124,7 +144,9 @@ def ask_xla(clone: str, commit: str) -> None:
 
 
 def defining_line(source: str, name: str) -> int:
-    """Line that defines a flag or a field, from 1; 0 if there is none. A reserved name defines nothing."""
+    """Line that defines a flag or a field, from 1; 0 if there is none. A reserved name defines
+    nothing.
+    """
     definition = re.compile(rf'^(?!\s*reserved ).*"{name}"|^\s*[\w<>., ]+ {name} = \d+')
     return next((n for n, line in enumerate(source.splitlines(), 1) if definition.search(line)), 0)
 
@@ -139,12 +161,17 @@ def help_text(source: str, name: str) -> str:
 def ask_nccl(clone: str) -> None:
     """Writes `asked/nccl-source.json` anew, from all tags of a clone."""
     git = ["git", f"--git-dir={clone}"]
-    tags = sorted(re.findall(r"^v2[\d.]+-\d+$", _run([*git, "tag"]), re.MULTILINE), key=lambda t: release_of(t[1:]))
+    tags = sorted(
+        re.findall(r"^v2[\d.]+-\d+$", _run([*git, "tag"]), re.MULTILINE),
+        key=lambda t: release_of(t[1:]),
+    )
     releases = [tag[1:].partition("-")[0] for tag in tags]
     settings: Settings = {}
     for tag, release in zip(tags, releases, strict=True):
         came = f"NCCL {release} or older" if release == releases[0] else f"NCCL {release}"
-        text = _run([*git, "grep", "-nE", "NCCL_|getenv", tag, "--", "src/*.cc", "src/*.h", "src/*.cu"])
+        text = _run(
+            [*git, "grep", "-nE", "NCCL_|getenv", tag, "--", "src/*.cc", "src/*.h", "src/*.cu"]
+        )
         present = read_variables(text)
         for name, keys in present.items():
             settings[name] = {"since": settings.get(name, {}).get("since", came), **keys}
@@ -152,12 +179,16 @@ def ask_nccl(clone: str) -> None:
             if name not in present:
                 entry.setdefault("removed", f"NCCL {release}")
     commit = _run([*git, "rev-parse", f"{tags[-1]}^{{}}"]).strip()
-    _write("nccl-source", {"releases": [releases[0], releases[-1]], "commit": commit, "settings": settings})
+    _write(
+        "nccl-source",
+        {"releases": [releases[0], releases[-1]], "commit": commit, "settings": settings},
+    )
     print(f"NCCL {releases[-1]}: {len(present)} variables, {len(settings)} in {len(tags)} releases")
 
 
 def read_variables(text: str) -> Settings:
-    """Type, line and default of each variable that lines of ``git grep -n`` read: a number, or else any text.
+    """Type, line and default of each variable that lines of ``git grep -n`` read: a number, or else
+    any text.
 
     Of several places the one with the default counts, else the last: earlier ones tell of errors.
     """
@@ -171,13 +202,20 @@ def read_variables(text: str) -> Settings:
             if not places.get(name, ("", "", ""))[2]:
                 kind = "int" if parts.get("bare") else "string"
                 places[name] = (kind, f"{file}:{number}", parts.get("default") or "")
-    return {n: {"type": kind, **plain_default(text), "source_line": line} for n, (kind, line, text) in places.items()}
+    return {
+        n: {"type": kind, **plain_default(text), "source_line": line}
+        for n, (kind, line, text) in places.items()
+    }
 
 
 def plain_default(text: str) -> dict[str, str]:
-    """A default of the source, calculated: ``131072`` for ``(1 << 17)``; nothing if it is no number, or a mark (-2)."""
+    """A default of the source, calculated: ``131072`` for ``(1 << 17)``; nothing if it is no
+    number, or a mark (-2).
+    """
     try:
-        number = _calculated(ast.parse(re.sub(r"(?<=\d)U?LL\b", "", text.strip()), mode="eval").body)
+        number = _calculated(
+            ast.parse(re.sub(r"(?<=\d)U?LL\b", "", text.strip()), mode="eval").body
+        )
     except (SyntaxError, KeyError, ValueError):
         return {}
     return {"default": str(number)} if number >= 0 else {}
@@ -192,8 +230,12 @@ def _calculated(node: ast.expr) -> int:
 
 def _write(source: str, asked: Mapping[str, Any]) -> None:
     """Writes the answers, one line for each setting."""
-    settings = ",\n".join(f"{json.dumps(n)}: {json.dumps(asked['settings'][n])}" for n in sorted(asked["settings"]))
-    head = "".join(f"{json.dumps(key)}: {json.dumps(asked[key])},\n" for key in ("releases", "commit"))
+    settings = ",\n".join(
+        f"{json.dumps(n)}: {json.dumps(asked['settings'][n])}" for n in sorted(asked["settings"])
+    )
+    head = "".join(
+        f"{json.dumps(key)}: {json.dumps(asked[key])},\n" for key in ("releases", "commit")
+    )
     text = f'{{\n"written_by": {json.dumps(_MARK)},\n{head}"settings": {{\n{settings}\n}}}}\n'
     (DATA / "asked" / f"{source}.json").write_text(text, "utf-8")  # type: ignore[attr-defined]
 
@@ -201,7 +243,9 @@ def _write(source: str, asked: Mapping[str, Any]) -> None:
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command[:4])} ... must succeed but said: {done.stderr.strip()[-500:]}")
+        raise SystemExit(
+            f"{' '.join(command[:4])} ... must succeed but said: {done.stderr.strip()[-500:]}"
+        )
     return done.stdout
 
 

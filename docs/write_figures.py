@@ -1,6 +1,8 @@
-"""Writes figures of recorded benchmarks into the sentences of README and docs: `python docs/write_figures.py`.
+"""Writes figures of recorded benchmarks into the sentences of README and docs:
+`python docs/write_figures.py`.
 
-With ``--check`` it writes nothing and ends with status 1 if a page says another figure than `benchmarks/results`.
+With ``--check`` it writes nothing and ends with status 1 if a page says another figure than
+`benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ class Claim(NamedTuple):
 def read(name: str) -> Any:
     """A file of results: JSON, or JSON lines."""
     text = (RESULTS / name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+    return (
+        [json.loads(line) for line in text.splitlines()]
+        if name.endswith(".jsonl")
+        else json.loads(text)
+    )
 
 
 def mean(values: Iterable[float]) -> float:
@@ -76,25 +82,45 @@ def claims() -> list[Claim]:
 
 def _of_truth() -> Iterator[Claim]:
     truth = read("truth.json")["results"]
-    rows = [[row for row in truth["null"] if (row["machine"] in UNSHOWN) is is_unshown] for is_unshown in (False, True)]
+    rows = [
+        [row for row in truth["null"] if (row["machine"] in UNSHOWN) is is_unshown]
+        for is_unshown in (False, True)
+    ]
     (studies, wrong), (others, unseen) = (
-        [str(sum(row[key] for row in found)) for key in ("studies", "false_winners")] for found in rows
+        [str(sum(row[key] for row in found)) for key in ("studies", "false_winners")]
+        for found in rows
     )
     power = {row["machine"]: row for row in truth["power"]}
     quiet, loud = (power[f"pair sd {sd} %"] for sd in (0.7, 1.8))
     found = [str(round(row["found"]["0.02"] * row["studies"])) for row in (quiet, loud)]
-    held, named = (str(sum(sum(row[key].values()) for row in power.values())) for key in ("held", "winners"))
+    held, named = (
+        str(sum(sum(row[key].values()) for row in power.values())) for key in ("held", "winners")
+    )
     yield Claim(
         "docs/measurement.md",
-        r"Of (\d+) studies on (\d+) kinds of machine .*? (\d+) name a false winner.*?in (\d+) of (\d+) studies one is "
-        r"named\. A true gain of 2 % is found in (\d+) of (\d+) studies .*?by 0.7 %, and in (\d+) of (\d+) where by "
+        r"Of (\d+) studies on (\d+) kinds of machine .*? (\d+) name a false winner.*?in (\d+) of "
+        r"(\d+) studies one is "
+        r"named\. A true gain of 2 % is found in (\d+) of (\d+) studies .*?by 0.7 %, and in "
+        r"(\d+) of (\d+) where by "
         r"1.8 %.*?holds the truth for (\d+) of (\d+)",
-        [studies, str(len(rows[0])), wrong, unseen, others, found[0], str(quiet["studies"]), found[1],
-         str(loud["studies"]), held, named],
-    )  # fmt: skip
+        [
+            studies,
+            str(len(rows[0])),
+            wrong,
+            unseen,
+            others,
+            found[0],
+            str(quiet["studies"]),
+            found[1],
+            str(loud["studies"]),
+            held,
+            named,
+        ],
+    )
     yield Claim(
         "README.md",
-        r"of (\d+) without a true winner, on (\d+) kinds .*? (\d+) name one.*?found in (\d+) of (\d+) studies",
+        r"of (\d+) without a true winner, on (\d+) kinds .*? (\d+) name one.*?found in (\d+) of "
+        r"(\d+) studies",
         [studies, str(len(rows[0])), wrong, found[1], str(loud["studies"])],
     )
 
@@ -117,14 +143,19 @@ def _of_real_processes() -> Iterator[Claim]:
     winners = sum(run["outcome"] == "winner" for run in equal)
     yield Claim(
         "docs/measurement.md",
-        r"Of (\d+) studies with a planted gain .*? (\d+) name the winner; they report ([\d.]+) %, ([\d.]+) % and "
+        r"Of (\d+) studies with a planted gain .*? (\d+) name the winner; they report ([\d.]+) "
+        r"%, ([\d.]+) % and "
         r"([\d.]+) %.*?Of (\d+) studies of twelve equal candidates (\d+) name a winner",
         [str(len(runs)), str(named), *gains, str(len(equal)), str(winners)],
     )
 
 
 def _of_screening() -> Iterator[Claim]:
-    spaces = [found for file in sorted(RESULTS.glob("soundness_[0-9]*.json")) for found in read(file.name).values()]
+    spaces = [
+        found
+        for file in sorted(RESULTS.glob("soundness_[0-9]*.json"))
+        for found in read(file.name).values()
+    ]
     yield Claim(
         "docs/screening.md",
         r"Of (\d+) points in (\d+) spaces the screened space lost no program",
@@ -157,7 +188,11 @@ def _of_models() -> Iterator[Claim]:
 
 
 def _of_search() -> Iterator[Claim]:
-    rows = [r for r in read("search/families.jsonl") if (r["trials"], r["noise"], r["recipes"]) == (60, 0.01, True)]
+    rows = [
+        r
+        for r in read("search/families.jsonl")
+        if (r["trials"], r["noise"], r["recipes"]) == (60, 0.01, True)
+    ]
 
     def of(strategy: str) -> list[list[dict[str, Any]]]:
         mine = [r for r in rows if r["strategy"] == strategy]
@@ -165,10 +200,14 @@ def _of_search() -> Iterator[Claim]:
 
     for words, strategy in (("as shipped", "additive"), ("TPE", "TPE")):
         score = interval([[r["score"] for r in family] for family in of(strategy)])
-        found = [mean(mean(r["found"][at] for r in family) for family in of(strategy)) for at in ("20", "40", "60")]
+        found = [
+            mean(mean(r["found"][at] for r in family) for family in of(strategy))
+            for at in ("20", "40", "60")
+        ]
         yield Claim(
             "docs/search.md",
-            rf"\| {words} \| (\d+) \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) / ([\d.]+) / ([\d.]+) \|",
+            rf"\| {words} \| (\d+) \| ([\d.]+) \[([\d.]+), ([\d.]+)\] \| ([\d.]+) / ([\d.]+) / "
+            r"([\d.]+) \|",
             [str(len(of(strategy)[0])), *(f"{figure:.2f}" for figure in (*score, *found))],
         )
     yield _of_drawn_spaces()
@@ -181,7 +220,8 @@ def _of_search() -> Iterator[Claim]:
     ours, tpe, rival = ([f"{figure:.2f}" for figure in means[s]] for s in ("additive", "TPE", best))
     yield Claim(
         "docs/search.md",
-        r"it scores ([-\d.]+) \[([-\d.]+), ([-\d.]+)\], Optuna's TPE ([-\d.]+), .*?best strategy, `(\w+)`, ([-\d.]+) "
+        r"it scores ([-\d.]+) \[([-\d.]+), ([-\d.]+)\], Optuna's TPE ([-\d.]+), .*?best "
+        r"strategy, `(\w+)`, ([-\d.]+) "
         r"\[([-\d.]+), ([-\d.]+)\]",
         [*ours, tpe[0], best.removeprefix("kt:"), *rival],
     )
@@ -198,7 +238,8 @@ def _of_drawn_spaces() -> Claim:
     failed = [f"{mean(r['failed'] for r in rows):.1f}" for rows in drawn.values()]
     return Claim(
         "docs/search.md",
-        r"`benchmarks/search/drawn\.py`\), (\d+) seeds\..*? is ([\d.]+) % of the step time, with TPE ([\d.]+) %, with "
+        r"`benchmarks/search/drawn\.py`\), (\d+) seeds\..*? is ([\d.]+) % of the step time, with "
+        r"TPE ([\d.]+) %, with "
         r"random sets ([\d.]+) %; ([\d.]+) trials fail, of TPE ([\d.]+), of random sets ([\d.]+)\.",
         [str(len(drawn["additive"])), *regrets, *failed],
     )
@@ -209,10 +250,13 @@ def _of_conditions() -> Claim:
     for row in read("search/families.jsonl"):
         if row["family"] in scores and row["strategy"] == "additive":
             scores[row["family"]].append(row["score"])
-    figures = [figure for found in scores.values() for figure in (str(len(found)), f"{mean(found):.2f}")]
+    figures = [
+        figure for found in scores.values() for figure in (str(len(found)), f"{mean(found):.2f}")
+    ]
     return Claim(
         "docs/search.md",
-        r"`benchmarks/search/conditioned\.py`\): of (\d+) seeds with failures the score is ([\d.]+), of (\d+) with "
+        r"`benchmarks/search/conditioned\.py`\): of (\d+) seeds with failures the score is "
+        r"([\d.]+), of (\d+) with "
         r"gates ([\d.]+)\.",
         figures,
     )
@@ -223,7 +267,11 @@ def _of_time() -> Iterator[Claim]:
     figure = r"([\d.]+)"
     for words, machine in MACHINES.items():
         row, screened = rows[machine, "autotune"], rows[machine, "autotune, screened"]
-        cells = [f"{row['sets_per_hour']:.0f}", f"{screened['answered_per_hour']:.0f}", str(row["found"])]
+        cells = [
+            f"{row['sets_per_hour']:.0f}",
+            f"{screened['answered_per_hour']:.0f}",
+            str(row["found"]),
+        ]
         cells += [str(r[key]) for key in ("proven", "end") for r in (row, screened)]
         winners = rows[machine, "autotune, 15 min"]["winners"]
         if winners:
@@ -231,19 +279,34 @@ def _of_time() -> Iterator[Claim]:
             yield Claim("docs/budgets.md", pattern, [str(winners)])
         yield Claim(
             "docs/budgets.md",
-            rf"\| {words} \| {figure} \({figure}\) \| {figure} .*?\| {figure} \({figure}\) \| {figure} \({figure}\) \|",
+            rf"\| {words} \| {figure} \({figure}\) \| {figure} .*?\| {figure} \({figure}\) \| "
+            rf"{figure} \({figure}\) \|",
             cells,
         )
-    for words, way in (("autotune", "autotune"), ("a loop, .*?", "plain loop"), ("Optuna's TPE", "Optuna TPE")):
+    for words, way in (
+        ("autotune", "autotune"),
+        ("a loop, .*?", "plain loop"),
+        ("Optuna's TPE", "Optuna TPE"),
+    ):
         row = rows["H100", way]
-        cells = [f"{row['sets_per_hour']:.0f}", str(row["found"]), str(row["end"]), str(row["null_winners"])]
+        cells = [
+            f"{row['sets_per_hour']:.0f}",
+            str(row["found"]),
+            str(row["end"]),
+            str(row["null_winners"]),
+        ]
         yield Claim(
-            "README.md", rf"\| {words} \| {figure} \| {figure} min \| [a-z; ]*{figure} min \| {figure} \|", cells
+            "README.md",
+            rf"\| {words} \| {figure} \| {figure} min \| [a-z; ]*{figure} min \| {figure} \|",
+            cells,
         )
-    named = [str(rows[m, way]["null_winners"]) for m in ("noisy A100", "2 CPU cores") for way in NAMING]
+    named = [
+        str(rows[m, way]["null_winners"]) for m in ("noisy A100", "2 CPU cores") for way in NAMING
+    ]
     yield Claim(
         "README.md",
-        rf"winner in {figure} of 60 studies without a gain, TPE in {figure}, autotune in {figure}; on two CPU cores in "
+        rf"winner in {figure} of 60 studies without a gain, TPE in {figure}, autotune in "
+        rf"{figure}; on two CPU cores in "
         rf"{figure}, {figure} and {figure}\.",
         named,
     )
@@ -266,7 +329,9 @@ def written(text: str, claim: Claim) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if a figure is another")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 if a figure is another"
+    )
     options = parser.parse_args(arguments)
     before = {claim.page: (ROOT / claim.page).read_text(encoding="utf-8") for claim in claims()}
     after = dict(before)
@@ -274,7 +339,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         after[claim.page] = written(after[claim.page], claim)
     changed = [page for page in before if after[page] != before[page]]
     for page in changed:
-        print(f"{page} has other figures than benchmarks/results" + ("" if options.check else "; written anew"))
+        print(
+            f"{page} has other figures than benchmarks/results"
+            + ("" if options.check else "; written anew")
+        )
         if not options.check:
             (ROOT / page).write_text(after[page], encoding="utf-8")
     return 1 if changed and options.check else 0

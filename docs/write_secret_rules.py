@@ -14,30 +14,48 @@ from pathlib import Path
 
 TARGET = Path(__file__).resolve().parent.parent / "autotune" / "data" / "secrets.json"
 
-# `autotune.model.redaction` judges names itself: it knows those of training that hold no secret. Python's engine, which
-# backtracks, may take hours for the two rules of curl.
+# `autotune.model.redaction` judges names itself: it knows those of training that hold no secret.
+# Python's engine, which backtracks, may take hours for the two rules of curl.
 LEFT_OUT = {"generic-api-key", "curl-auth-header", "curl-auth-user"}
 
-# What gitleaks does not know: https://build.nvidia.com, a Weights & Biases server of one's own, and what the end of a
-# line cut off.
+# What gitleaks does not know: https://build.nvidia.com, a Weights & Biases server of one's own, and
+# what the end of a line cut off.
 MORE = {
     "nvidia-api-key": {"keywords": ["nvapi-"], "regex": r"\bnvapi-[\w-]{20,}"},
     "wandb-local-api-key": {"keywords": ["local-"], "regex": r"\blocal-[0-9a-f]{40}\b"},
     "token-cut-off": {
-        "keywords": ["hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "npm_"],
+        "keywords": [
+            "hf_",
+            "sk-",
+            "ghp_",
+            "gho_",
+            "ghu_",
+            "ghs_",
+            "ghr_",
+            "github_pat_",
+            "glpat-",
+            "npm_",
+        ],
         "regex": r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|npm_|sk-(?=[\w-]*\d))[\w-]{16,}",
     },
-    "private-key-cut-off": {"keywords": ["-----begin"], "regex": r"-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY[\s\S]*"},
+    "private-key-cut-off": {
+        "keywords": ["-----begin"],
+        "regex": r"-----BEGIN[ A-Z0-9_-]{0,100}PRIVATE KEY[\s\S]*",
+    },
 }
 
-LICENCE = "MIT, Copyright (c) 2019 Zachary Rice: https://github.com/gitleaks/gitleaks/blob/master/LICENSE"
+LICENCE = (
+    "MIT, Copyright (c) 2019 Zachary Rice: https://github.com/gitleaks/gitleaks/blob/master/LICENSE"
+)
 END = r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 """What must follow a token in a source file; in a command or a URL, more can."""
 
 
 def to_python(regex: str) -> str:
     """Translates one regular expression of Go."""
-    text = regex.replace(END, r"(?![\w-])").replace(r"\z", r"\Z").replace("[[:alnum:]]", "[A-Za-z0-9]")
+    text = (
+        regex.replace(END, r"(?![\w-])").replace(r"\z", r"\Z").replace("[[:alnum:]]", "[A-Za-z0-9]")
+    )
     text = re.sub(r"\(\?P<\w+>", "(?:", text)
     head, text = ("(?i)", text[4:]) if text.startswith("(?i)") else ("", text)
     while (at := text.find("(?i)")) >= 0:  # of the rest of its group

@@ -1,6 +1,7 @@
 """Writes `docs/study-file.md` and the schema that editors read from the study's own types.
 
-Run as ``python docs/write_study_file.py``; with ``--check`` it only says whether both are of today's keys.
+Run as ``python docs/write_study_file.py``; with ``--check`` it only says whether both are of
+today's keys.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ taplo show these texts where the file's first line is `#:schema` with the path o
 in files that autotune writes.
 
 A time is a number of seconds or text such as `"90s"`, `"30m"`, `"1h30m"`; a size is bytes or text such as `"72GiB"`.
-"""
+"""  # noqa: E501
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of study files."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **StudySpec.model_json_schema()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **StudySpec.model_json_schema(),
+    }
 
 
 def page(data: Mapping[str, Any]) -> str:
@@ -57,7 +61,9 @@ def page(data: Mapping[str, Any]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _tables(table: Mapping[str, Any], name: str, data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tables(
+    table: Mapping[str, Any], name: str, data: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every table of a study with its name in TOML, those within behind the one they are in."""
     yield name, table
     for key, told in table["properties"].items():
@@ -66,7 +72,9 @@ def _tables(table: Mapping[str, Any], name: str, data: Mapping[str, Any]) -> Ite
             yield from _tables(inner, f"[{path}]" if is_list else path, data)
 
 
-def _inner(told: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], bool]]:
+def _inner(
+    told: Mapping[str, Any], data: Mapping[str, Any]
+) -> Iterator[tuple[Mapping[str, Any], bool]]:
     for part in told.get("anyOf", [told]):
         for ref, is_list in ((part.get("$ref"), False), (part.get("items", {}).get("$ref"), True)):
             found = data["$defs"][ref.rpartition("/")[2]] if ref else {}
@@ -74,7 +82,9 @@ def _inner(told: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[tuple[M
                 yield found, is_list
 
 
-def _row(key: str, told: Mapping[str, Any], table: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _row(
+    key: str, told: Mapping[str, Any], table: Mapping[str, Any], data: Mapping[str, Any]
+) -> str:
     inner = list(_inner(told, data))
     if inner:
         kind, default = (
@@ -83,8 +93,12 @@ def _row(key: str, told: Mapping[str, Any], table: Mapping[str, Any], data: Mapp
         )
     else:
         kind = _any_of(_kinds(told, data))
-        default = "must be given" if key in table.get("required", ()) else _default(told.get("default"))
-    text = told.get("description") or inner[0][0]["description"]  # pydantic writes equal texts of key and table once
+        default = (
+            "must be given" if key in table.get("required", ()) else _default(told.get("default"))
+        )
+    text = (
+        told.get("description") or inner[0][0]["description"]
+    )  # pydantic writes equal texts of key and table once
     return f"| `{key}` | {_cell(kind)} | {_cell(default)} | {_cell(text)} |"
 
 
@@ -125,13 +139,20 @@ def _any_of(kinds: Iterable[str]) -> str:
     return " or ".join(found)
 
 
-_WORDS = {"string": "text", "number": "number", "integer": "whole number", "boolean": "`true` or `false`"}
+_WORDS = {
+    "string": "text",
+    "number": "number",
+    "integer": "whole number",
+    "boolean": "`true` or `false`",
+}
 _SCALARS = tuple(_WORDS.values())
 
 
 def _range(told: Mapping[str, Any]) -> str:
     """The bounds of a number in words."""
-    low, above, high, below = (told.get(k) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
+    low, above, high, below = (
+        told.get(k) for k in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    )
     parts = [
         f"{word} {value}"
         for word, value in (("from", low), ("above", above), ("to", high), ("below", below))
@@ -147,13 +168,17 @@ def _cell(text: str) -> str:
 def main() -> int:
     """Entry point; see the module's first lines."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; status 1 if the keys have changed")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; status 1 if the keys have changed"
+    )
     is_check = parser.parse_args().check
     data = schema()
     texts = {PAGE: page(data), SCHEMA: json.dumps(data, indent=1, ensure_ascii=True) + "\n"}
     for path, text in texts.items():
         if is_check and (not path.exists() or path.read_text(encoding="utf-8") != text):
-            print(f"{path.relative_to(ROOT)} is not of today's keys: python docs/write_study_file.py")
+            print(
+                f"{path.relative_to(ROOT)} is not of today's keys: python docs/write_study_file.py"
+            )
             return 1
         if not is_check:
             path.write_text(text, encoding="utf-8")

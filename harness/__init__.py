@@ -1,1 +1,3 @@
-"""Attackers and sandboxes that tests and benchmarks share: killers of drivers, and real daemons on loopback."""
+"""Attackers and sandboxes that tests and benchmarks share: killers of drivers, and real daemons on
+loopback.
+"""

@@ -1,9 +1,11 @@
 """Disks that lose power and disks that fail, as file systems in user space (FUSE).
 
-    python -m harness.disks power MOUNT IMAGE     # MOUNT/disk: IMAGE on a disk with a volatile cache
+    # MOUNT/disk: IMAGE on a disk with a volatile cache.
+    python -m harness.disks power MOUNT IMAGE
     python -m harness.disks fail MOUNT FOLDER     # FOLDER, which fails as MOUNT/.faults says
 
-Each runs until it is unmounted. `PowerDisk` and `FailingFolder` start them; `missing()` says what this machine lacks.
+Each runs until it is unmounted. `PowerDisk` and `FailingFolder` start them; `missing()` says what
+this machine lacks.
 """
 
 from __future__ import annotations
@@ -37,7 +39,11 @@ def missing(*, loop: bool = False) -> str:
     lacking = [p for p in programs if shutil.which(p) is None]
     if importlib.util.find_spec("mfusepy") is None:
         lacking.append("the Python package mfusepy")
-    lacking += [d for d in ("/dev/fuse", *(("/dev/loop-control",) if loop else ())) if not os.access(d, os.W_OK)]
+    lacking += [
+        d
+        for d in ("/dev/fuse", *(("/dev/loop-control",) if loop else ()))
+        if not os.access(d, os.W_OK)
+    ]
     if loop and os.getuid() != 0:
         lacking.append("root's rights")
     return "" if not lacking else f"this needs {', '.join(lacking)}"
@@ -55,18 +61,33 @@ class _Served:
 
     def __enter__(self) -> Any:
         self.mount.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "harness.disks", self.kind, str(self.mount), str(self._source)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        command = [
+            sys.executable,
+            "-m",
+            "harness.disks",
+            self.kind,
+            str(self.mount),
+            str(self._source),
+        ]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
         self._server = subprocess.Popen(command, env=env, cwd="/", stdin=subprocess.DEVNULL)
         server = self._server
-        wait_for(lambda: os.path.ismount(self.mount) or server.poll() is not None, "the file system is mounted")
+        wait_for(
+            lambda: os.path.ismount(self.mount) or server.poll() is not None,
+            "the file system is mounted",
+        )
         if server.poll() is not None:
             raise RuntimeError(f"{' '.join(command)} ended with status {server.returncode}")
         return self
 
     def __exit__(self, *_: object) -> None:
         """Unmounts."""
-        subprocess.run(["fusermount3", "-u", "-z", str(self.mount)], check=False, capture_output=True)
+        subprocess.run(
+            ["fusermount3", "-u", "-z", str(self.mount)], check=False, capture_output=True
+        )
         if self._server is not None:
             try:
                 self._server.wait(timeout=20)
@@ -78,8 +99,8 @@ class _Served:
 class PowerDisk(_Served):
     """A disk whose cache is lost with the power; its surface is the file `image`.
 
-    A write lies in the cache until the next flush. A cut keeps what was flushed, and of what was not any part: none,
-    all, or each sector by a toss of a coin.
+    A write lies in the cache until the next flush. A cut keeps what was flushed, and of what was
+    not any part: none, all, or each sector by a toss of a coin.
     """
 
     kind = "power"
@@ -90,7 +111,9 @@ class PowerDisk(_Served):
         return self.mount / "disk"
 
     def cut(self, seed: int, target: Path) -> None:
-        """Writes what the disk would hold if its power failed at this moment into a file; the disk runs on."""
+        """Writes what the disk would hold if its power failed at this moment into a file; the disk
+        runs on.
+        """
         (self.mount / "cut").write_text(f"{seed} {target}")
 
 
@@ -100,9 +123,11 @@ class FailingFolder(_Served):
     kind = "fail"
 
     def fail(self, *operations: str) -> None:
-        """From now on these fail with EIO: `read`, `write`, `fsync`, `create`, `mkdir`, `truncate`, `rename`, ...
+        """From now on these fail with EIO: `read`, `write`, `fsync`, `create`, `mkdir`, `truncate`,
+        `rename`, ...
 
-        ``write:records`` is a write into files whose name begins with that; none: all is well again.
+        ``write:records`` is a write into files whose name begins with that; none: all is well
+        again.
         """
         (self.mount / CONTROL[1:]).write_text(" ".join(operations) or " ")
 
@@ -198,7 +223,9 @@ class _Fail:
             return {"st_mode": 0o100600, "st_nlink": 1, "st_size": 0}
         found = os.lstat(self._root + path)
         times = {f"st_{n}": getattr(found, f"st_{n}_ns") for n in ("atime", "mtime", "ctime")}
-        return {f"st_{n}": getattr(found, f"st_{n}") for n in ("mode", "nlink", "size", "uid", "gid")} | times
+        return {
+            f"st_{n}": getattr(found, f"st_{n}") for n in ("mode", "nlink", "size", "uid", "gid")
+        } | times
 
     @_may_fail
     def readdir(self, path: str, fh: int) -> list[str]:
@@ -209,7 +236,11 @@ class _Fail:
 
     def open(self, path: str, flags: int) -> int:
         # The kernel gives the place where to append, and has seen to links.
-        return 0 if path == CONTROL else os.open(self._root + path, flags & ~(os.O_APPEND | os.O_NOFOLLOW))
+        return (
+            0
+            if path == CONTROL
+            else os.open(self._root + path, flags & ~(os.O_APPEND | os.O_NOFOLLOW))
+        )
 
     @_may_fail
     def create(self, path: str, mode: int, fi: Any = None) -> int:
@@ -270,7 +301,9 @@ def _serve(kind: str, mount: str, source: str) -> None:
     import mfusepy
 
     served = _Power(Path(source).read_bytes()) if kind == PowerDisk.kind else _Fail(Path(source))
-    mfusepy.FUSE(served, mount, foreground=True, nothreads=True, direct_io=True, fsname=f"autotune-{kind}")
+    mfusepy.FUSE(
+        served, mount, foreground=True, nothreads=True, direct_io=True, fsname=f"autotune-{kind}"
+    )
 
 
 if __name__ == "__main__":

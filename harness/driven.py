@@ -1,4 +1,6 @@
-"""A driver that was started by the real command, and every process below it, on whatever node it runs."""
+"""A driver that was started by the real command, and every process below it, on whatever node it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ class Driven:
     """One session of a study: ``autotune run``.
 
     Args:
-        folder: The study file lies there (``study.toml``), the run directory is made there (``run``). Its path marks
-            all processes of the study, of this session and of others.
+        folder: The study file lies there (``study.toml``), the run directory is made there
+            (``run``). Its path marks all processes of the study, of this session and of others.
         arguments: More of the command line.
         env: In place of this process's environment.
-        program: What runs ``autotune``; default: on the simulated machine that is described beside the study, if any.
+        program: What runs ``autotune``; default: on the simulated machine that is described beside
+            the study, if any.
     """
 
     def __init__(
@@ -44,7 +47,15 @@ class Driven:
         self._log = folder / "driver.log"
         self._written = _size(self.run / RECORDS)
         own = marking(folder, env)
-        command = [sys.executable, *program, "run", "study.toml", "--run-dir", str(self.run), *arguments]
+        command = [
+            sys.executable,
+            *program,
+            "run",
+            "study.toml",
+            "--run-dir",
+            str(self.run),
+            *arguments,
+        ]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=folder, env=own, stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -84,7 +95,9 @@ class Driven:
         for process in _running(self.mark, LANE):
             guard = process.parent()
             with contextlib.suppress(psutil.Error):
-                logs = [a for a in guard.cmdline() if a.endswith(".log")] if guard is not None else []
+                logs = (
+                    [a for a in guard.cmdline() if a.endswith(".log")] if guard is not None else []
+                )
                 found[Path(logs[0]).stem if logs else f"process {process.pid}"] = process
         return found
 
@@ -93,7 +106,9 @@ class Driven:
         return _running(self.mark, MEASURE)
 
     def left(self, patience_s: float = 15.0) -> list[psutil.Process]:
-        """Processes of this folder that are still there some seconds later; none is how it should be."""
+        """Processes of this folder that are still there some seconds later; none is how it should
+        be.
+        """
         end = time.monotonic() + patience_s
         while (alive := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.05)
@@ -101,13 +116,20 @@ class Driven:
 
 
 def marking(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment for what is started for the study of a folder; what it leaves in the user's folders stays there.
+    """An environment for what is started for the study of a folder; what it leaves in the user's
+    folders stays there.
 
-    Devices are held in the folder for temporary files, so no other study of this machine is in the way.
+    Devices are held in the folder for temporary files, so no other study of this machine is in the
+    way.
     """
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
-    own = {MARK: str(folder), "PYTHONPATH": str(ROOT), "XDG_DATA_HOME": str(folder / "data"), "TMPDIR": str(temporary)}
+    own = {
+        MARK: str(folder),
+        "PYTHONPATH": str(ROOT),
+        "XDG_DATA_HOME": str(folder / "data"),
+        "TMPDIR": str(temporary),
+    }
     return {**env, **own}
 
 
@@ -117,7 +139,11 @@ def marked(mark: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             text = f"{process.environ()} {process.cmdline()}"
-            if mark in text and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                mark in text
+                and process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
         except psutil.Error:
             continue

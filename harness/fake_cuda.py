@@ -1,4 +1,6 @@
-"""Libraries of CUDA that are not there: files of their names that tell the versions that they were made with."""
+"""Libraries of CUDA that are not there: files of their names that tell the versions that they were
+made with.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ SOURCE = Path(__file__).with_name("fake_cuda.c")
 NAMES = ("libcublas.so.12", "libcudnn.so.9", "libnccl.so.2")
 
 
-def make_cuda(folder: Path, *, cublas: str = "12.9.1", cudnn: str = "9.10.2", nccl: int = 22703) -> Path:
+def make_cuda(
+    folder: Path, *, cublas: str = "12.9.1", cudnn: str = "9.10.2", nccl: int = 22703
+) -> Path:
     """Makes them in a folder, for LD_LIBRARY_PATH; needs a C compiler.
 
     Args:
@@ -22,7 +26,11 @@ def make_cuda(folder: Path, *, cublas: str = "12.9.1", cudnn: str = "9.10.2", nc
     told = {"CUBLAS": cublas.replace(".", ","), "CUDNN": cudnn.replace(".", ","), "NCCL": nccl}
     defines = [f"-D{name}={value}" for name, value in told.items()]
     one = folder / NAMES[0]
-    subprocess.run(["cc", "-shared", "-fPIC", *defines, "-o", str(one), str(SOURCE)], check=True, capture_output=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", *defines, "-o", str(one), str(SOURCE)],
+        check=True,
+        capture_output=True,
+    )
     for name in NAMES[1:]:
         (folder / name).write_bytes(one.read_bytes())
     return folder

@@ -1,8 +1,10 @@
-"""GPUs that are not there: a library in NVML's place, which nvidia-ml-py itself loads, with scripted answers.
+"""GPUs that are not there: a library in NVML's place, which nvidia-ml-py itself loads, with
+scripted answers.
 
-What is asked goes the whole way of a real question: nvidia-ml-py, ctypes, a shared library compiled from
-``fake_nvml.c``. The answers lie in a text file that every process reads anew, so a test, a simulated worker and the
-driver see the same GPUs: counters rise by themselves at the rates that were set. Figures here are assumed ones.
+What is asked goes the whole way of a real question: nvidia-ml-py, ctypes, a shared library compiled
+from ``fake_nvml.c``. The answers lie in a text file that every process reads anew, so a test, a
+simulated worker and the driver see the same GPUs: counters rise by themselves at the rates that
+were set. Figures here are assumed ones.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 POWER = "nvmlDeviceGetPowerUsage"
 CLOCK = f"nvmlDeviceGetClockInfo.{SM}"
 TEMPERATURE = "nvmlDeviceGetTemperature.0"
-SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = "field.74", "field.269", "field.270", "field.271"
+SW_POWER_CAP, SW_THERMAL, HW_THERMAL, POWER_BRAKE = (
+    "field.74",
+    "field.269",
+    "field.270",
+    "field.271",
+)
 """Counters of nanoseconds for which something held the clocks back."""
 
 COUNTER_EVERY_S = 0.1
@@ -90,7 +97,8 @@ def missing() -> str:
 
 
 class FakeNvml:
-    """Some GPUs of the kind H200, in a folder of their own; opened again, they are as they were left.
+    """Some GPUs of the kind H200, in a folder of their own; opened again, they are as they were
+    left.
 
     Args:
         folder: Where the library and its answers lie; made if it is missing.
@@ -117,28 +125,50 @@ class FakeNvml:
         """What a process needs in its environment to find this library."""
         return {"LD_LIBRARY_PATH": str(self.folder)}
 
-    def set(self, gpu: int | None, key: str, value: int | str, *, rate: float = 0.0, every_s: float = 0.0) -> None:
+    def set(
+        self,
+        gpu: int | None,
+        key: str,
+        value: int | str,
+        *,
+        rate: float = 0.0,
+        every_s: float = 0.0,
+    ) -> None:
         """Sets one answer.
 
         Args:
             gpu: Index; None for the machine.
-            key: Name of NVML's function, numbers that it is asked with after dots; see ``fake_nvml.c``.
+            key: Name of NVML's function, numbers that it is asked with after dots; see
+                ``fake_nvml.c``.
             value: From now on.
             rate: By how much it rises in a second.
             every_s: Seconds between two jumps of a rising counter; 0 if it rises smoothly.
         """
         self.change({(gpu, key): (value, rate)}, every_s=every_s)
 
-    def change(self, answers: dict[tuple[int | None, str], tuple[int | str, float]], *, every_s: float = 0.0) -> None:
-        """Sets several answers at once, each to a value and its rate; nobody sees a part of them."""
+    def change(
+        self,
+        answers: dict[tuple[int | None, str], tuple[int | str, float]],
+        *,
+        every_s: float = 0.0,
+    ) -> None:
+        """Sets several answers at once, each to a value and its rate; nobody sees a part of
+        them.
+        """
         now = time.monotonic()
-        new = {(_owner(g), k): f"{_word(v)} {rate!r} {every_s!r} {now!r}" for (g, k), (v, rate) in answers.items()}
+        new = {
+            (_owner(g), k): f"{_word(v)} {rate!r} {every_s!r} {now!r}"
+            for (g, k), (v, rate) in answers.items()
+        }
         self._write(self._read() | new)
 
     def draw(self, gpu: int, watts: float) -> None:
         """Lets a GPU draw some power from now on: its figure and its energy counter say so."""
         energy = (self.count(gpu, ENERGY), 1000 * watts)
-        self.change({(gpu, ENERGY): energy, (gpu, POWER): (round(1000 * watts), 0.0)}, every_s=COUNTER_EVERY_S)
+        self.change(
+            {(gpu, ENERGY): energy, (gpu, POWER): (round(1000 * watts), 0.0)},
+            every_s=COUNTER_EVERY_S,
+        )
 
     def count(self, gpu: int, key: str) -> int:
         """What a counter has come to now, jumps left out."""
@@ -151,7 +181,9 @@ class FakeNvml:
 
     def forget(self, gpu: int, *keys: str) -> None:
         """Takes answers away: the GPU does not support the questions."""
-        self._write({k: v for k, v in self._read().items() if k not in {(_owner(gpu), key) for key in keys}})
+        self._write(
+            {k: v for k, v in self._read().items() if k not in {(_owner(gpu), key) for key in keys}}
+        )
 
     def lose(self, gpu: int) -> None:
         """The GPU falls off the bus."""
@@ -176,12 +208,16 @@ class FakeNvml:
             yield
 
     def _read(self) -> dict[tuple[str, str], str]:
-        lines = (line.split(maxsplit=2) for line in self._state.read_text(encoding="ascii").splitlines())
+        lines = (
+            line.split(maxsplit=2) for line in self._state.read_text(encoding="ascii").splitlines()
+        )
         return {(owner, key): rest for owner, key, rest in lines}
 
     def _write(self, lines: dict[tuple[str, str], str]) -> None:
         new = self._state.with_suffix(".new")
-        new.write_text("".join(f"{o} {k} {rest}\n" for (o, k), rest in lines.items()), encoding="ascii")
+        new.write_text(
+            "".join(f"{o} {k} {rest}\n" for (o, k), rest in lines.items()), encoding="ascii"
+        )
         new.replace(self._state)
 
 
@@ -194,12 +230,23 @@ def uuid_of(gpu: int) -> str:
 def _compiled(without: tuple[str, ...]) -> bytes:
     """The library; a function under another name is one that is not there.
 
-    It has no soname: once loaded, the dynamic linker would give it to whoever asks for NVML in this process.
+    It has no soname: once loaded, the dynamic linker would give it to whoever asks for NVML in this
+    process.
     """
     absent = [f"-D{name}=absent_{name}" for name in without]
     with tempfile.TemporaryDirectory(prefix="autotune-nvml-") as folder:
         library = Path(folder) / LIBRARY
-        command = ["cc", "-shared", "-fPIC", "-O1", *absent, "-o", str(library), str(SOURCE), "-ldl"]
+        command = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            *absent,
+            "-o",
+            str(library),
+            str(SOURCE),
+            "-ldl",
+        ]
         subprocess.run(command, check=True, capture_output=True)
         return library.read_bytes()
 

@@ -13,8 +13,9 @@ def interval(of_frameworks: Iterable[Iterable[float]]) -> tuple[float, float]:
     """95 % interval of measured over predicted step time of one more framework.
 
     Args:
-        of_frameworks: Ratios of predicted over published step time of each framework, whose means are taken for
-            draws of a normal distribution of logs (Student's t, as few frameworks as there are).
+        of_frameworks: Ratios of predicted over published step time of each framework, whose means
+            are taken for draws of a normal distribution of logs (Student's t, as few frameworks as
+            there are).
     """
     means = [statistics.fmean(math.log(r) for r in found) for found in of_frameworks]
     mean, spread = statistics.fmean(means), statistics.stdev(means)

@@ -1,8 +1,9 @@
 """A GPU whose memory is really used up: simulated processes take shares of it, and find too little.
 
-What it imitates: jaxlib's `xla_client.py` reads the share from the environment of a process; XLA's allocator takes it
-when the process first uses the device, does with nine tenths of it again and again where less is left, and raises
-RESOURCE_EXHAUSTED when an array or the step's temporary buffers do not fit.
+What it imitates: jaxlib's `xla_client.py` reads the share from the environment of a process; XLA's
+allocator takes it when the process first uses the device, does with nine tenths of it again and
+again where less is left, and raises RESOURCE_EXHAUSTED when an array or the step's temporary
+buffers do not fit.
 """
 
 from __future__ import annotations
@@ -45,8 +46,11 @@ class GpuMemory:
         """
         named = [environment[n] for n in FRACTIONS if n in environment]
         if len(named) > 1:
-            raise ValueError(f"{FRACTIONS[0]} is specified together with {FRACTIONS[1]}. Remove the latter one, it is "
-                             "deprecated.")  # fmt: skip
+            raise ValueError(
+                f"{FRACTIONS[0]} is specified together with {FRACTIONS[1]}. Remove the latter "
+                "one, it is "
+                "deprecated."
+            )
         wanted = int(self.size * float(named[0] if named else DEFAULT_SHARE))
         while wanted > self.free:
             wanted = int(0.9 * wanted)
@@ -61,7 +65,9 @@ class GpuMemory:
             MemoryError: In XLA's words, if they are more than its limit, or than what is left.
         """
         if needed > min(limit, self.free + self.held.get(who, 0)):
-            raise MemoryError(f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {needed} bytes.")
+            raise MemoryError(
+                f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {needed} bytes."
+            )
         self.held[who] = max(needed, self.held.get(who, 0))
 
 
@@ -109,8 +115,13 @@ class OnSharedGpu(SimulatedLauncher):
         try:
             limit = self.gpu.take(who, environment)
         except ValueError as error:  # JAX only logs it, and then knows no such platform
-            log.write_text(f"ERROR:jax._src.xla_bridge:Jax plugin configuration error\nValueError: {error}\n")
-            said = "Unable to initialize backend 'cuda': Backend 'cuda' is not in the list of known backends"
+            log.write_text(
+                f"ERROR:jax._src.xla_bridge:Jax plugin configuration error\nValueError: {error}\n"
+            )
+            said = (
+                "Unable to initialize backend 'cuda': Backend 'cuda' is not in the list of "
+                "known backends"
+            )
             raise self._failed(settings, "RuntimeError", said, "build", log) from error
         blocks = itertools.count()
 
@@ -146,11 +157,20 @@ class OnSharedGpu(SimulatedLauncher):
         self.gpu.held.clear()
         super().close()
 
-    def _failed(self, settings: FlagSet, error_type: str, message: str, phase: str, log: Path) -> WorkerFailed:
+    def _failed(
+        self, settings: FlagSet, error_type: str, message: str, phase: str, log: Path
+    ) -> WorkerFailed:
         self.failed.append(settings)
         failure = classify_failure(
-            exit_status=1, phase=phase, error_type=error_type, message=message, last_lines=(message,), log=str(log)
+            exit_status=1,
+            phase=phase,
+            error_type=error_type,
+            message=message,
+            last_lines=(message,),
+            log=str(log),
         )
         if error_type == "NotApplied":
-            failure = failure.model_copy(update={"kind": FailureKind.NOT_APPLIED, "message": message})
+            failure = failure.model_copy(
+                update={"kind": FailureKind.NOT_APPLIED, "message": message}
+            )
         return WorkerFailed(failure)

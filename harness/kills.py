@@ -1,9 +1,9 @@
 """Kills and stops what a study is made of, at chosen stages of it, and counts what is left.
 
-Each study is started by the real command on lanes of one kind. Something of it is killed or stopped, again and again,
-the driver is started again where it died, and at last the study is left to finish. Then every trial must be there
-exactly once, in the run directory and in its Optuna storage, every raw sample must be whole, and no
-process may live on.
+Each study is started by the real command on lanes of one kind. Something of it is killed or
+stopped, again and again, the driver is started again where it died, and at last the study is left
+to finish. Then every trial must be there exactly once, in the run directory and in its Optuna
+storage, every raw sample must be whole, and no process may live on.
 """
 
 from __future__ import annotations
@@ -79,10 +79,14 @@ soak = "5s"
 """
 
 AT_WORK = 0.85
-"""Share of strikes for which the driver, where it has just been started again, is waited for until it is at work."""
+"""Share of strikes for which the driver, where it has just been started again, is waited for until
+it is at work.
+"""
 
 RESTARTS = 3
-"""Times that a driver may end by itself because its reference, or every lane, was killed too often."""
+"""Times that a driver may end by itself because its reference, or every lane, was killed too
+often.
+"""
 
 
 class Victim(NamedTuple):
@@ -112,7 +116,8 @@ class Killing:
         stages: At which it is struck.
 
     Attributes:
-        strikes: One entry for each: whom it struck, at which stage, and whether real workers were measuring.
+        strikes: One entry for each: whom it struck, at which stage, and whether real workers were
+            measuring.
     """
 
     folder: Path
@@ -169,7 +174,10 @@ class Killing:
         end = time.monotonic() + limit_s
         while self._goes_on():
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.folder} has no conclusion after {limit_s:.0f} s: {self.driver.said[-3000:]}")
+                raise TimeoutError(
+                    f"{self.folder} has no conclusion after {limit_s:.0f} s: "
+                    f"{self.driver.said[-3000:]}"
+                )
             time.sleep(0.1)
         self.orphans += len(self.driver.left())
 
@@ -181,7 +189,8 @@ class Killing:
     # ------------------------------------------------------------------ the way of a study
 
     def _goes_on(self) -> bool:
-        """Whether it still runs; one whose reference or lanes were killed too often is started again, a few times.
+        """Whether it still runs; one whose reference or lanes were killed too often is started
+        again, a few times.
 
         Raises:
             RuntimeError: If it ended with an error, with what it said.
@@ -192,14 +201,21 @@ class Killing:
         if status == 0:
             return False
         self.unfit_ends += 1
-        struck = {s["victim"] for s in self.strikes} & {"process that measures", "lane", "database", "frozen lane"}
+        struck = {s["victim"] for s in self.strikes} & {
+            "process that measures",
+            "lane",
+            "database",
+            "frozen lane",
+        }
         if status not in (2, STOPPED) or not struck or self.unfit_ends > RESTARTS:
             raise RuntimeError(f"the driver ended with {status}: {self.driver.said[-3000:]}")
         self.driver = self._start()
         return True
 
     def _stage(self) -> str:
-        """Where the study is; read only where something was recorded since, for it is asked many times a second."""
+        """Where the study is; read only where something was recorded since, for it is asked many
+        times a second.
+        """
         recorded = self.driver.recorded
         if recorded != self._seen[0]:
             self._seen = recorded, stage_of(self.driver.run)
@@ -215,7 +231,9 @@ class Killing:
         return False
 
     def _wait_until_at_work(self, patience_s: float = 120.0) -> None:
-        """Waits until this session has written something, and something measures where that is a process."""
+        """Waits until this session has written something, and something measures where that is a
+        process.
+        """
         end = time.monotonic() + patience_s
         is_stage = self._stage()
         while self._goes_on() and time.monotonic() < end and self._stage() == is_stage:
@@ -236,7 +254,9 @@ class Killing:
             "records": self._take_records,
             "lane": lambda: self._kill_one(list(self.driver.lanes().values()), "lane"),
             "frozen lane": self._freeze_lane,
-            "process that measures": lambda: self._kill_one(self.driver.measuring(), "process that measures"),
+            "process that measures": lambda: self._kill_one(
+                self.driver.measuring(), "process that measures"
+            ),
             "database": self._kill_database,
         }
         victims = [*(LANES if self.place.has_lanes else ALONE)]
@@ -262,22 +282,33 @@ class Killing:
         self._note("driver" if number is signal.SIGKILL else number.name)
         self.driver.tell(number)
         status = self._buried()
-        expected = {0, -9 if number is signal.SIGKILL else STOPPED}  # 0: it had just come to its end
+        expected = {
+            0,
+            -9 if number is signal.SIGKILL else STOPPED,
+        }  # 0: it had just come to its end
         if number is not signal.SIGKILL:
             expected.add(-number)  # it had not yet begun to listen to signals
         if status not in expected:
-            raise RuntimeError(f"after {number.name} the driver ended with {status}: {self.driver.said[-3000:]}")
+            raise RuntimeError(
+                f"after {number.name} the driver ended with {status}: {self.driver.said[-3000:]}"
+            )
         self.driver = self._start()
         return True
 
     def _take_records(self) -> bool:
-        """The file of records goes while the driver runs; the driver ends and keeps them, and they are put back."""
-        records, kept, taken = (self.driver.run / name for name in (RECORDS, KEPT_RECORDS, "taken.jsonl"))
+        """The file of records goes while the driver runs; the driver ends and keeps them, and they
+        are put back.
+        """
+        records, kept, taken = (
+            self.driver.run / name for name in (RECORDS, KEPT_RECORDS, "taken.jsonl")
+        )
         self._note("records")
         records.rename(taken)
         status = self._buried()
         if status not in (0, 2) or (status == 2 and not kept.exists()):
-            raise RuntimeError(f"without its records the driver ended with {status}: {self.driver.said[-3000:]}")
+            raise RuntimeError(
+                f"without its records the driver ended with {status}: {self.driver.said[-3000:]}"
+            )
         (kept if status == 2 else taken).replace(records)
         taken.unlink(missing_ok=True)
         self.driver = self._start()
@@ -340,13 +371,21 @@ def kill_study(
     database: Postgres | None = None,
     stages: Sequence[str] = STAGES[:-1],
 ) -> dict[str, Any]:
-    """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has them."""
+    """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has
+    them.
+    """
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(place or Here())
         study = Killing(
-            folder=folder, text=text, trials=trials, place=here, rng=rng, delay_s=delay_s, database=database,
+            folder=folder,
+            text=text,
+            trials=trials,
+            place=here,
+            rng=rng,
+            delay_s=delay_s,
+            database=database,
             stages=stages,
-        )  # fmt: skip
+        )
         stack.callback(study.end)
         study.strike(strikes)
         study.finish()

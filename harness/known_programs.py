@@ -1,4 +1,6 @@
-"""Compilers with known programs, and random ones: what a screen must find is known by trying every point."""
+"""Compilers with known programs, and random ones: what a screen must find is known by trying every
+point.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +21,39 @@ def points(domains: Domains) -> Iterator[FlagSet]:
         yield FlagSet({n: v for n, v in zip(domains, values, strict=True) if v is not None})
 
 
-def lost_programs(domains: Domains, no_ops: set[str], program: Callable[[FlagSet], str | None]) -> set[str]:
-    """Programs of a space that the space without the no_ops settings lacks; what does not compile counts as none."""
+def lost_programs(
+    domains: Domains, no_ops: set[str], program: Callable[[FlagSet], str | None]
+) -> set[str]:
+    """Programs of a space that the space without the no_ops settings lacks; what does not compile
+    counts as none.
+    """
     kept = {program(p) for p in points({n: v for n, v in domains.items() if n not in no_ops})}
-    return {found for p in points(domains) if (found := program(p)) is not None and found not in kept}
+    return {
+        found for p in points(domains) if (found := program(p)) is not None and found not in kept
+    }
 
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that a program shows where some settings have some values and none of others is set."""
+    """Something that a program shows where some settings have some values and none of others is
+    set.
+    """
 
     needs: Mapping[str, str]
     unless: frozenset[str] = frozenset()
 
     def shows(self, settings: Mapping[str, str]) -> bool:
         """Whether a set has it."""
-        return all(settings.get(n) == v for n, v in self.needs.items()) and not any(n in settings for n in self.unless)
+        return all(settings.get(n) == v for n, v in self.needs.items()) and not any(
+            n in settings for n in self.unless
+        )
 
 
 @dataclass
 class KnownCompiler:
-    """A compiler whose program names the effects that a set has; one of its conflicts does not compile."""
+    """A compiler whose program names the effects that a set has; one of its conflicts does not
+    compile.
+    """
 
     domains: Domains
     effects: Sequence[Effect]
@@ -50,7 +64,9 @@ class KnownCompiler:
         """The program of a set; each distinct one is counted in `compiled`."""
         if settings not in self.compiled:
             shown = str([i for i, e in enumerate(self.effects) if e.shows(settings)])
-            self.compiled[settings] = None if any(c.shows(settings) for c in self.conflicts) else shown
+            self.compiled[settings] = (
+                None if any(c.shows(settings) for c in self.conflicts) else shown
+            )
         return self.compiled[settings]
 
     def programs(self, sets: Sequence[FlagSet]) -> list[str | None]:
@@ -63,12 +79,19 @@ class KnownCompiler:
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
     ) -> tuple[set[str], InteractionSearch]:
-        """The settings that are called no-ops, alone and then with others; see `InteractionSearch`."""
+        """The settings that are called no-ops, alone and then with others; see
+        `InteractionSearch`.
+        """
         plain = self.program(FlagSet())
-        alone = {n: {v: self.program(FlagSet({n: v})) for v in values} for n, values in self.domains.items()}
+        alone = {
+            n: {v: self.program(FlagSet({n: v})) for v in values}
+            for n, values in self.domains.items()
+        }
         no_ops = {n: v for n, v in self.domains.items() if set(alone[n].values()) == {plain}}
         active = {n: v for n, v in self.domains.items() if n not in no_ops}
-        search = InteractionSearch(self.programs, no_ops, active, forced=FlagSet(), seed=seed, pairs_alone=pairs_alone)
+        search = InteractionSearch(
+            self.programs, no_ops, active, forced=FlagSet(), seed=seed, pairs_alone=pairs_alone
+        )
         search.run(chains or {}, lambda done: None)
         return (set(search.no_ops) if search.is_settled else set()), search
 
@@ -90,11 +113,17 @@ def random_compiler(
         most_values: Values of a setting beside its default, at most.
     """
     names = [f"xla_{i}" for i in range(draw.randint(4, 7))]
-    domains = {n: [str(v) for v in range(draw.choice((1, 1, draw.randint(1, most_values))))] for n in names}
+    domains = {
+        n: [str(v) for v in range(draw.choice((1, 1, draw.randint(1, most_values))))] for n in names
+    }
 
     def effect(count: int, masks: int) -> Effect:
         chosen = draw.sample(names, min(len(names), count + masks))
-        return Effect({n: draw.choice(domains[n]) for n in chosen[:count]}, frozenset(chosen[count:]))
+        return Effect(
+            {n: draw.choice(domains[n]) for n in chosen[:count]}, frozenset(chosen[count:])
+        )
 
     effects = [effect(draw.randint(1, needs), unless) for _ in range(draw.randint(1, 3))]
-    return KnownCompiler(domains, effects, [effect(2, 0) for _ in range(draw.randint(0, conflicts))])
+    return KnownCompiler(
+        domains, effects, [effect(2, 0) for _ in range(draw.randint(0, conflicts))]
+    )

@@ -1,8 +1,10 @@
-"""Simulated step times of known truth: noise models as plain data, the machines made of them, processes on them.
+"""Simulated step times of known truth: noise models as plain data, the machines made of them,
+processes on them.
 
-All noise is multiplicative. What slows the machine hits whichever process runs at that moment; what belongs
-to a process stays with it; what comes of company depends on who lies idle beside the one that runs, and who ran last.
-One implementation serves a single machine (`shape=()`) and many at once.
+All noise is multiplicative. What slows the machine hits whichever process runs at that moment; what
+belongs to a process stays with it; what comes of company depends on who lies idle beside the one
+that runs, and who ran last. One implementation serves a single machine (`shape=()`) and many at
+once.
 """
 
 from __future__ import annotations
@@ -26,42 +28,53 @@ class NoiseModel:
 
     Attributes:
         white_sd: Independent noise of every step.
-        drift: Slow-down per 1000 steps of the machine, for `DRIFT_STEPS`; then it becomes faster again for as many.
+        drift: Slow-down per 1000 steps of the machine, for `DRIFT_STEPS`; then it becomes faster
+            again for as many.
         wander_sd: Stationary spread of the machine's own first-order autoregressive wander.
         wander_steps: Its correlation length.
-        burst_share: Share of time in which another load holds a core, or a clock is in its slow state.
+        burst_share: Share of time in which another load holds a core, or a clock is in its slow
+            state.
         burst_steps: Mean length of such a burst, the dwell time of that state.
         burst_cost: Slow-down inside a burst.
-        period_steps: From the start of one regular burst to the start of the next; 0: there are none.
+        period_steps: From the start of one regular burst to the start of the next; 0: there are
+            none.
         period_burst_steps: Length of a regular burst.
         period_cost: Slow-down inside one.
-        ramp_cost: Slow-down that a machine approaches as it runs; it is cool again whenever a process was started.
+        ramp_cost: Slow-down that a machine approaches as it runs; it is cool again whenever a
+            process was started.
         ramp_steps: Steps in which it comes within 1/e of that.
-        position_cost: Slow-down of every second block since a process was started: of the second one of each pair.
+        position_cost: Slow-down of every second block since a process was started: of the second
+            one of each pair.
         outlier_share: Share of steps hit by a single hiccup.
         outlier_cost: Mean size of a hiccup (exponential).
         process_sd: Constant effect of each process, drawn when it starts.
         tail_share: Share of processes that are slow for as long as they live.
         tail_least: Slow-down of such a process, at least.
         tail_most: Likewise at most; between the two every size is as likely.
-        own_wander_sd: Wander that belongs to one process and not to the machine: interleaving cannot cancel it.
+        own_wander_sd: Wander that belongs to one process and not to the machine: interleaving
+            cannot cancel it.
         own_wander_steps: Its correlation length.
         stall_share: Share of steps of every process that stall.
         stall_steps: Length of a stall.
-        candidate_stall_share: Share of a candidate's steps that stall beside those: its typical step does not show it.
-        fault_share: Share of the candidate's processes that have a bad kernel for as long as they live.
+        candidate_stall_share: Share of a candidate's steps that stall beside those: its typical
+            step does not show it.
+        fault_share: Share of the candidate's processes that have a bad kernel for as long as they
+            live.
         fault_cost: Slow-down of such a process.
         late_cost: Slow-down of a candidate's process after its first `late_steps` steps.
         early_cost: Slow-down of a reference's process in its first `early_steps` steps.
         warm_cost: Slow-down of every process when it starts, which becomes less as it runs.
         warm_steps: Steps in which that of the reference's falls to 1/e.
         candidate_warm_steps: Likewise of the candidate's.
-        idle_cost: Slow-down of whoever runs while a candidate's process lies idle beside it: alone there is none.
-        memory_cost: Slow-down of a block that follows a block of another process, a candidate's: alone there is none.
-        clock_s: Seconds in which the clock comes within 1/e of where the power of whoever runs lets it stay; it is at
-            its highest whenever a process was started. 0: it never moves.
+        idle_cost: Slow-down of whoever runs while a candidate's process lies idle beside it: alone
+            there is none.
+        memory_cost: Slow-down of a block that follows a block of another process, a candidate's:
+            alone there is none.
+        clock_s: Seconds in which the clock comes within 1/e of where the power of whoever runs lets
+            it stay; it is at its highest whenever a process was started. 0: it never moves.
         power_cost: Slow-down that the clock approaches so while anything runs.
-        candidate_power_cost: What it approaches beside that while a candidate runs; below 0 it draws less.
+        candidate_power_cost: What it approaches beside that while a candidate runs; below 0 it
+            draws less.
     """
 
     white_sd: float = 0.01
@@ -108,7 +121,9 @@ EVEN_MODELS = {
     "quiet": NoiseModel(white_sd=0.004, process_sd=0.001),
     "white": NoiseModel(white_sd=0.06),
     "drift": NoiseModel(white_sd=0.03, drift=0.5, process_sd=0.003),
-    "bursts": NoiseModel(white_sd=0.03, burst_share=0.3, burst_steps=12.0, burst_cost=0.4, process_sd=0.003),
+    "bursts": NoiseModel(
+        white_sd=0.03, burst_share=0.3, burst_steps=12.0, burst_cost=0.4, process_sd=0.003
+    ),
     "outliers": NoiseModel(white_sd=0.03, outlier_share=0.05, outlier_cost=0.5, process_sd=0.003),
     "correlated": NoiseModel(white_sd=0.02, wander_sd=0.10, wander_steps=20.0, process_sd=0.003),
     "processes": NoiseModel(white_sd=0.03, process_sd=0.01),
@@ -123,32 +138,53 @@ EVEN_MODELS = {
         process_sd=0.005,
     ),
     "own wander": NoiseModel(white_sd=0.03, own_wander_sd=0.01, process_sd=0.003),
-    "heavy tails": NoiseModel(white_sd=0.01, process_sd=0.003, tail_share=0.15, tail_least=0.05, tail_most=0.15),
-    "two clocks": NoiseModel(white_sd=0.01, process_sd=0.003, burst_share=0.5, burst_steps=200.0, burst_cost=0.08),
+    "heavy tails": NoiseModel(
+        white_sd=0.01, process_sd=0.003, tail_share=0.15, tail_least=0.05, tail_most=0.15
+    ),
+    "two clocks": NoiseModel(
+        white_sd=0.01, process_sd=0.003, burst_share=0.5, burst_steps=200.0, burst_cost=0.08
+    ),
     "regular bursts": NoiseModel(
-        white_sd=0.01, process_sd=0.003, period_steps=667.0, period_burst_steps=40.0, period_cost=0.4
+        white_sd=0.01,
+        process_sd=0.003,
+        period_steps=667.0,
+        period_burst_steps=40.0,
+        period_cost=0.4,
     ),
     "thermal ramp": NoiseModel(white_sd=0.01, process_sd=0.003, ramp_cost=0.15, ramp_steps=60.0),
     "position": NoiseModel(white_sd=0.01, process_sd=0.003, position_cost=0.03),
-    "stalls of both": NoiseModel(white_sd=0.01, process_sd=0.003, stall_share=0.025, stall_steps=4.0),
+    "stalls of both": NoiseModel(
+        white_sd=0.01, process_sd=0.003, stall_share=0.025, stall_steps=4.0
+    ),
 }
-"""Named machines that hit both arms alike, at levels like those seen on a shared 2-core host and on a quiet GPU. Steps
-take 0.03 s in a simulated study: 667 of them are 20 s."""
+"""Named machines that hit both arms alike, at levels like those seen on a shared 2-core host and on
+a quiet GPU. Steps take 0.03 s in a simulated study: 667 of them are 20 s.
+"""
 
 UNEVEN_MODELS = {
     "bad kernels": NoiseModel(white_sd=0.01, process_sd=0.003, fault_share=0.1, fault_cost=0.05),
     "coupled": NoiseModel(white_sd=0.01, process_sd=0.003, idle_cost=0.02),
     "block memory": NoiseModel(white_sd=0.01, process_sd=0.003, memory_cost=0.03),
-    "stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.025, stall_steps=4.0),
-    "rarer stalls": NoiseModel(white_sd=0.01, process_sd=0.003, candidate_stall_share=0.005, stall_steps=20.0),
+    "stalls": NoiseModel(
+        white_sd=0.01, process_sd=0.003, candidate_stall_share=0.025, stall_steps=4.0
+    ),
+    "rarer stalls": NoiseModel(
+        white_sd=0.01, process_sd=0.003, candidate_stall_share=0.005, stall_steps=20.0
+    ),
 }
-"""Named machines that tell the arms apart: where interleaved pairs, or typical steps, are wrong of a candidate."""
+"""Named machines that tell the arms apart: where interleaved pairs, or typical steps, are wrong of
+a candidate.
+"""
 
 GPU_MODELS = {
-    "power": NoiseModel(white_sd=0.004, process_sd=0.002, clock_s=1.0, power_cost=0.1, candidate_power_cost=0.03),
+    "power": NoiseModel(
+        white_sd=0.004, process_sd=0.002, clock_s=1.0, power_cost=0.1, candidate_power_cost=0.03
+    ),
 }
-"""Machines whose clock follows what the running process draws: what a candidate costs by that is its own in the long
-run, and hits both arms in blocks that are short against it. They want blocks of a GPU's size."""
+"""Machines whose clock follows what the running process draws: what a candidate costs by that is
+its own in the long run, and hits both arms in blocks that are short against it. They want blocks of
+a GPU's size.
+"""
 
 NOISE_MODELS = EVEN_MODELS | UNEVEN_MODELS | GPU_MODELS
 """All named machines."""
@@ -157,7 +193,9 @@ NOISE_MODELS = EVEN_MODELS | UNEVEN_MODELS | GPU_MODELS
 class _Wander:
     """First-order autoregressive noise, started from its stationary law."""
 
-    def __init__(self, sd: float, length: float, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, sd: float, length: float, rng: np.random.Generator, shape: tuple[int, ...]
+    ) -> None:
         self._keep = math.exp(-1.0 / length)
         self._kick_sd = sd * math.sqrt(1.0 - self._keep**2)
         self._rng = rng
@@ -173,14 +211,17 @@ class _Wander:
 
 
 class Machine:
-    """One machine, or `shape` many independent ones, whose time goes on with every step that runs on it.
+    """One machine, or `shape` many independent ones, whose time goes on with every step that runs
+    on it.
 
     Attributes:
         candidates: Processes of candidates that are alive on it.
         last: Whose block ran last since a process was started.
     """
 
-    def __init__(self, model: NoiseModel, rng: np.random.Generator, shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, model: NoiseModel, rng: np.random.Generator, shape: tuple[int, ...] = ()
+    ) -> None:
         self.model = model
         self.rng = rng
         self.shape = shape
@@ -192,11 +233,15 @@ class Machine:
         self.rest()
 
     def rest(self) -> None:
-        """Nothing runs for a while, as when a process is started: it cools down, and bursts go on elsewhere."""
+        """Nothing runs for a while, as when a process is started: it cools down, and bursts go on
+        elsewhere.
+        """
         self.last = None
         self._blocks, self._warm = 0, 0
         self._clock = np.zeros(self.shape)
-        self._phase: Floats | None = None  # drawn with the next block, so that two may be started at once
+        self._phase: Floats | None = (
+            None  # drawn with the next block, so that two may be started at once
+        )
 
     def slowness(self, count: int) -> Floats:
         """Logs of the slow-down of a block, the next `count` steps, `[*shape, count]`."""
@@ -208,13 +253,17 @@ class Machine:
         if model.wander_sd:
             slow += self._wander.steps(count)
         if model.outlier_share:
-            slow += (rng.random(shape) < model.outlier_share) * rng.exponential(model.outlier_cost, shape)
+            slow += (rng.random(shape) < model.outlier_share) * rng.exponential(
+                model.outlier_cost, shape
+            )
         if model.burst_share:
             slow += model.burst_cost * self._bursts(count)
         if model.period_steps:
             slow += model.period_cost * self._regular_bursts(count)
         if model.ramp_cost:
-            slow += model.ramp_cost * -np.expm1(-np.arange(self._warm, self._warm + count) / model.ramp_steps)
+            slow += model.ramp_cost * -np.expm1(
+                -np.arange(self._warm, self._warm + count) / model.ramp_steps
+            )
         if model.position_cost:
             slow += model.position_cost * (self._blocks % 2)
         self._done += count
@@ -223,7 +272,8 @@ class Machine:
         return slow
 
     def clock(self, target: float | Floats, step_s: float | Floats, count: int) -> Floats:
-        """Logs of the slow-down by the clock in the next `count` steps, which broadcast to `[*shape, count]`.
+        """Logs of the slow-down by the clock in the next `count` steps, which broadcast to
+        `[*shape, count]`.
 
         Args:
             target: What it approaches while they run, by who runs them.
@@ -254,23 +304,32 @@ class Machine:
         return np.asarray(at % self.model.period_steps < self.model.period_burst_steps)
 
     def company(self, process: Process) -> float:
-        """Log of the slow-down of a block of `process` that comes of the others here; it is then the last that ran."""
+        """Log of the slow-down of a block of `process` that comes of the others here; it is then
+        the last that ran.
+        """
         model, cost = self.model, 0.0
         if model.idle_cost and any(other is not process for other in self.candidates):
             cost += model.idle_cost
-        if model.memory_cost and self.last is not None and self.last is not process and self.last.is_candidate:
+        if (
+            model.memory_cost
+            and self.last is not None
+            and self.last is not process
+            and self.last.is_candidate
+        ):
             cost += model.memory_cost
         self.last = process
         return cost
 
 
 class Process:
-    """A worker on the machine: its true step time, its constant effect, its own wander and its stalls.
+    """A worker on the machine: its true step time, its constant effect, its own wander and its
+    stalls.
 
     Args:
         machine: Where it runs; it rests until the process is there.
         step_s: Its true step time, seconds.
-        rng: What is its own is drawn from here; default: the machine's, in the order in which processes are made.
+        rng: What is its own is drawn from here; default: the machine's, in the order in which
+            processes are made.
         is_candidate: Whether what only candidates suffer, and make others suffer, is its lot.
     """
 
@@ -287,20 +346,30 @@ class Process:
         self.machine = machine
         self.is_candidate = is_candidate
         self._log_step = math.log(step_s) + model.process_sd * rng.standard_normal(shape)
-        self._wander = _Wander(model.own_wander_sd, model.own_wander_steps, rng, shape) if model.own_wander_sd else None
+        self._wander = (
+            _Wander(model.own_wander_sd, model.own_wander_steps, rng, shape)
+            if model.own_wander_sd
+            else None
+        )
         if model.tail_share:
             size = rng.uniform(model.tail_least, model.tail_most, shape)
             self._log_step = self._log_step + size * (rng.random(shape) < model.tail_share)
         if model.fault_share and is_candidate:
-            self._log_step = self._log_step + model.fault_cost * (rng.random(shape) < model.fault_share)
+            self._log_step = self._log_step + model.fault_cost * (
+                rng.random(shape) < model.fault_share
+            )
         self._ran = 0
-        self._stall_share = model.stall_share + (model.candidate_stall_share if is_candidate else 0.0)
+        self._stall_share = model.stall_share + (
+            model.candidate_stall_share if is_candidate else 0.0
+        )
         machine.rest()
         if is_candidate:
             machine.candidates.append(self)
 
     def run_block(self, count: int) -> Floats:
-        """Durations of the next `count` steps while the others here are idle, in seconds, `[*shape, count]`."""
+        """Durations of the next `count` steps while the others here are idle, in seconds,
+        `[*shape, count]`.
+        """
         slow = self.machine.slowness(count) + self.own(count) + self.machine.company(self)
         return np.exp(slow + self.machine.clock(self.power_cost, self.step_s, count))
 
@@ -330,7 +399,9 @@ class Process:
         if self._wander is not None:
             mine += self._wander.steps(count)
         if self._stall_share:
-            mine += math.log1p(self.machine.model.stall_steps) * (self._rng.random(mine.shape) < self._stall_share)
+            mine += math.log1p(self.machine.model.stall_steps) * (
+                self._rng.random(mine.shape) < self._stall_share
+            )
         return mine
 
     def close(self) -> None:
@@ -345,8 +416,8 @@ def run_pairs(
     """Interleaved pairs of blocks, the order within each pair a fresh fair coin.
 
     Returns:
-        Step times of the reference and of the candidate in seconds, both `[*shape, pairs, block_steps]`,
-        and whether the candidate went first, `[*shape, pairs]`.
+        Step times of the reference and of the candidate in seconds, both
+        `[*shape, pairs, block_steps]`, and whether the candidate went first, `[*shape, pairs]`.
     """
     machine = reference.machine
     reference_s, candidate_s = [], []
@@ -354,7 +425,8 @@ def run_pairs(
     for _ in range(pairs):
         first, second = machine.slowness(block_steps), machine.slowness(block_steps)
         candidate_first = np.asarray(machine.rng.random(machine.shape) < 0.5)
-        # Who ran last is told of each of many machines: the end of the pair before, or the other one of this pair.
+        # Who ran last is told of each of many machines: the end of the pair before, or the other
+        # one of this pair.
         candidate_before = candidate_first | (~order[-1] if order else False)
         reference_before = ~candidate_first | (order[-1] if order else False)
         swap = candidate_first[..., None]
@@ -371,16 +443,22 @@ def run_pairs(
 def _clock(reference: Process, candidate: Process, is_candidate: Bools, count: int) -> Floats:
     """Logs of what the clock of each of many machines does to a block, by who runs it there."""
     target = np.where(is_candidate, candidate.power_cost, reference.power_cost)
-    return reference.machine.clock(target, np.where(is_candidate, candidate.step_s, reference.step_s), count)
+    return reference.machine.clock(
+        target, np.where(is_candidate, candidate.step_s, reference.step_s), count
+    )
 
 
 def _switch_cost(other: Process, was_before: Bools) -> Floats:
-    """Log of the slow-down of a block for the company of `other`, which is idle and may have run just before."""
+    """Log of the slow-down of a block for the company of `other`, which is idle and may have run
+    just before.
+    """
     model = other.machine.model
     return np.asarray(other.is_candidate * (model.idle_cost + model.memory_cost * was_before))
 
 
 def log_ratios(reference_s: Floats, candidate_s: Floats) -> Floats:
-    """log(candidate / reference block step time), `[*shape, pairs]` from steps `[*shape, pairs, steps]`."""
+    """log(candidate / reference block step time), `[*shape, pairs]` from steps
+    `[*shape, pairs, steps]`.
+    """
     ratios: Floats = np.log(candidate_s.mean(axis=-1) / reference_s.mean(axis=-1))
     return ratios

@@ -1,7 +1,7 @@
 """Simulated studies of known truth, each named by a number, and what they decide.
 
-Of each five studies one has settings that gain, one has none, one has settings that fail, one runs on three lanes and
-one is stopped over and over again.
+Of each five studies one has settings that gain, one has none, one has settings that fail, one runs
+on three lanes and one is stopped over and over again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class InTurn(Engine):
 
     def __init__(self, run: StudyRun) -> None:
         self._run = run
-        self._news = deque(Told(f"lane{i}", {"type": JOINED, "host": "here", "devices": 1}) for i in range(3))
+        self._news = deque(
+            Told(f"lane{i}", {"type": JOINED, "host": "here", "devices": 1}) for i in range(3)
+        )
         self._tasks: deque[tuple[str, Assignment]] = deque()
         self._runners: dict[str, TaskRunner] = {}
 
@@ -69,7 +71,9 @@ class InTurn(Engine):
     def _runner(self, lane: str) -> TaskRunner:
         if lane not in self._runners:
             launcher = UnloggedLauncher(self._run.spec, seed=len(self._runners))
-            self._runners[lane] = TaskRunner(self._run.spec, self._run.store, launcher, self._run.lanes)
+            self._runners[lane] = TaskRunner(
+                self._run.spec, self._run.store, launcher, self._run.lanes
+            )
         return self._runners[lane]
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
@@ -88,7 +92,9 @@ class StoppingStore(MemoryStore):
         self._left = patience
 
     def append(self, record: Stamped) -> None:
-        """Keeps a record; raises KeyboardInterrupt if it was the last that this session may write."""
+        """Keeps a record; raises KeyboardInterrupt if it was the last that this session may
+        write.
+        """
         super().append(record)
         if isinstance(record, SearchEnd):
             return  # the driver that made the stored decisions had no such records
@@ -120,7 +126,11 @@ def study_of(number: int) -> tuple[StudySpec, GivenSetup]:
         "workload": {"entry": "llama"},
         "device": {"platform": "cpu"},
         "search": {"trials": 8 + turn % 9, "sampler": "additive" if turn % 2 else "random"},
-        "confirm": {"soak": 60 if turn % 4 < 2 else 0, "minimise": turn % 3 != 1, "finalists": 1 + turn % 4},
+        "confirm": {
+            "soak": 60 if turn % 4 < 2 else 0,
+            "minimise": turn % 3 != 1,
+            "finalists": 1 + turn % 4,
+        },
         "simulation": simulation,
     }
     return parse_simulated(study), GivenSetup(given_space=SPACE)
@@ -158,7 +168,13 @@ def _decisions(run: StudyRun) -> dict[str, Any]:
         "winner": str(conclusion.settings) if conclusion.settings is not None else None,
         "tried": [f"{t.number} {t.settings}: {t.status}" for t in store.of(TrialResult)],
         "failing": [str(f.smallest) for f in store.of(FailingSetRecord)],
-        "ablations": [f"{a.settings} without {a.left_out}: {a.kept}" for a in store.of(AblationResult)],
-        "proofs": [f"{f.stage} {f.settings}: {f.verdict} {f.process_count}" for f in proofs.values()],
-        "soaks": [f"{s.settings}: {s.failure.kind if s.failure else 'ok'}" for s in store.of(SoakRecord)],
+        "ablations": [
+            f"{a.settings} without {a.left_out}: {a.kept}" for a in store.of(AblationResult)
+        ],
+        "proofs": [
+            f"{f.stage} {f.settings}: {f.verdict} {f.process_count}" for f in proofs.values()
+        ],
+        "soaks": [
+            f"{s.settings}: {s.failure.kind if s.failure else 'ok'}" for s in store.of(SoakRecord)
+        ],
     }

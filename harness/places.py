@@ -76,8 +76,17 @@ class InSlurmJob:
 
     def __enter__(self) -> Self:
         """Asks for the job."""
-        command = ["salloc", "--no-shell", f"--nodes={self._nodes}", "--gres=gpu:8", "--no-kill", self.LIMIT]
-        done = subprocess.run(command, env=self._slurm.env, capture_output=True, text=True, check=True, timeout=60)
+        command = [
+            "salloc",
+            "--no-shell",
+            f"--nodes={self._nodes}",
+            "--gres=gpu:8",
+            "--no-kill",
+            self.LIMIT,
+        ]
+        done = subprocess.run(
+            command, env=self._slurm.env, capture_output=True, text=True, check=True, timeout=60
+        )
         self._job = next(w for w in done.stderr.split() if w.isdigit())
         return self
 
@@ -88,5 +97,9 @@ class InSlurmJob:
     def start(self, folder: Path, arguments: Sequence[str]) -> Driven:
         """See `Place`."""
         listed = self._slurm.call("squeue", "-h", "-j", self._job, "-o", "%N").strip()
-        job = {"SLURM_JOB_ID": self._job, "SLURM_JOB_NODELIST": listed, "SLURM_JOB_NUM_NODES": str(self._nodes)}
+        job = {
+            "SLURM_JOB_ID": self._job,
+            "SLURM_JOB_NODELIST": listed,
+            "SLURM_JOB_NUM_NODES": str(self._nodes),
+        }
         return Driven(folder, arguments, env={**self._slurm.env, **job})

@@ -10,7 +10,9 @@ from autotune.child.guard import die_with_parent
 
 
 def process_pool() -> ProcessPoolExecutor:
-    """Makes a pool of one process for each processor; the kernel ends them with the thread that uses the pool first."""
+    """Makes a pool of one process for each processor; the kernel ends them with the thread that
+    uses the pool first.
+    """
     # Forked children would inherit the locks that the threads of whoever imports this hold.
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(os.cpu_count(), spawn, die_with_parent, (os.getpid(),))

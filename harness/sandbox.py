@@ -1,4 +1,6 @@
-"""A SLURM cluster and a PostgreSQL server on this machine: real daemons, loopback only, gone with their parent."""
+"""A SLURM cluster and a PostgreSQL server on this machine: real daemons, loopback only, gone with
+their parent.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,8 @@ def missing_slurm() -> list[str]:
 
 
 class Slurm:
-    """A cluster of virtual nodes, each with fake GPUs; a node is called 127.0.0.N, so that its name needs no DNS.
+    """A cluster of virtual nodes, each with fake GPUs; a node is called 127.0.0.N, so that its name
+    needs no DNS.
 
     Args:
         root: An empty folder for configuration, state and logs.
@@ -87,7 +90,11 @@ class Slurm:
         for node in self.nodes:
             self.start_node(node)
         try:
-            wait_for(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), "all nodes are idle", limit_s=30)
+            wait_for(
+                lambda: self.states() == dict.fromkeys(self.nodes, "idle"),
+                "all nodes are idle",
+                limit_s=30,
+            )
         except BaseException:
             self.__exit__()
             raise
@@ -96,8 +103,20 @@ class Slurm:
     def __exit__(self, *_: object) -> None:
         """Cancels all jobs and ends the daemons."""
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
-            subprocess.run(["scancel", "--state=RUNNING"], env=self.env, check=False, timeout=10, capture_output=True)
-            subprocess.run(["scancel", "--state=PENDING"], env=self.env, check=False, timeout=10, capture_output=True)
+            subprocess.run(
+                ["scancel", "--state=RUNNING"],
+                env=self.env,
+                check=False,
+                timeout=10,
+                capture_output=True,
+            )
+            subprocess.run(
+                ["scancel", "--state=PENDING"],
+                env=self.env,
+                check=False,
+                timeout=10,
+                capture_output=True,
+            )
             wait_for(lambda: not self.call("squeue", "-h").strip(), "no job is left", limit_s=15)
         for daemon in self._daemons.values():
             daemon.terminate()
@@ -110,14 +129,21 @@ class Slurm:
 
     def call(self, *command: str, check: bool = True) -> str:
         """Runs one of SLURM's commands and gives what it prints."""
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, env=self.env, capture_output=True, text=True, check=False, timeout=60
+        )
         assert not check or done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout
 
     def states(self) -> dict[str, str]:
         """State of each node, as `sinfo` words it."""
         done = subprocess.run(
-            ["sinfo", "-h", "-N", "-o", "%N %T"], env=self.env, capture_output=True, text=True, check=False, timeout=20
+            ["sinfo", "-h", "-N", "-o", "%N %T"],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
         )
         return dict(line.split() for line in done.stdout.splitlines())
 
@@ -149,7 +175,12 @@ class Slurm:
     def _start(self, name: str, command: list[str]) -> None:
         output = (self.root / f"{name}.out").open("wb")
         self._daemons[name] = subprocess.Popen(
-            command, env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, preexec_fn=_die_with_parent
+            command,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=_die_with_parent,
         )
         output.close()
 
@@ -158,12 +189,17 @@ class Slurm:
             (self.root / name).mkdir()
         host = socket.gethostname().partition(".")[0]
         lines = [
-            f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={self._gpu_count} "
+            f"NodeName={n} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} "
+            f"CPUs={self._gpu_count} "
             f"RealMemory=4000 Gres=gpu:{self._gpu_count} State=UNKNOWN"
             for n in self.nodes
         ]
         text = SLURM_CONF.format(
-            host=host, port=free_port(), root=self.root, user=pwd.getpwuid(os.getuid()).pw_name, nodes="\n".join(lines)
+            host=host,
+            port=free_port(),
+            root=self.root,
+            user=pwd.getpwuid(os.getuid()).pw_name,
+            nodes="\n".join(lines),
         )
         (self.root / "slurm.conf").write_text(text)
         gres = f"AutoDetect=off\nNodeName={','.join(self.nodes)} Name=gpu File={self._devices()}\n"
@@ -171,7 +207,9 @@ class Slurm:
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
     def _devices(self) -> str:
-        """Files that pass for GPUs: SLURM insists on character devices whose names end in a number."""
+        """Files that pass for GPUs: SLURM insists on character devices whose names end in a
+        number.
+        """
         if os.getuid() != 0:
             return f"/dev/tty[0-{self._gpu_count - 1}]"
         for i in range(self._gpu_count):
@@ -195,7 +233,9 @@ class Postgres:
     @staticmethod
     def programs() -> Path | None:
         """Where the server's programs are, or None."""
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name))
+        found = sorted(
+            Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: float(p.parent.name)
+        )
         return found[-1] if found and (found[-1] / "initdb").exists() else None
 
     def __enter__(self) -> Postgres:
@@ -203,9 +243,13 @@ class Postgres:
         if os.getuid() == 0:  # initdb refuses root
             shutil.chown(self.root, "postgres")
             self._user = ["runuser", "-u", "postgres", "--"]
-        self._call("initdb", "-D", str(self.root / "data"), "-A", "trust", "-U", "autotune", "--no-sync")
+        self._call(
+            "initdb", "-D", str(self.root / "data"), "-A", "trust", "-U", "autotune", "--no-sync"
+        )
         self.start()
-        self._call("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "autotune", "autotune")
+        self._call(
+            "createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "autotune", "autotune"
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -216,7 +260,19 @@ class Postgres:
         """Starts the server and waits until it answers."""
         options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k {self.root} -c fsync=off"
         log = str(self.root / "server.log")
-        self._call("pg_ctl", "-D", str(self.root / "data"), "-l", log, "-w", "-t", "30", "-o", options, "start")
+        self._call(
+            "pg_ctl",
+            "-D",
+            str(self.root / "data"),
+            "-l",
+            log,
+            "-w",
+            "-t",
+            "30",
+            "-o",
+            options,
+            "start",
+        )
 
     def stop(self) -> None:
         """Stops the server as `systemctl restart` does: connections are cut."""
@@ -227,7 +283,14 @@ class Postgres:
         assert folder is not None
         command = [*self._user, str(folder / program), *arguments]
         # No pipes: the server inherits what its starter has, and would hold them open.
-        subprocess.run(command, cwd="/", check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command,
+            cwd="/",
+            check=True,
+            timeout=60,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 def free_port() -> int:
@@ -279,15 +342,21 @@ def _below(root: int) -> list[int]:
 
 
 def _steps_of(node: str, conf: str) -> list[int]:
-    """Step daemons of a node of one cluster and all below them: they leave the node's daemon when they start."""
+    """Step daemons of a node of one cluster and all below them: they leave the node's daemon when
+    they start.
+    """
     marks = (f"\0SLURMD_NODENAME={node}\0", f"\0SLURM_CONF={conf}\0")
-    parents = {parent for _, parent, env in _processes() if all(mark in f"\0{env}\0" for mark in marks)}
+    parents = {
+        parent for _, parent, env in _processes() if all(mark in f"\0{env}\0" for mark in marks)
+    }
     daemons = [p for p in parents if p > 1 and "slurmstepd" in _name(p)]
     return [pid for daemon in daemons for pid in (daemon, *_below(daemon))]
 
 
 def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        )
     except OSError:
         return ""

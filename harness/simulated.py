@@ -1,4 +1,6 @@
-"""Studies with a given space and launcher: the shipped stages, on a machine that a test or benchmark makes up."""
+"""Studies with a given space and launcher: the shipped stages, on a machine that a test or
+benchmark makes up.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class UnloggedLauncher(SimulatedLauncher):
 
 
 class MemoryStore(Store):
-    """A run directory without a directory, for thousands of simulated studies; it is the only writer of itself."""
+    """A run directory without a directory, for thousands of simulated studies; it is the only
+    writer of itself.
+    """
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(Path("/simulated"), spec, study_dir="/simulated")
@@ -114,14 +118,22 @@ def given_run(
     equip: Callable[[TaskRunner], None] = lambda runner: None,
 ) -> StudyRun:
     """The context of a study in `folder`, or in memory (None); `equip` may change what measures."""
-    create = functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch()) if folder else None
+    create = (
+        functools.partial(Store.create_or_resume, study_dir=folder.parent, watch=Stopwatch())
+        if folder
+        else None
+    )
 
     def here(run: StudyRun) -> LocalExecutor:
         runner = TaskRunner(run.spec, run.store, run.setup.launcher(run.store), run.lanes)
         runner.context.meter = EnergyMeter()
         runner.context.gpus = NO_WATCH
-        if isinstance(run.store, MemoryStore):  # of thousands: what their proofs could find takes seconds to work out
-            run._resources.enter_context(mock.patch.object(lanes, "power_analysis", return_value=None))
+        if isinstance(
+            run.store, MemoryStore
+        ):  # of thousands: what their proofs could find takes seconds to work out
+            run._resources.enter_context(
+                mock.patch.object(lanes, "power_analysis", return_value=None)
+            )
         equip(runner)
         return LocalExecutor(runner)
 

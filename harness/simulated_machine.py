@@ -1,9 +1,11 @@
-"""A simulated machine in place of real processes: step times, failures and noise come from a formula of known truth.
+"""A simulated machine in place of real processes: step times, failures and noise come from a
+formula of known truth.
 
-A run gets it through the product's one seam, `autotune.study.preflight.make_launcher`. In this process `install` puts
-`make_launcher` of this module there; a driver of its own is started by ``python -m harness.simulated_machine run ...``,
-and its lanes, wherever they are, make their launchers as the driver does. The machine's description is the file
-`simulation.toml` beside the study file; a study without one runs for real.
+A run gets it through the product's one seam, `autotune.study.preflight.make_launcher`. In this
+process `install` puts `make_launcher` of this module there; a driver of its own is started by
+``python -m harness.simulated_machine run ...``, and its lanes, wherever they are, make their
+launchers as the driver does. The machine's description is the file `simulation.toml` beside the
+study file; a study without one runs for real.
 """
 
 from __future__ import annotations
@@ -51,17 +53,20 @@ class Simulation(Section):
 
     Attributes:
         step_s: Step time of the reference, seconds.
-        effects: ``"name=value"`` to the factor by which it multiplies the step time. A set with such a setting, with a
-            factor of 1 too, is a candidate for the noise model.
+        effects: ``"name=value"`` to the factor by which it multiplies the step time. A set with
+            such a setting, with a factor of 1 too, is a candidate for the noise model.
         memory_effects: Likewise for the peak memory.
         compile_effects: Likewise for the compile time.
         token_effects: Likewise for the tokens of a step; without any, a worker reports no tokens.
-        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between: all together.
+        failures: ``"name=value"`` to the failure it causes, or several of them with spaces between:
+            all together.
         inert: ``"name=value"`` entries that change nothing in the program.
         noise: Name of one of `NOISE_MODELS`, or parameters of a `NoiseModel`.
         start_s: Seconds that a process reports for its start; 0: unknown.
-        told_effects: ``"name=value"`` to the factor by which a program tells its steps shorter than they are.
-        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can be tried.
+        told_effects: ``"name=value"`` to the factor by which a program tells its steps shorter than
+            they are.
+        delay_s: Real seconds that each start and each block take, so that a stop in mid-study can
+            be tried.
     """
 
     step_s: Annotated[float, Field(gt=0)] = 0.03
@@ -94,7 +99,9 @@ def parse_simulated(data: Mapping[str, Any]) -> SimulatedStudy:
     study = dict(data)
     simulation = Simulation.model_validate(study.pop(SECTION, {}))
     spec = parse_study({"screen": {"enabled": False}, **study})
-    return SimulatedStudy.model_construct(spec.model_fields_set, **dict(spec), simulation=simulation)
+    return SimulatedStudy.model_construct(
+        spec.model_fields_set, **dict(spec), simulation=simulation
+    )
 
 
 def simulation_of(spec: StudySpec) -> Simulation:
@@ -109,7 +116,9 @@ def simulation_of(spec: StudySpec) -> Simulation:
 
 
 def write_study(file: Path, text: str) -> Path:
-    """Writes a study file; what its text says of ``[simulation]``, in any place, goes into the file beside it."""
+    """Writes a study file; what its text says of ``[simulation]``, in any place, goes into the file
+    beside it.
+    """
     study: list[str] = []
     machine: list[str] = []
     lines = study
@@ -133,7 +142,8 @@ def _place(folder: Path) -> str:
 
 
 class SimulatedLauncher(Launcher):
-    """Starts workers whose step time is the product of their settings' factors, on one noisy machine.
+    """Starts workers whose step time is the product of their settings' factors, on one noisy
+    machine.
 
     Args:
         spec: The study; it seeds the noise and says on which devices workers report to run.
@@ -146,7 +156,9 @@ class SimulatedLauncher(Launcher):
 
     made: ClassVar[int] = 0
 
-    def __init__(self, spec: StudySpec, simulation: Simulation | None = None, *, seed: int | None = None) -> None:
+    def __init__(
+        self, spec: StudySpec, simulation: Simulation | None = None, *, seed: int | None = None
+    ) -> None:
         SimulatedLauncher.made += 1
         self.simulation = simulation or simulation_of(spec)
         noise = self.simulation.noise
@@ -173,11 +185,14 @@ class SimulatedLauncher(Launcher):
                 continue
             if kind is not FailureKind.WRONG_LOSS:
                 message = f"simulated failure of {entry}"
-                raise WorkerFailed(Failure(kind=kind, message=message, phase="compile", log=str(log)))
+                raise WorkerFailed(
+                    Failure(kind=kind, message=message, phase="compile", log=str(log))
+                )
             losses = tuple(x * 1.5 for x in LOSSES)
         step_s = _factor(simulation.effects, entries, start=simulation.step_s)
         seen = sorted(e for e in entries if e not in simulation.inert)
-        # Two are started at once by two threads: what each draws must not depend on which comes first.
+        # Two are started at once by two threads: what each draws must not depend on which comes
+        # first.
         own = np.random.default_rng(list(self._name_of_start(_place(folder)).encode()))
         is_candidate = any(e in simulation.effects for e in entries)
         work = _factor(simulation.token_effects, entries)
@@ -191,7 +206,9 @@ class SimulatedLauncher(Launcher):
         )
 
     def _name_of_start(self, folder: str) -> str:
-        """What seeds a process: its folder, and for a fresh process in the same folder how many were there before."""
+        """What seeds a process: its folder, and for a fresh process in the same folder how many
+        were there before.
+        """
         before = self._starts[folder]
         self._starts[folder] += 1
         return f"{self._seed}/{folder}" + (f"/{before}" if before else "")
@@ -206,7 +223,9 @@ class SimulatedLauncher(Launcher):
         """Takes the workers that are left off the machine."""
         self._machine.candidates.clear()
 
-    def _report(self, entries: list[str], seen: list[str], losses: tuple[float, ...]) -> WorkerReport:
+    def _report(
+        self, entries: list[str], seen: list[str], losses: tuple[float, ...]
+    ) -> WorkerReport:
         simulation = self.simulation
         peak, compile_s = simulation.memory_effects, simulation.compile_effects
         return WorkerReport(
@@ -216,7 +235,9 @@ class SimulatedLauncher(Launcher):
             device_count=self._device.count or 1,
             compile_s=COMPILE_S * _factor(compile_s, entries) if compile_s else 0.0,
             peak_bytes=round(PEAK_BYTES * _factor(peak, entries)) if peak else None,
-            tokens_per_step=round(TOKENS * _factor(simulation.token_effects, entries)) if self._tells_tokens else None,
+            tokens_per_step=round(TOKENS * _factor(simulation.token_effects, entries))
+            if self._tells_tokens
+            else None,
             start_s=simulation.start_s,
             losses=losses,
             grad_norms=losses,
@@ -229,7 +250,9 @@ def _factor(effects: Mapping[str, float], entries: Sequence[str], *, start: floa
 
 
 def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
-    """Losses of another batch: after as much work they are the reference's, but for the rows that are other ones."""
+    """Losses of another batch: after as much work they are the reference's, but for the rows that
+    are other ones.
+    """
     seen = [min(step * work, len(losses) - 1.0) for step in range(len(losses))]
     return tuple((1 + 1e-3 * work) * float(x) for x in np.interp(seen, range(len(losses)), losses))
 
@@ -239,7 +262,9 @@ class SimulatedWorker(Worker):
 
     last_memory: MemoryUse | None = MemoryUse(host_bytes=PEAK_BYTES)
 
-    def __init__(self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0) -> None:
+    def __init__(
+        self, process: Process, report: WorkerReport, *, delay_s: float, told: float = 1.0
+    ) -> None:
         self.report = report
         self.process = process
         self._told = told
@@ -268,15 +293,21 @@ _make_real = preflight.make_launcher
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Makes the launcher of the machine that is described beside a study; a study without one gets real workers."""
+    """Makes the launcher of the machine that is described beside a study; a study without one gets
+    real workers.
+    """
     file = Path(study_dir) / FILE
     if not file.exists():
         return _make_real(spec, study_dir, devices)
-    return SimulatedLauncher(spec, Simulation.model_validate(tomllib.loads(file.read_text(encoding="utf-8"))))
+    return SimulatedLauncher(
+        spec, Simulation.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+    )
 
 
 def install() -> None:
-    """Lets the studies of this process, and those of the lanes that it starts, run on simulated machines."""
+    """Lets the studies of this process, and those of the lanes that it starts, run on simulated
+    machines.
+    """
     preflight.make_launcher = make_launcher
 
 
@@ -299,6 +330,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from harness.simulated_machine import main as main_of_module  # lanes find `make_launcher` by the module's name
+    from harness.simulated_machine import (
+        main as main_of_module,
+    )  # lanes find `make_launcher` by the module's name
 
     main_of_module()

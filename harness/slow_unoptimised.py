@@ -1,7 +1,9 @@
-"""A real step that LLVM's optimisation makes several times as fast, cheap to start: ``slow_unoptimised:build``.
+"""A real step that LLVM's optimisation makes several times as fast, cheap to start:
+``slow_unoptimised:build``.
 
-A study of it whose baseline is level 0 (``xla_backend_optimization_level``) has something to prove. It stands for a
-transformer where a test is about the study, for a process of it starts with a quarter of the work.
+A study of it whose baseline is level 0 (``xla_backend_optimization_level``) has something to prove.
+It stands for a transformer where a test is about the study, for a process of it starts with a
+quarter of the work.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 ROWS, TERMS = 20_000, 24
-"""So few rows that XLA leaves them to one thread: several wait for each other on a machine that is busy."""
+"""So few rows that XLA leaves them to one thread: several wait for each other on a machine that is
+busy.
+"""
 
 
 def build(devices: Any) -> SimpleNamespace:
@@ -29,7 +33,9 @@ def build(devices: Any) -> SimpleNamespace:
     device = devices[0] if devices else None
 
     def step(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(weights)
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((curve(w, x) - jnp.abs(x)) ** 2))(
+            weights
+        )
         return weights - 0.05 * gradient, {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
 
     # NumPy draws: JAX would compile its generator in each process, which costs a third of a start.

@@ -1,8 +1,10 @@
-"""Power cuts in the middle of a study: what ext4 on a disk with a volatile cache holds then, and what becomes of it.
+"""Power cuts in the middle of a study: what ext4 on a disk with a volatile cache holds then, and
+what becomes of it.
 
-A simulated study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`. While it runs, what
-the disk would hold after a power cut at that moment is copied again and again; nothing is unmounted or flushed for it.
-Each copy is mounted, as after the reboot, and must hold all that the driver had told before the cut began.
+A simulated study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`.
+While it runs, what the disk would hold after a power cut at that moment is copied again and again;
+nothing is unmounted or flushed for it. Each copy is mounted, as after the reboot, and must hold all
+that the driver had told before the cut began.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from typer.testing import CliRunner
 
 from autotune.cli.app import app
 from autotune.model.errors import AutotuneError
-from autotune.model.records import AblationResult, ConclusionRecord, ConfirmRun, TrialResult, TrialStatus
+from autotune.model.records import (
+    AblationResult,
+    ConclusionRecord,
+    ConfirmRun,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.rundir.damage import damages
 from autotune.rundir.store import Store
 from harness.disks import ROOT, PowerDisk
@@ -41,12 +49,17 @@ MOUNTS = (
 """From what most machines have to what loses most."""
 
 NO_SYNC = "import os\nos.fsync = os.fdatasync = lambda descriptor: None\n"
-"""A `sitecustomize` that takes from a driver what this is about: with it, told things must be missing."""
+"""A `sitecustomize` that takes from a driver what this is about: with it, told things must be
+missing.
+"""
 
 NO_RAW_SYNC = """
 import os
 _fsync = os.fsync
-os.fsync = lambda descriptor: None if "/trials/" in os.readlink(f"/proc/self/fd/{descriptor}") else _fsync(descriptor)
+def _fsync_but_trials(descriptor):
+    if "/trials/" not in os.readlink(f"/proc/self/fd/{descriptor}"):
+        _fsync(descriptor)
+os.fsync = _fsync_but_trials
 """
 """Likewise of the raw samples alone."""
 
@@ -67,7 +80,9 @@ class Told:
         return Told(
             trials=len(re.findall(r"^\[.*?\]   -> ", whole, re.MULTILINE)),
             proofs=len(re.findall(r"^\[.*?\] .*fresh pair \d+ of", whole, re.MULTILINE)),
-            ablations=len(re.findall(r"^\[.*?\]   without .*: (?:kept|dropped)", whole, re.MULTILINE)),
+            ablations=len(
+                re.findall(r"^\[.*?\]   without .*: (?:kept|dropped)", whole, re.MULTILINE)
+            ),
             conclusions=len(re.findall(r"^next:", whole, re.MULTILINE)),
         )
 
@@ -97,7 +112,9 @@ def mounted(image: Path, point: Path, options: str = "rw") -> Iterator[Path]:
         subprocess.run(["losetup", "--detach", device], check=True)
 
 
-def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int, spoiled_by: str = "") -> list[Cut]:
+def take_cuts(
+    folder: Path, *, options: str, count: int, trials: int, seed: int, spoiled_by: str = ""
+) -> list[Cut]:
     """Runs one study to its end on a disk whose power is cut so often.
 
     Args:
@@ -120,13 +137,19 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
     write_study(study, SIMULATED.format(trials=trials, delay_s=0.008))
     (folder / "site").mkdir()
     (folder / "site/sitecustomize.py").write_text(spoiled_by)
-    with PowerDisk(folder / "fuse", blank) as disk, mounted(disk.image, folder / "disk", options) as root:
+    with (
+        PowerDisk(folder / "fuse", blank) as disk,
+        mounted(disk.image, folder / "disk", options) as root,
+    ):
         begun = time.monotonic()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command(study, root / "run"), env=_environment(folder), stdout=output, stderr=output,
+                command(study, root / "run"),
+                env=_environment(folder),
+                stdout=output,
+                stderr=output,
                 stdin=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
         try:
             while not (root / "run").exists() and process.poll() is None:
                 time.sleep(0.005)
@@ -135,7 +158,8 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
                 at_s = time.monotonic() - begun
                 disk.cut(rng.getrandbits(32), image)
                 cuts.append(Cut(image, told, at_s))
-                # The first ones while the run directory is being made, the others over the whole study.
+                # The first ones while the run directory is being made, the others over the whole
+                # study.
                 time.sleep(rng.uniform(0, 0.02 if len(cuts) < 4 else 0.6))
             if process.wait(timeout=300) != 0:
                 raise RuntimeError(log.read_text())
@@ -147,7 +171,15 @@ def take_cuts(folder: Path, *, options: str, count: int, trials: int, seed: int,
 
 def command(study: Path, run_dir: Path) -> list[str]:
     """The command that starts the study, and goes on with it."""
-    return [sys.executable, "-m", "harness.simulated_machine", "run", str(study), "--run-dir", str(run_dir)]
+    return [
+        sys.executable,
+        "-m",
+        "harness.simulated_machine",
+        "run",
+        str(study),
+        "--run-dir",
+        str(run_dir),
+    ]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -181,7 +213,12 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
     try:
         store = Store.open(run_dir)
         results = store.of(TrialResult)
-        there = Told(*(len(store.of(kind)) for kind in (TrialResult, ConfirmRun, AblationResult, ConclusionRecord)))
+        there = Told(
+            *(
+                len(store.of(kind))
+                for kind in (TrialResult, ConfirmRun, AblationResult, ConclusionRecord)
+            )
+        )
         for name in ("trials", "proofs", "ablations", "conclusions"):
             if getattr(there, name) < getattr(told, name):
                 yield f"{getattr(told, name)} {name} were told but {getattr(there, name)} are there"
@@ -192,7 +229,10 @@ def _missing(told: Told, run_dir: Path) -> Iterator[str]:
                 and result.comparison
                 and len(pairs) != result.comparison.pair_count
             ):
-                yield f"trial {result.number} has {len(pairs)} of its {result.comparison.pair_count} pairs"
+                yield (
+                    f"trial {result.number} has {len(pairs)} of its "
+                    f"{result.comparison.pair_count} pairs"
+                )
         yield from damages(store)
     except AutotuneError as error:
         yield str(error).replace(f"{run_dir}/", "")
@@ -208,12 +248,26 @@ def _tracebacks(run_dir: Path) -> Iterator[str]:
 
 def _go_on(folder: Path, run_dir: Path, trials: int) -> Iterator[str]:
     done = subprocess.run(
-        command(folder / "study.toml", run_dir), capture_output=True, text=True, check=False, timeout=300,
+        command(folder / "study.toml", run_dir),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
         env={**_environment(folder), "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     if done.returncode != 0:
         yield f"does not go on: {(done.stdout + done.stderr)[-600:]}"
         return
     found: dict[str, Any] = tally_of(run_dir)
-    exact = {"trials": trials, "lost": 0, "doubled": 0, "trials_with_wrong_samples": 0, "conclusions": 1}
-    yield from (f"{name} is {found[name]}, not {value}" for name, value in exact.items() if found[name] != value)
+    exact = {
+        "trials": trials,
+        "lost": 0,
+        "doubled": 0,
+        "trials_with_wrong_samples": 0,
+        "conclusions": 1,
+    }
+    yield from (
+        f"{name} is {found[name]}, not {value}"
+        for name, value in exact.items()
+        if found[name] != value
+    )

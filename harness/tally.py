@@ -1,4 +1,6 @@
-"""What a study has come to: is every trial there once and whole, in the run directory and in its Optuna storage?"""
+"""What a study has come to: is every trial there once and whole, in the run directory and in its
+Optuna storage?
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def stage_of(run: Path) -> str:
         return "minimise"
     if not any(f.stage == CONFIRM for f in store.of(FinalistResult)):
         return "confirm"
-    if store.spec.confirm.isolated and not any(f.stage == ISOLATED for f in store.of(FinalistResult)):
+    if store.spec.confirm.isolated and not any(
+        f.stage == ISOLATED for f in store.of(FinalistResult)
+    ):
         return "isolated runs"
     return "conclude" if store.of(SoakRecord) or not store.spec.confirm.soak else "soak"
 
@@ -74,7 +78,10 @@ def tally_of(run: Path) -> dict[str, Any]:
     return {
         "trials": len(results),
         "lost": len(set(range(1, len(results) + 1)) - set(numbers)),
-        "doubled": sum(len(seen) - len(set(seen)) for seen in (numbers, confirmations, ablations, soaks, proofs)),
+        "doubled": sum(
+            len(seen) - len(set(seen))
+            for seen in (numbers, confirmations, ablations, soaks, proofs)
+        ),
         "aa_runs_measured_again": len(aa_runs) - len(set(aa_runs)),
         "sets_measured_twice": len(results) - len({r.settings for r in results}),
         "trials_with_wrong_samples": sum(not _is_whole(store, r) for r in results),
@@ -99,7 +106,9 @@ def tally_in(database: Postgres, asked: int) -> dict[str, int]:
 
     storage = optuna.storages.RDBStorage(database.url)
     (study,) = optuna.get_all_study_names(storage)
-    found = optuna.load_study(study_name=study, storage=storage).get_trials(states=(TrialState.COMPLETE,))
+    found = optuna.load_study(study_name=study, storage=storage).get_trials(
+        states=(TrialState.COMPLETE,)
+    )
     numbers = [t.user_attrs[NUMBER_KEY] for t in found]
     storage.engine.dispose()
     return {

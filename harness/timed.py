@@ -1,4 +1,6 @@
-"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second, without sleeping."""
+"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second,
+without sleeping.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class SimulatedClock:
 
 
 class SharedClock(SimulatedClock):
-    """The clock of all stopwatches that are made from now on, for a study of several run directories.
+    """The clock of all stopwatches that are made from now on, for a study of several run
+    directories.
 
     Args:
         patch: Of pytest.
@@ -91,14 +94,21 @@ class TimedLauncher(SimulatedLauncher):
     """
 
     def __init__(
-        self, spec: StudySpec, clock: SimulatedClock, *, start_factor: float = 1.0, simulation: Simulation | None = None
+        self,
+        spec: StudySpec,
+        clock: SimulatedClock,
+        *,
+        start_factor: float = 1.0,
+        simulation: Simulation | None = None,
     ) -> None:
         super().__init__(spec, simulation)
         self._clock, self._factor, self._start_s = clock, start_factor, self.simulation.start_s
         self._in_order = spec.block_sizes.in_order
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        """See `base.Launcher`; two that are started at once, by threads, share the machine that compiles them."""
+        """See `base.Launcher`; two that are started at once, by threads, share the machine that
+        compiles them.
+        """
         is_beside = threading.current_thread() is not threading.main_thread()
         is_at_once = is_beside and not self._in_order
         own_s = self._start_s * (self._factor if settings else 1.0)
@@ -120,7 +130,8 @@ class TimedLauncher(SimulatedLauncher):
 
 
 class TimedStore(MemoryStore):
-    """Keeps what pairs of processes of a proof took by the simulated clock; one lane does one after the other.
+    """Keeps what pairs of processes of a proof took by the simulated clock; one lane does one after
+    the other.
 
     Args:
         spec: The study.

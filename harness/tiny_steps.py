@@ -1,7 +1,8 @@
-"""Training steps of a few kernels, one for each kind of parallelism: small enough to compile under every set.
+"""Training steps of a few kernels, one for each kind of parallelism: small enough to compile under
+every set.
 
-Each is what `autotune.child.compile` takes as a workload of the user's own. Sizes matter little: a pass acts on a loop
-with a permute in it whether that permute moves a megabyte or a kilobyte.
+Each is what `autotune.child.compile` takes as a workload of the user's own. Sizes matter little: a
+pass acts on a loop with a permute in it whether that permute moves a megabyte or a kilobyte.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ WIDTH, ROWS, LAYERS = 128, 256, 4
 
 
 def _shaped(mesh: Mesh, shape: tuple[int, ...], *spec: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+    return jax.ShapeDtypeStruct(
+        shape, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+    )
 
 
 def _workload(loss: Callable[[Any, Any], Any], weights: Any, batch: Any) -> SimpleNamespace:
@@ -31,7 +34,11 @@ def _workload(loss: Callable[[Any, Any], Any], weights: Any, batch: Any) -> Simp
         return new, {"loss": value, "grad_norm": value}
 
     return SimpleNamespace(
-        step=step, init=lambda seed: None, batch=lambda index: None, abstract_state=weights, abstract_batch=batch
+        step=step,
+        init=lambda seed: None,
+        batch=lambda index: None,
+        abstract_state=weights,
+        abstract_batch=batch,
     )
 
 
@@ -54,19 +61,28 @@ def pipeline(devices: Sequence[Any]) -> SimpleNamespace:
         return jax.lax.scan(tick, start, x)[1][None]
 
     spread = jax.shard_map(
-        stages, mesh=mesh, in_specs=(PartitionSpec("stage"), PartitionSpec()), out_specs=PartitionSpec("stage")
+        stages,
+        mesh=mesh,
+        in_specs=(PartitionSpec("stage"), PartitionSpec()),
+        out_specs=PartitionSpec("stage"),
     )
     weights = _shaped(mesh, (count, WIDTH, WIDTH), "stage")
-    return _workload(lambda w, x: _mean_square(spread(w, x)), weights, _shaped(mesh, (8, 32, WIDTH)))
+    return _workload(
+        lambda w, x: _mean_square(spread(w, x)), weights, _shaped(mesh, (8, 32, WIDTH))
+    )
 
 
 def tensor(devices: Sequence[Any]) -> SimpleNamespace:
     """A layer split over devices: rows are gathered into a product, and scattered out of one."""
     mesh = Mesh(np.array(devices), ("tensor",))
-    rows, columns = (NamedSharding(mesh, PartitionSpec(None, *spec)) for spec in (("tensor",), (None, "tensor")))
+    rows, columns = (
+        NamedSharding(mesh, PartitionSpec(None, *spec)) for spec in (("tensor",), (None, "tensor"))
+    )
 
     def loss(weights: Any, x: Any) -> Any:
-        hidden = jax.lax.with_sharding_constraint(jnp.einsum("bsd,df->bsf", x, weights["up"]), columns)
+        hidden = jax.lax.with_sharding_constraint(
+            jnp.einsum("bsd,df->bsf", x, weights["up"]), columns
+        )
         out = jnp.einsum("bsf,fd->bsd", jnp.tanh(hidden), weights["down"])
         return _mean_square(jax.lax.with_sharding_constraint(out, rows))
 
@@ -84,7 +100,9 @@ def fsdp(devices: Sequence[Any], rows: int = ROWS, width: int = WIDTH) -> Simple
 
     def loss(weights: Any, x: Any) -> Any:
         def layer(x: Any, w: Any) -> Any:
-            return jax.lax.with_sharding_constraint(x + jnp.tanh(x @ w["up"]) @ w["down"], spread), None
+            return jax.lax.with_sharding_constraint(
+                x + jnp.tanh(x @ w["up"]) @ w["down"], spread
+            ), None
 
         return _mean_square(jax.lax.scan(jax.checkpoint(layer), x, weights)[0])
 

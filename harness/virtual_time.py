@@ -1,7 +1,9 @@
-"""Studies on simulated machines whose time is virtual: a start, a step and a settling block move one clock.
+"""Studies on simulated machines whose time is virtual: a start, a step and a settling block move
+one clock.
 
-Whatever asks for the time inside `virtual_study` gets this clock's: the run directory's stopwatch, a lane's context,
-pairs, durations and budgets. So minutes of a study are those of its machine, though it takes seconds to run.
+Whatever asks for the time inside `virtual_study` gets this clock's: the run directory's stopwatch,
+a lane's context, pairs, durations and budgets. So minutes of a study are those of its machine,
+though it takes seconds to run.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ class VirtualClock:
                 self.watch.total_s  # noqa: B018  # a longer gap between two looks would pass for a pause
 
     def fork(self, work: Callable[[], R], *, begin_s: float, beside: bool) -> tuple[R, float]:
-        """Does some work that begins at a time, and goes back to now; what came of it, and when it was over."""
+        """Does some work that begins at a time, and goes back to now; what came of it, and when it
+        was over.
+        """
         now_s, self._now_s, self.beside = self._now_s, begin_s, beside
         try:
             return work(), self._now_s
@@ -68,7 +72,9 @@ class VirtualClock:
 
 
 class VirtualPool:
-    """A pool of threads in virtual time: what is submitted is done at once, and is over when somebody waits for it."""
+    """A pool of threads in virtual time: what is submitted is done at once, and is over when
+    somebody waits for it.
+    """
 
     def __init__(self, clock: VirtualClock, max_workers: int) -> None:
         self._clock = clock
@@ -112,7 +118,8 @@ class Times:
     Attributes:
         host_s: Of a start, the first part, which needs no device: import, trace, lower.
         import_s: Of that, what a spare process has done before.
-        compile_s: The part that a cache of kernels or programs saves: timing kernels on a GPU, compiling on a CPU.
+        compile_s: The part that a cache of kernels or programs saves: timing kernels on a GPU,
+            compiling on a CPU.
         device_s: The rest: client, weights, warm-up.
         together: Factor of a start beside another one.
         cores: Processors of the machine.
@@ -138,7 +145,9 @@ class Times:
 
 
 class VirtualCaches(Caches):
-    """What starts find of the compilations before them: their own set's program, or any set's kernels."""
+    """What starts find of the compilations before them: their own set's program, or any set's
+    kernels.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +162,9 @@ class VirtualCaches(Caches):
             self._has_kernels = False
 
     def hits(self, settings: FlagSet) -> bool:
-        """Whether a start of a set need not compile, or time kernels; the next one may find what it kept."""
+        """Whether a start of a set need not compile, or time kernels; the next one may find what it
+        kept.
+        """
         is_hit = settings in self._sets if self._keeps_programs else False
         is_hit = is_hit or (self._keeps_kernels and self._has_kernels)
         if self._keeps_programs:
@@ -180,7 +191,9 @@ class VirtualLauncher(Launcher):
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> Worker:
         """Makes a worker; see `autotune.workers.base.Launcher`."""
-        takes_s = self._times.start_s - (self._times.compile_s if self.caches.hits(settings) else 0.0)
+        takes_s = self._times.start_s - (
+            self._times.compile_s if self.caches.hits(settings) else 0.0
+        )
         takes_s -= self._times.import_s if self._has_spare else 0.0
         self._has_spare = self._keeps_spare
         takes_s *= self._times.together if self._clock.beside else 1.0
@@ -209,7 +222,9 @@ class VirtualWorker(Worker):
         self.last_memory = worker.last_memory
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Draws a block that takes as long as its steps; its first ones are faster if another process ran before."""
+        """Draws a block that takes as long as its steps; its first ones are faster if another
+        process ran before.
+        """
         process = self._worker.process
         has_paused = process.machine.last is not process
         times = list(self._worker.run_block(steps))
@@ -236,7 +251,8 @@ class VirtualWorker(Worker):
 def virtual_study(
     spec: StudySpec, space: SearchSpace, times: Times, *, first: Sequence[tuple[str, FlagSet]] = ()
 ) -> MemoryStore:
-    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its records.
+    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its
+    records.
 
     Args:
         first: Named sets that are tried before the sampler proposes.
@@ -244,7 +260,9 @@ def virtual_study(
     clock = VirtualClock()
     store = MemoryStore(spec)
     store.watch = clock.watch
-    setup = GivenSetup(given_space=space, first=first, given_launcher=VirtualLauncher(spec, clock, times))
+    setup = GivenSetup(
+        given_space=space, first=first, given_launcher=VirtualLauncher(spec, clock, times)
+    )
     run = replace(given_run(spec, None, setup, silent()), open_store=lambda: store)
     pool = functools.partial(VirtualPool, clock)
     with (

@@ -1,8 +1,9 @@
 """Whether a set of tests became too dear, judged by what it cost when its costs were last stored.
 
-Seconds are compared in stored ones: what a test takes now, divided by the machine's factor. That is the median, over
-all tests that are in both, of now over stored, so a slower machine or a neighbour changes no decision. A change that
-slows every test alike looks like a slower machine; the counts, which no machine changes, have hard limits.
+Seconds are compared in stored ones: what a test takes now, divided by the machine's factor. That is
+the median, over all tests that are in both, of now over stored, so a slower machine or a neighbour
+changes no decision. A change that slows every test alike looks like a slower machine; the counts,
+which no machine changes, have hard limits.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-COUNTS = {"processes": "starts of processes", "compilations": "JAX compilations", "studies": "simulated studies"}
+COUNTS = {
+    "processes": "starts of processes",
+    "compilations": "JAX compilations",
+    "studies": "simulated studies",
+}
 
 SMALL_S = 0.05
 """Of tests below it, only the sum is stored."""
 
 CLEAR_S = 0.1
-"""Stored seconds of a test from which on the clock's steps and other chance are small beside them."""
+"""Stored seconds of a test from which on the clock's steps and other chance are small beside
+them.
+"""
 
 FEWEST = 20
 """Tests that a median needs."""
 
 TOLERANCE = 1.5
-"""Of the limit of one test: it scatters more than a set, and the first in a worker pays for imports and caches. That is
-up to five times the cost of a test, so a stored test is over its limit only if it was so too when it was stored."""
+"""Of the limit of one test: it scatters more than a set, and the first in a worker pays for imports
+and caches. That is up to five times the cost of a test, so a stored test is over its limit only if
+it was so too when it was stored.
+"""
 
 COUNT_MARGIN = 1.05
 NAMED = 10
@@ -35,7 +44,9 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """What a test cost: seconds of its own, those of fixtures that others use too, and counts by name."""
+    """What a test cost: seconds of its own, those of fixtures that others use too, and counts by
+    name.
+    """
 
     own_s: float
     shared_s: float = 0.0
@@ -44,7 +55,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a set cost: a test's own seconds, those of all smaller tests and of shared fixtures, limits of counts."""
+    """What a set cost: a test's own seconds, those of all smaller tests and of shared fixtures,
+    limits of counts.
+    """
 
     tests: Mapping[str, float]
     small_s: float = 0.0
@@ -81,7 +94,9 @@ def to_store(costs: Mapping[str, Cost]) -> Stored:
         tests={name: round(c.own_s, 2) for name, c in sorted(costs.items()) if c.own_s >= SMALL_S},
         small_s=round(sum(c.own_s for c in costs.values() if c.own_s < SMALL_S), 2),
         shared_s=round(sum(c.shared_s for c in costs.values()), 2),
-        count_limits={name: math.ceil(count * COUNT_MARGIN) for name, count in total_counts(costs).items()},
+        count_limits={
+            name: math.ceil(count * COUNT_MARGIN) for name, count in total_counts(costs).items()
+        },
     )
 
 
@@ -97,8 +112,14 @@ def read(file: Path) -> Stored | None:
 
 
 def machine_factor(stored: Stored, costs: Mapping[str, Cost]) -> float | None:
-    """How many times slower this machine is than that of the stored costs; None if too few tests are in both."""
-    both = [(costs[name].own_s, before) for name, before in stored.tests.items() if name in costs and before >= CLEAR_S]
+    """How many times slower this machine is than that of the stored costs; None if too few tests
+    are in both.
+    """
+    both = [
+        (costs[name].own_s, before)
+        for name, before in stored.tests.items()
+        if name in costs and before >= CLEAR_S
+    ]
     return statistics.median(now / before for now, before in both) if len(both) >= FEWEST else None
 
 
@@ -114,7 +135,8 @@ def failures(stored: Stored, costs: Mapping[str, Cost], limits: Limits) -> list[
     factor = machine_factor(stored, costs)
     if factor is None:
         fewer = (
-            f"Fewer than {FEWEST} of these tests have stored costs of {CLEAR_S} s, so this machine's speed is unknown"
+            f"Fewer than {FEWEST} of these tests have stored costs of {CLEAR_S} s, so this "
+            "machine's speed is unknown"
         )
         return [*failed, f"{fewer}; store the costs of the set anew (make costs)."]
     own = {name: cost.own_s / factor for name, cost in costs.items()}
@@ -125,8 +147,14 @@ def failures(stored: Stored, costs: Mapping[str, Cost], limits: Limits) -> list[
         least = {name: min(s, stored.tests.get(name, s)) for name, s in own.items()}
         dear = {name: s for name, s in least.items() if s > limits.test_s * TOLERANCE}
         if dear:
-            what = f"Over {limits.test_s:g} stored seconds a test (and half as much again for scatter)"
-            failed.append("\n".join([f"{what}: {len(dear)}; make them cheaper or mark them `gate`:", *_most(dear)]))
+            what = (
+                f"Over {limits.test_s:g} stored seconds a test (and half as much again for scatter)"
+            )
+            failed.append(
+                "\n".join(
+                    [f"{what}: {len(dear)}; make them cheaper or mark them `gate`:", *_most(dear)]
+                )
+            )
     return failed
 
 
@@ -139,11 +167,20 @@ def _over_count(name: str, limit: int, costs: Mapping[str, Cost]) -> str:
 def _over_total(total: float, limit: float, own: Mapping[str, float], stored: Stored) -> str:
     grown = {test: s - stored.tests[test] for test, s in own.items() if test in stored.tests}
     new = {test: s for test, s in own.items() if test not in stored.tests and s >= SMALL_S}
-    what = f"{total:.0f} stored seconds are over this set's limit of {limit:.0f}: make tests cheaper, or move some to a"
-    lines = [f"{what} later set (marker `gate` or `slow`; CONTRIBUTING.md). Seconds that grew since they were stored:"]
+    what = (
+        f"{total:.0f} stored seconds are over this set's limit of {limit:.0f}: make tests "
+        "cheaper, or move some to a"
+    )
+    lines = [
+        f"{what} later set (marker `gate` or `slow`; CONTRIBUTING.md). Seconds that grew since "
+        "they were stored:"
+    ]
     lines += _most({test: s for test, s in grown.items() if s > 0}, "{:+8.2f}")
     if new:
-        lines += [f"New, or below {SMALL_S} s then ({sum(new.values()):.1f} s in all):", *_most(new, "{:+8.2f}")]
+        lines += [
+            f"New, or below {SMALL_S} s then ({sum(new.values()):.1f} s in all):",
+            *_most(new, "{:+8.2f}"),
+        ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Somebody's training program, as it is: it knows nothing of autotune and prints one line a step."""
+"""Somebody's training program: it knows nothing of autotune and prints one line a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ optimizer = optax.adamw(1e-3)
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--remat", action=argparse.BooleanOptionalAction, help="compute activations a second time")
+parser.add_argument(
+    "--remat", action=argparse.BooleanOptionalAction, help="compute activations a second time"
+)
 args = parser.parse_args()
 
 
@@ -48,4 +50,7 @@ if __name__ == "__main__":
         start = time.perf_counter()
         params, state, loss = train_step(params, state, x, jnp.sin(x))
         loss = float(loss)
-        print(f"step {step} | {1e3 * (time.perf_counter() - start):.3f} ms | loss {loss:.6f}", flush=True)
+        print(
+            f"step {step} | {1e3 * (time.perf_counter() - start):.3f} ms | loss {loss:.6f}",
+            flush=True,
+        )

@@ -48,10 +48,15 @@ def interleaved_pairs(
     """Interleaved pairs of two workers, and why they ended."""
     spec = replay_study(study={"seed": seed})
     context: Any = SimpleNamespace(
-        spec=spec, sizes=spec.block_sizes, steps_for=lambda worker: steps, settle_steps=0, now_s=1.5,
-        meter=NO_METER, gpus=NO_WATCH,
+        spec=spec,
+        sizes=spec.block_sizes,
+        steps_for=lambda worker: steps,
+        settle_steps=0,
+        now_s=1.5,
+        meter=NO_METER,
+        gpus=NO_WATCH,
         progress=SimpleNamespace(pair=lambda *_: None),
-    )  # fmt: skip
+    )
     blocks = InterleavedBlocks(context, Path("nowhere"), (LossTrace(spec, reference), LossTrace(spec, candidate)))
     return blocks.measure(stop, seed="test")
 
@@ -231,9 +236,15 @@ EFFECTS = {"xla_a=1": 0.95, "xla_b=1": 1.04, "xla_d=2": 0.97}
 
 
 PROVEN = {
-    "platform": "cuda", "device_kind": "NVIDIA H200", "device_count": 8, "jax": "0.11.1", "jaxlib": "0.11.1",
-    "plugin": "jax-cuda12-plugin 0.11.1", "driver": "580.65.06", "workload": "0123456789ab",
-}  # fmt: skip
+    "platform": "cuda",
+    "device_kind": "NVIDIA H200",
+    "device_count": 8,
+    "jax": "0.11.1",
+    "jaxlib": "0.11.1",
+    "plugin": "jax-cuda12-plugin 0.11.1",
+    "driver": "580.65.06",
+    "workload": "0123456789ab",
+}
 
 
 def make_winner(settings: Mapping[str, str], **conditions: Any) -> Winner:
@@ -314,9 +325,15 @@ BUILDS_BASE = parse_study(
 
 def make_build(python: str, jaxlib: str, **settings: str) -> Variant:
     report = ProbeReport(
-        platform="cpu", python="3.12.1", jax=jaxlib, jaxlib=jaxlib, plugin=None, flags={}, removed=frozenset(),
+        platform="cpu",
+        python="3.12.1",
+        jax=jaxlib,
+        jaxlib=jaxlib,
+        plugin=None,
+        flags={},
+        removed=frozenset(),
         jax_options={},
-    )  # fmt: skip
+    )
     return Variant(command=(python, "train.py"), build=report, name=report.build, settings=FlagSet(settings))
 
 

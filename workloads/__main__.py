@@ -1,4 +1,6 @@
-"""Runs or describes a workload: ``python -m workloads llama --size small --mesh fsdp=4 --steps 20``."""
+"""Runs or describes a workload: ``python -m workloads llama --size small --mesh fsdp=4 --steps
+20``.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m workloads", description="Run or describe a training step.")
-    parser.add_argument("workload", help="a preset (llama2-7b), a family (llama) or package.module:function")
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads", description="Run or describe a training step."
+    )
+    parser.add_argument(
+        "workload", help="a preset (llama2-7b), a family (llama) or package.module:function"
+    )
     parser.add_argument("--size", help="the size within a family (default small)")
-    parser.add_argument("--mesh", default="", help="axis=size[,axis=size...], one may be -1: fsdp=4,tensor=2")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any option, value as JSON")
-    parser.add_argument("--steps", type=_at_least_one, default=20, help="measured steps (default 20)")
-    parser.add_argument("--warmup", type=int, default=2, help="steps that are run first and left out (default 2)")
-    parser.add_argument("--devices", type=_at_least_one, metavar="N", help="run on N virtual CPU devices")
-    parser.add_argument("--describe", action="store_true", help="print shapes, bytes per device and FLOPs; run nothing")
+    parser.add_argument(
+        "--mesh", default="", help="axis=size[,axis=size...], one may be -1: fsdp=4,tensor=2"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any option, value as JSON"
+    )
+    parser.add_argument(
+        "--steps", type=_at_least_one, default=20, help="measured steps (default 20)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=2, help="steps that are run first and left out (default 2)"
+    )
+    parser.add_argument(
+        "--devices", type=_at_least_one, metavar="N", help="run on N virtual CPU devices"
+    )
+    parser.add_argument(
+        "--describe",
+        action="store_true",
+        help="print shapes, bytes per device and FLOPs; run nothing",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
     return parser
 
@@ -96,7 +116,9 @@ def describe(workload: Workload) -> dict[str, Any]:
         found[f"{name}_bytes_per_device"] = bytes_per_device(tree)
         shown = tree["params"] if isinstance(tree, Mapping) and "params" in tree else tree
         found[f"{name}_shapes"] = {
-            _path(path): f"{leaf.dtype}{list(leaf.shape)} {getattr(leaf.sharding, 'spec', '')}".rstrip()
+            _path(
+                path
+            ): f"{leaf.dtype}{list(leaf.shape)} {getattr(leaf.sharding, 'spec', '')}".rstrip()
             for path, leaf in jax.tree_util.tree_leaves_with_path(shown)
         }
     return {**found, "config": dict(workload.config)}
@@ -120,7 +142,10 @@ def run(workload: Workload, *, steps: int, warmup: int, as_json: bool) -> None:
         numbers = {name: float(value) for name, value in metrics.items()}
         if as_json:
             print(
-                json.dumps({"step": index, "is_warmup": index < warmup, "step_time_s": seconds, **numbers}), flush=True
+                json.dumps(
+                    {"step": index, "is_warmup": index < warmup, "step_time_s": seconds, **numbers}
+                ),
+                flush=True,
             )
         else:
             values = "  ".join(f"{name} {value:.4f}" for name, value in numbers.items())
@@ -136,7 +161,9 @@ def rates(workload: Workload, step_time_s: float) -> dict[str, Any]:
         found["tokens_per_s"] = workload.tokens_per_step / step_time_s
     if workload.flops_per_step is not None and workload.mesh is not None:
         device = workload.mesh.devices.flat[0]
-        found["model_flops_per_s_per_device"] = workload.flops_per_step / step_time_s / workload.mesh.size
+        found["model_flops_per_s_per_device"] = (
+            workload.flops_per_step / step_time_s / workload.mesh.size
+        )
         peak = peak_flops_per_s(device.device_kind, workload.config.get("dtype", "bfloat16"))
         if peak is not None:
             found["mfu"] = found["model_flops_per_s_per_device"] / peak

@@ -1,4 +1,6 @@
-"""Causal self-attention: grouped queries, windows, sinks; keys and values whole or from a latent."""
+"""Causal self-attention: grouped queries, windows, sinks; keys and values whole or from a
+latent.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Attention(nnx.Module):
 
     def _make_projections(self, stream: Stream) -> None:
         c, axes = self.config, ("embed", "heads", None)
-        into = partial(linear, c, c.d_model, axes=axes, stream=stream, has_bias=c.bias or c.qkv_bias)
+        into = partial(
+            linear, c, c.d_model, axes=axes, stream=stream, has_bias=c.bias or c.qkv_bias
+        )
         self.query = into(size_out=(c.heads, c.head_size))
         self.key, self.value = (into(size_out=(c.kv_heads, c.head_size)) for _ in range(2))
         if c.qk_norm != "none":
@@ -53,7 +57,9 @@ class Attention(nnx.Module):
         return checkpoint_name(self.out(y), "out")
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
-        """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised and rotated."""
+        """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised and
+        rotated.
+        """
         q, k, v = (checkpoint_name(getattr(self, name)(x), name) for name in PROJECTIONS)
         if self.config.qk_norm != "none":
             q, k = self._normalised(q, self.query_norm), self._normalised(k, self.key_norm)
@@ -67,23 +73,33 @@ class Attention(nnx.Module):
         return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Attention of [B, T, N, H] to [B, T, K, H] by the implementation of the config, giving [B, T, N, H]."""
+        """Attention of [B, T, N, H] to [B, T, K, H] by the implementation of the config, giving [B,
+        T, N, H].
+        """
         c, hold = self.config, self.layout.constrain
         if c.attention == "ring":
             return ring_attention(q, k, v, self.layout, c.attention_scale)
-        # every device needs all keys of its heads: gathered over context, as Llama 3 did (section 3.3.2)
+        # every device needs all keys of its heads: gathered over context, as Llama 3 did (section
+        # 3.3.2)
         k, v = (hold(y, "batch", None, "heads", None) for y in (k, v))
         if c.attention_cap or self.sinks is not None:
             # a sequence that is split is taken at once: each device has a part of it anyway
             at_once = c.seq if self.layout.size("sequence") > 1 else _QUERIES
             sinks = None if self.sinks is None else self.sinks[...]
             return capped_attention(q, k, v, config=c, sinks=sinks, at_once=at_once)
-        lengths = hold(jnp.full(len(q), c.seq, jnp.int32), "batch") if c.mask == "padding_causal" else None
-        return causal_attention(q, k, v, c.attention, scale=c.attention_scale, window=c.window, lengths=lengths)
+        lengths = (
+            hold(jnp.full(len(q), c.seq, jnp.int32), "batch")
+            if c.mask == "padding_causal"
+            else None
+        )
+        return causal_attention(
+            q, k, v, c.attention, scale=c.attention_scale, window=c.window, lengths=lengths
+        )
 
 
 class LatentAttention(Attention):
-    """Attention whose keys and values are made of one small latent per token; a part of each head is rotated.
+    """Attention whose keys and values are made of one small latent per token; a part of each head
+    is rotated.
 
     References:
         DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1
@@ -102,7 +118,9 @@ class LatentAttention(Attention):
         self.key_value = linear(c, c.kv_rank, (c.heads, width), ("embed", "heads", None), stream)
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
-        """Queries, keys [B, T, N, H] and values [B, T, N, value size] of [B, T, D]; the last part of H is rotated."""
+        """Queries, keys [B, T, N, H] and values [B, T, N, value size] of [B, T, D]; the last part
+        of H is rotated.
+        """
         c, hold = self.config, self.layout.constrain
         assert cos_sin is not None  # held by the config's check
         plain = c.head_size - c.rope_size
@@ -110,14 +128,18 @@ class LatentAttention(Attention):
         q = checkpoint_name(self.query(down), "query")
         latent = self.latent(x)
         latent, turned = latent[..., : c.kv_rank], rotate(latent[..., None, c.kv_rank :], cos_sin)
-        key_value = hold(self.key_value(self.latent_norm(latent)), "batch", "sequence", "heads", None)
+        key_value = hold(
+            self.key_value(self.latent_norm(latent)), "batch", "sequence", "heads", None
+        )
         shared = jnp.broadcast_to(turned, (*q.shape[:-1], c.rope_size))
         q = jnp.concatenate([q[..., :plain], rotate(q[..., plain:], cos_sin)], axis=-1)
         k = jnp.concatenate([key_value[..., :plain], shared], axis=-1)
         return q, checkpoint_name(k, "key"), checkpoint_name(key_value[..., plain:], "value")
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """As `Attention.attend`; values are filled up with zeros to the size of keys, for all implementations."""
+        """As `Attention.attend`; values are filled up with zeros to the size of keys, for all
+        implementations.
+        """
         width = v.shape[-1]
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - width)))
         return super().attend(q, k, v)[..., :width]
@@ -161,18 +183,26 @@ def causal_attention(
             raise
         raise WorkloadError(
             f"`attention` = cudnn, the default on GPUs, must find cuDNN but JAX says: {e} Run: "
-            "pip install nvidia-cudnn-cu12 (it is part of the extra `screen`), or set `attention` = xla"
+            "pip install nvidia-cudnn-cu12 (it is part of the extra `screen`), or set "
+            "`attention` = xla"
         ) from e
 
 
 def capped_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, config: DecoderConfig, sinks: jax.Array | None, at_once: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    config: DecoderConfig,
+    sinks: jax.Array | None,
+    at_once: int,
 ) -> jax.Array:
-    """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and sinks [N].
+    """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and
+    sinks [N].
 
-    It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX 0.10.2, 0.12.0.1). Of a
-    longer sequence that many queries ``at_once`` are taken, with the keys that they can see, and their logits computed
-    again in the backward pass.
+    It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX
+    0.10.2, 0.12.0.1). Of a longer sequence that many queries ``at_once`` are taken, with the keys
+    that they can see, and their logits computed again in the backward pass.
     """
     length, before = q.shape[1], config.window - 1
     if length <= at_once or length % at_once:
@@ -190,14 +220,24 @@ def capped_attention(
         return _capped(queries, own_k, own_v, before, config, sinks, padding=before - start)
 
     queries = jnp.moveaxis(q.reshape(q.shape[0], -1, at_once, *q.shape[2:]), 1, 0)
-    y = jax.lax.map(jax.checkpoint(part, prevent_cse=False), (queries, jnp.arange(0, length, at_once)))
+    y = jax.lax.map(
+        jax.checkpoint(part, prevent_cse=False), (queries, jnp.arange(0, length, at_once))
+    )
     return jnp.moveaxis(y, 0, 1).reshape(q.shape)
 
 
 def _capped(
-    q: jax.Array, k: jax.Array, v: jax.Array, start: Any, config: DecoderConfig, sinks: Any, padding: Any = 0
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    start: Any,
+    config: DecoderConfig,
+    sinks: Any,
+    padding: Any = 0,
 ) -> jax.Array:
-    """`capped_attention` of queries, the first of which is at key ``start``; the first keys may be ``padding``."""
+    """`capped_attention` of queries, the first of which is at key ``start``; the first keys may be
+    ``padding``.
+    """
     rows, length, heads, size = q.shape
     groups = k.shape[2]
     scale = size**-0.5 if config.attention_scale is None else config.attention_scale

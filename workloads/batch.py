@@ -1,4 +1,6 @@
-"""Synthetic tokens: a function of (seed, index), made on the devices, with something in them to learn."""
+"""Synthetic tokens: a function of (seed, index), made on the devices, with something in them to
+learn.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ _NOISE = 0.1  # share of tokens that follow no rule: the loss has a floor above 
 def abstract_batch(layout: Layout, *, batch: int, seq: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch: ``inputs`` and ``targets``, i32[B, T] each."""
     sharding = layout.sharding(("batch", "sequence"))
-    return {name: jax.ShapeDtypeStruct((batch, seq), jnp.int32, sharding=sharding) for name in ("inputs", "targets")}
+    return {
+        name: jax.ShapeDtypeStruct((batch, seq), jnp.int32, sharding=sharding)
+        for name in ("inputs", "targets")
+    }
 
 
 def make_batch(
@@ -27,9 +32,9 @@ def make_batch(
 ) -> Callable[[int], Mapping[str, jax.Array]]:
     """Gives the function from a step's index to its batch.
 
-    Each row counts upwards by a fixed stride from a random start within a small alphabet; a tenth of the
-    tokens is replaced by random ones. The next token is thus a function of the last one, which any model
-    can learn.
+    Each row counts upwards by a fixed stride from a random start within a small alphabet; a tenth
+    of the tokens is replaced by random ones. The next token is thus a function of the last one,
+    which any model can learn.
     """
     symbols = min(vocab, _ALPHABET)
 

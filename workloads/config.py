@@ -24,7 +24,9 @@ def _optional_share() -> float:
 
 
 class Stack(NamedTuple):
-    """Layers of one kind that are scanned as one: their config, and which of the model's they are."""
+    """Layers of one kind that are scanned as one: their config, and which of the model's they
+    are.
+    """
 
     config: DecoderConfig
     layers: slice
@@ -44,22 +46,30 @@ class DecoderConfig:
         activation: SwiGLU, a GELU-gated unit, gpt-oss's clamped SwiGLU; or GELU without a gate.
         tied: The output projection is the embedding.
         scaled_embedding: Embeddings are multiplied by the square root of ``d_model``.
-        embedding_lookup: Tokens pick rows of the embedding, or one-hot rows are multiplied with it, as Praxis does.
-        input_dropout: Share of the residual stream that is zeroed before each layer; which, a function of the tokens.
+        embedding_lookup: Tokens pick rows of the embedding, or one-hot rows are multiplied with it,
+            as Praxis does.
+        input_dropout: Share of the residual stream that is zeroed before each layer; which, a
+            function of the tokens.
         bias: All matrices but embedding and output have one.
         qkv_bias: Queries, keys and values have one.
         query_size: Logits are divided by its square root; 0 is ``head_size``.
-        attention_cap, logit_cap: Logits of attention, and of tokens, stay between plus and minus this (soft cap).
-        mask: Causal alone, or with lengths of the sequences beside it, which are all full (MaxText's). On Blackwell
-            Transformer Engine has no fused attention for the latter: JAX's cuDNN has.
+        attention_cap, logit_cap: Logits of attention, and of tokens, stay between plus and minus
+            this (soft cap).
+        mask: Causal alone, or with lengths of the sequences beside it, which are all full
+            (MaxText's). On Blackwell Transformer Engine has no fused attention for the latter:
+            JAX's cuDNN has.
         sinks: Each head has a logit that takes part in the softmax and carries no value.
-        window: So many tokens, the own one included, are attended to; in all layers, or in ``local_layers`` of each
-            ``local_layers + 1``, the last of which attends to all.
-        local_rope_theta: Of layers with a window, whose positions are then not scaled; 0: as in the other layers.
-        rope_scaling: How positions beyond ``rope_original`` are reached, by ``rope_factor``; see `Rope`.
+        window: So many tokens, the own one included, are attended to; in all layers, or in
+            ``local_layers`` of each ``local_layers + 1``, the last of which attends to all.
+        local_rope_theta: Of layers with a window, whose positions are then not scaled; 0: as in the
+            other layers.
+        rope_scaling: How positions beyond ``rope_original`` are reached, by ``rope_factor``; see
+            `Rope`.
         yarn_mscale: Weight of YaRN's factor of the logits.
-        kv_rank: Of the latent that keys and values are made of (latent attention); ``q_rank`` that of queries.
-        rope_size: The part of a head that is rotated, in latent attention: one for all heads of the keys.
+        kv_rank: Of the latent that keys and values are made of (latent attention); ``q_rank`` that
+            of queries.
+        rope_size: The part of a head that is rotated, in latent attention: one for all heads of the
+            keys.
         value_size: Of a head of values; 0 is ``head_size``.
         experts: Number of experts per layer; 0 is a dense feed-forward.
         dense_layers: So many first layers have a dense feed-forward.
@@ -68,20 +78,24 @@ class DecoderConfig:
         routing: Each token reaches all its ``top_k`` experts (dropless), or experts take at most
             ``capacity_factor`` times their fair share of each sequence (capacity).
         router: What is made of scores: a softmax, or each one's sigmoid.
-        router_normalised: Shares of the chosen experts sum to 1, before they are multiplied by ``router_scale``.
-        choice_bias: Scores are chosen by with a bias of each expert added. It stays 0: DeepSeek-V3 moves it towards
-            balance after each step.
-        router_groups: Experts lie in so many groups, of which a token may choose in ``router_top_groups``.
+        router_normalised: Shares of the chosen experts sum to 1, before they are multiplied by
+            ``router_scale``.
+        choice_bias: Scores are chosen by with a bias of each expert added. It stays 0: DeepSeek-V3
+            moves it towards balance after each step.
+        router_groups: Experts lie in so many groups, of which a token may choose in
+            ``router_top_groups``.
         dtype: Of activations and matmuls; float8 is for devices that have it (emulated elsewhere).
-        float8_scales: Of float8, by the largest value that an array has, or had in the steps before (delayed).
-        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring); auto is cuDNN's on
-            GPUs where it can and XLA's elsewhere, see `settled`.
-        remat: What the backward pass computes again: nothing, all but products of matrices (cuDNN's attention is none),
-            everything, or what a policy of MaxText's does not save.
+        float8_scales: Of float8, by the largest value that an array has, or had in the steps before
+            (delayed).
+        attention: XLA's, cuDNN's fused one, or one whose keys travel round the context axis (ring);
+            auto is cuDNN's on GPUs where it can and XLA's elsewhere, see `settled`.
+        remat: What the backward pass computes again: nothing, all but products of matrices (cuDNN's
+            attention is none), everything, or what a policy of MaxText's does not save.
         scan: One traced layer (or period of layers) in a loop, or all of them unrolled.
         microbatches: How many parts of a batch follow each other through the pipeline's stages.
-        mtp_layers: So many layers after the last predict one token further each, with the model's embedding and head
-            (MaxText's ``mtp_num_layers``); their mean loss counts ``mtp_weight`` times.
+        mtp_layers: So many layers after the last predict one token further each, with the model's
+            embedding and head (MaxText's ``mtp_num_layers``); their mean loss counts ``mtp_weight``
+            times.
     """
 
     vocab: int
@@ -174,9 +188,11 @@ class DecoderConfig:
 
     @property
     def attention_scale(self) -> float | None:
-        """What the logits of a layer's attention are multiplied by; None for one over the root of the head's size.
+        """What the logits of a layer's attention are multiplied by; None for one over the root of
+        the head's size.
 
-        YaRN's factor is for queries and for keys; gpt-oss and OLMo apply it to sine and cosine, DeepSeek to the logits.
+        YaRN's factor is for queries and for keys; gpt-oss and OLMo apply it to sine and cosine,
+        DeepSeek to the logits.
         """
         is_yarn = self.rope_scaling == "yarn" and self.rope_factor > 1
         longer = 0.1 * self.yarn_mscale * math.log(self.rope_factor) + 1 if is_yarn else 1.0
@@ -185,7 +201,9 @@ class DecoderConfig:
         return (self.query_size or self.head_size) ** -0.5 * longer**2
 
     def layer(self, index: int) -> DecoderConfig:
-        """The config of one layer: without the window, or the experts, that this one does not have."""
+        """The config of one layer: without the window, or the experts, that this one does not
+        have.
+        """
         changed: dict[str, object] = {}
         if self.local_layers and index % (self.local_layers + 1) == self.local_layers:
             changed["window"] = 0
@@ -196,23 +214,30 @@ class DecoderConfig:
         return replace(self, **changed) if changed else self  # type: ignore[arg-type]
 
     def runs(self) -> list[list[Stack]]:
-        """The layers as they are scanned, run after run: the dense ones, whole periods, what is left of a period.
+        """The layers as they are scanned, run after run: the dense ones, whole periods, what is
+        left of a period.
 
         Each run repeats its shortest period, and has a stack for each layer of that.
         """
         layers = [self.layer(index) for index in range(self.layers)]
         rest = (self.layers - self.dense_layers) % (self.local_layers + 1)
         cuts = [0, self.dense_layers, self.layers - rest, self.layers]
-        return [_stacks(layers, start, end) for start, end in itertools.pairwise(cuts) if start < end]
+        return [
+            _stacks(layers, start, end) for start, end in itertools.pairwise(cuts) if start < end
+        ]
 
     def settled(self, layout: Layout) -> DecoderConfig:
         """The config as it is computed on these devices: ``attention`` = auto becomes cudnn or xla.
 
-        Heads of up to 256 are taken by cuDNN from Hopper on, of up to 128 before it (JAX 0.10.2, 0.12.0.1).
+        Heads of up to 256 are taken by cuDNN from Hopper on, of up to 128 before it (JAX 0.10.2,
+        0.12.0.1).
         """
         if self.attention != "auto":
             return self
-        is_head = self.head_size <= (256 if (cuda_capability(layout) or 0) >= 9 else 128) and self.head_size % 8 == 0
+        is_head = (
+            self.head_size <= (256 if (cuda_capability(layout) or 0) >= 9 else 128)
+            and self.head_size % 8 == 0
+        )
         is_fused = is_head and not any(self._cudnn_lacks(layout).values())
         return replace(self, attention="cudnn" if is_fused else "xla")
 
@@ -223,20 +248,34 @@ class DecoderConfig:
             "`dtype` bfloat16 or float8": self.dtype == "float32",
             "`attention_cap` = 0 and `sinks` = false": self.attention_cap > 0 or self.sinks,
             "mesh axis context = 1": layout.size("sequence") > 1,
-            "NVIDIA GPUs of compute capability 8.0 or higher": capability is None or capability < 8.0,
+            "NVIDIA GPUs of compute capability 8.0 or higher": capability is None
+            or capability < 8.0,
         }
 
     def check(self, layout: Layout, rows: int) -> None:
-        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
+        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at
+        once.
+        """
         if self.heads % self.kv_heads:
-            raise WorkloadError(f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}")
+            raise WorkloadError(
+                f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}"
+            )
         if self.rope is not None and self.rope.size % 2:
             name = "rope_size" if self.rope_size else "head_size"
-            raise WorkloadError(f"`{name}` must be even for rotary positions but got {self.rope.size}")
+            raise WorkloadError(
+                f"`{name}` must be even for rotary positions but got {self.rope.size}"
+            )
         if self.positions == "learned" and self.seq > self.max_seq:
-            raise WorkloadError(f"`seq` must be at most `max_seq` = {self.max_seq} but got {self.seq}")
+            raise WorkloadError(
+                f"`seq` must be at most `max_seq` = {self.max_seq} but got {self.seq}"
+            )
         layout.check("seq", self.seq, "residual")
-        for name, axis in (("heads", "heads"), ("kv_heads", "heads"), ("ffw", "ffw"), ("d_model", "embed")):
+        for name, axis in (
+            ("heads", "heads"),
+            ("kv_heads", "heads"),
+            ("ffw", "ffw"),
+            ("d_model", "embed"),
+        ):
             layout.check(name, getattr(self, name), axis)
         for name in ("kv_rank", "q_rank"):
             layout.check(name, getattr(self, name), "embed")
@@ -253,8 +292,10 @@ class DecoderConfig:
         self._check_stages(stages)
         if rows % self.microbatches or (rows // self.microbatches) % layout.size("batch"):
             raise WorkloadError(
-                f"`batch` / `accumulate` must be a multiple of {self.microbatches * layout.size('batch')} "
-                f"(`microbatches` = {self.microbatches} x {layout.size('batch')} devices) but got {rows}"
+                "`batch` / `accumulate` must be a multiple of "
+                f"{self.microbatches * layout.size('batch')} "
+                f"(`microbatches` = {self.microbatches} x {layout.size('batch')} devices) but "
+                f"got {rows}"
             )
 
     def _check_stages(self, stages: int) -> None:
@@ -262,15 +303,21 @@ class DecoderConfig:
         runs = self.runs()
         if len(runs) > 1 or self.layers % (len(runs[0]) * stages):
             raise WorkloadError(
-                f"mesh axis pipeline = {stages} needs layers that repeat {stages} times or a multiple of it but got "
-                f"{self.layers} `layers` with `local_layers` = {self.local_layers} and `dense_layers` = "
+                f"mesh axis pipeline = {stages} needs layers that repeat {stages} times or a "
+                "multiple of it but got "
+                f"{self.layers} `layers` with `local_layers` = {self.local_layers} and "
+                "`dense_layers` = "
                 f"{self.dense_layers}; change `layers` or the mesh"
             )
 
     def _check_choices(self, layout: Layout) -> None:
         """Raises a WorkloadError where an option does not go with another or with the mesh."""
         check_dtype(self.dtype, layout)
-        axes, is_delayed, is_ring = layout.mesh.shape, self.float8_scales == "delayed", self.attention == "ring"
+        axes, is_delayed, is_ring = (
+            layout.mesh.shape,
+            self.float8_scales == "delayed",
+            self.attention == "ring",
+        )
         has_lengths = self.mask == "padding_causal"
         wrong = {
             **{
@@ -281,43 +328,56 @@ class DecoderConfig:
             "`attention` = ring needs `attention_cap` = 0": is_ring and self.attention_cap > 0,
             "`attention` = ring needs `sinks` = false": is_ring and self.sinks,
             "`mask` = padding_causal needs `attention` cudnn or xla": has_lengths and is_ring,
-            "`mask` = padding_causal needs `attention_cap` = 0": has_lengths and self.attention_cap > 0,
+            "`mask` = padding_causal needs `attention_cap` = 0": has_lengths
+            and self.attention_cap > 0,
             "`mask` = padding_causal needs `sinks` = false": has_lengths and self.sinks,
-            "`mask` = padding_causal needs mesh axis pipeline = 1": has_lengths and axes["pipeline"] > 1,
+            "`mask` = padding_causal needs mesh axis pipeline = 1": has_lengths
+            and axes["pipeline"] > 1,
             "`float8_scales` = delayed needs `dtype` float8": is_delayed and self.dtype != "float8",
-            "`float8_scales` = delayed needs a workload without experts": is_delayed and self.experts > 0,
+            "`float8_scales` = delayed needs a workload without experts": is_delayed
+            and self.experts > 0,
             "`float8_scales` = delayed needs `kv_rank` = 0": is_delayed and self.kv_rank > 0,
-            "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed and axes["pipeline"] > 1,
+            "`float8_scales` = delayed needs mesh axis pipeline = 1": is_delayed
+            and axes["pipeline"] > 1,
             "`input_dropout` must be below 1": self.input_dropout >= 1.0,
-            "`input_dropout` needs mesh axis pipeline = 1": self.input_dropout > 0.0 and axes["pipeline"] > 1,
+            "`input_dropout` needs mesh axis pipeline = 1": self.input_dropout > 0.0
+            and axes["pipeline"] > 1,
             "`mtp_layers` must be below `seq`": self.mtp_layers >= self.seq,
             "`scan` must be true with a pipeline axis": axes["pipeline"] > 1 and not self.scan,
-            "mesh axis expert needs a workload with experts": axes["expert"] > 1 and not self.experts,
+            "mesh axis expert needs a workload with experts": axes["expert"] > 1
+            and not self.experts,
         }
         _refuse(wrong)
 
     def _check_parts(self) -> None:
-        """Raises a WorkloadError where a part of the model is asked for without what it is a part of."""
+        """Raises a WorkloadError where a part of the model is asked for without what it is a part
+        of.
+        """
         is_latent, has_experts = self.kv_rank > 0, self.experts > 0
         _refuse(
             {
                 "`local_layers` need a `window`": self.local_layers > 0 and not self.window,
-                "`local_rope_theta` needs a `window`": self.local_rope_theta > 0 and not self.window,
+                "`local_rope_theta` needs a `window`": self.local_rope_theta > 0
+                and not self.window,
                 "`q_rank`, `rope_size` and `value_size` need a `kv_rank`": not is_latent
                 and max(self.q_rank, self.rope_size, self.value_size) > 0,
                 "`kv_rank` needs a `rope_size` below `head_size`": is_latent
                 and not 0 < self.rope_size < self.head_size,
                 "`kv_rank` needs `kv_heads` = `heads`": is_latent and self.kv_heads != self.heads,
                 "`kv_rank` needs `positions` rope, no `qk_norm` and no bias": is_latent
-                and (self.positions, self.qk_norm, self.bias, self.qkv_bias) != ("rope", "none", False, False),
+                and (self.positions, self.qk_norm, self.bias, self.qkv_bias)
+                != ("rope", "none", False, False),
                 "`value_size` must be at most `head_size`": self.value_size > self.head_size,
-                "`experts` need an `activation` with a gate": has_experts and self.activation not in GATES,
+                "`experts` need an `activation` with a gate": has_experts
+                and self.activation not in GATES,
                 "`top_k` must be at most `experts`": has_experts and self.top_k > self.experts,
                 "`dense_layers` must be fewer than `layers`": self.dense_layers >= self.layers,
                 "`dense_layers` and `shared_experts` need `experts`": not has_experts
                 and self.dense_layers + self.shared_experts > 0,
-                "`experts` must be a multiple of `router_groups`": self.experts % self.router_groups > 0,
-                "`router_top_groups` must be at most `router_groups`": self.router_top_groups > self.router_groups,
+                "`experts` must be a multiple of `router_groups`": self.experts % self.router_groups
+                > 0,
+                "`router_top_groups` must be at most `router_groups`": self.router_top_groups
+                > self.router_groups,
                 "`top_k` must be at most the experts of `router_top_groups` groups": has_experts
                 and self.top_k > self.experts // self.router_groups * self.router_top_groups,
             }
@@ -327,7 +387,9 @@ class DecoderConfig:
 def _stacks(layers: list[DecoderConfig], start: int, end: int) -> list[Stack]:
     """The layers from start to end as repetitions of the shortest period."""
     part, count = layers[start:end], end - start
-    size = next(n for n in range(1, count + 1) if count % n == 0 and part == part[:n] * (count // n))
+    size = next(
+        n for n in range(1, count + 1) if count % n == 0 and part == part[:n] * (count // n)
+    )
     return [Stack(part[at], slice(start + at, end, size)) for at in range(size)]
 
 

@@ -1,4 +1,6 @@
-"""The decoder: Llama and GPT shapes, dense or with experts, scanned, unrolled or in pipeline stages."""
+"""The decoder: Llama and GPT shapes, dense or with experts, scanned, unrolled or in pipeline
+stages.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ Angles = dict[Rope | None, tuple[jax.Array, jax.Array] | None]
 
 
 class Block(nnx.Module):
-    """One layer: attention and feed-forward, each added to the residual stream, with norms before, after, or both."""
+    """One layer: attention and feed-forward, each added to the residual stream, with norms before,
+    after, or both.
+    """
 
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         self.config, self.layout = config, layout
@@ -50,8 +54,12 @@ class Block(nnx.Module):
         self.ffw: Any = (Experts if config.experts else FeedForward)(config, layout, stream)
         self.ffw_post_norm = new_norm() if has_after else None
 
-    def __call__(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of dropout: u32[B]."""
+    def __call__(
+        self, x: jax.Array, angles: Angles, seeds: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of
+        dropout: u32[B].
+        """
         hold = self.layout.constrain
         if seeds is not None:
             x = hold(dropout(x, seeds, self.config.input_dropout), "batch", "residual", None)
@@ -68,7 +76,8 @@ def _normalised(x: jax.Array, norm: Norm | None) -> jax.Array:
 
 
 class NextToken(nnx.Module):
-    """One layer of multi-token prediction: a block on what was found so far and on the next token, which is known.
+    """One layer of multi-token prediction: a block on what was found so far and on the next token,
+    which is known.
 
     References:
         DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2
@@ -76,11 +85,15 @@ class NextToken(nnx.Module):
 
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         c = config
-        self.found_norm, self.token_norm, self.norm = (Norm(c.d_model, kind=c.norm, eps=c.norm_eps) for _ in range(3))
+        self.found_norm, self.token_norm, self.norm = (
+            Norm(c.d_model, kind=c.norm, eps=c.norm_eps) for _ in range(3)
+        )
         self.projection = linear(c, 2 * c.d_model, c.d_model, ("embed", None), stream)
         self.block = Block(c, layout, stream)
 
-    def __call__(self, x: jax.Array, tokens: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, x: jax.Array, tokens: jax.Array, angles: Angles
+    ) -> tuple[jax.Array, jax.Array]:
         """As `Block`, of the residual stream and the embedded tokens, [B, T, D] each."""
         both = jnp.concatenate([self.found_norm(x), self.token_norm(tokens)], axis=-1)
         return self.block(self.projection(both), angles, None)
@@ -95,18 +108,28 @@ class Decoder(nnx.Module):
         # a vocabulary that does not divide (GPT-2: 50257) is not split
         self._vocab = "vocab" if c.vocab % layout.size("vocab") == 0 else None
         self.embedding = embedding(c.dtype, c.vocab, c.d_model, (self._vocab, "embed"), stream)
-        self.positions = filled((c.max_seq, c.d_model), (None, "embed"), 0.0) if c.positions == "learned" else None
+        self.positions = (
+            filled((c.max_seq, c.d_model), (None, "embed"), 0.0)
+            if c.positions == "learned"
+            else None
+        )
         head = partial(linear, c, c.d_model, c.vocab, ("embed", self._vocab), stream)
         self.head = None if c.tied else head(dtype=compute_dtype(c.dtype).name)
         self.norm = Norm(c.d_model, kind=c.norm, eps=c.norm_eps)
         self.layers = self._make_layers(stream.split(c.layers))
-        self.mtp = nnx.List([NextToken(c.layer(c.layers), layout, stream) for _ in range(c.mtp_layers)])
+        self.mtp = nnx.List(
+            [NextToken(c.layer(c.layers), layout, stream) for _ in range(c.mtp_layers)]
+        )
 
     def _make_layers(self, seeds: jax.Array) -> Any:
-        """All layers, from seeds u32[layers]: a stack of blocks, a list of stacks, or (not scanned) of blocks."""
+        """All layers, from seeds u32[layers]: a stack of blocks, a list of stacks, or (not scanned)
+        of blocks.
+        """
         c = self.config
         if not c.scan:
-            return nnx.List([Block(c.layer(at), self.layout, Stream(seed)) for at, seed in enumerate(seeds)])
+            return nnx.List(
+                [Block(c.layer(at), self.layout, Stream(seed)) for at, seed in enumerate(seeds)]
+            )
 
         def stack(config: DecoderConfig, seeds: jax.Array) -> Block:
             make = nnx.vmap(
@@ -119,7 +142,9 @@ class Decoder(nnx.Module):
         return stacks[0] if len(stacks) == 1 else nnx.List(stacks)
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        """Mean cross entropy over [B, T] tokens in nats, plus those of balance and of further tokens; f32[]."""
+        """Mean cross entropy over [B, T] tokens in nats, plus those of balance and of further
+        tokens; f32[].
+        """
         c = self.config
         x = self._embed(inputs)
         if self.positions is not None:
@@ -127,15 +152,21 @@ class Decoder(nnx.Module):
         ropes = dict.fromkeys(c.layer(index).rope for index in range(c.layers + 1))
         angles: Angles = {rope: None if rope is None else rotary(c.seq, rope) for rope in ropes}
         seeds = layer_seeds(inputs, c.layers) if c.input_dropout else None
-        x, balance = self._run_layers(self.layout.constrain(x, "batch", "residual", None), angles, seeds)
+        x, balance = self._run_layers(
+            self.layout.constrain(x, "batch", "residual", None), angles, seeds
+        )
         loss = cross_entropy(self._logits(x, self.norm), targets) + c.balance_weight * balance
-        return loss + c.mtp_weight * self._further_loss(x, targets, angles) if c.mtp_layers else loss
+        return (
+            loss + c.mtp_weight * self._further_loss(x, targets, angles) if c.mtp_layers else loss
+        )
 
     def _embed(self, tokens: jax.Array) -> jax.Array:
         """[B, T] tokens as vectors [B, T, D]."""
         c, hold = self.config, self.layout.constrain
         # gathered over fsdp before the look-up, like every other weight before its use
-        table = hold(self.embedding.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None)
+        table = hold(
+            self.embedding.embedding[...].astype(compute_dtype(c.dtype)), self._vocab, None
+        )
         if c.embedding_lookup == "one_hot":
             picks = jax.nn.one_hot(tokens, c.vocab, dtype=table.dtype)
             x = jnp.einsum("btv,vd->btd", hold(picks, "batch", "sequence", self._vocab), table)
@@ -151,19 +182,30 @@ class Decoder(nnx.Module):
         return soft_cap(hold(logits, "batch", "sequence", self._vocab), self.config.logit_cap)
 
     def _further_loss(self, x: jax.Array, targets: jax.Array, angles: Angles) -> jax.Array:
-        """Mean loss of the layers that predict further tokens, f32[]; the k-th has none for the last k tokens."""
+        """Mean loss of the layers that predict further tokens, f32[]; the k-th has none for the
+        last k tokens.
+        """
         c, hold = self.config, self.layout.constrain
         step = remat(lambda layer, y, tokens: nnx.merge(*layer)(y, tokens, angles), c.remat)
         total = jnp.float32(0)
         for depth, layer in enumerate(self.mtp, start=1):
-            tokens = hold(self._embed(jnp.roll(targets, 1 - depth, axis=1)), "batch", "residual", None)
+            tokens = hold(
+                self._embed(jnp.roll(targets, 1 - depth, axis=1)), "batch", "residual", None
+            )
             x, balance = step(nnx.split(layer), x, tokens)
             further = jnp.roll(targets, -depth, axis=1)
-            total += cross_entropy(self._logits(x, layer.norm), further, left_out=depth) + c.balance_weight * balance
+            total += (
+                cross_entropy(self._logits(x, layer.norm), further, left_out=depth)
+                + c.balance_weight * balance
+            )
         return total / c.mtp_layers
 
-    def _run_layers(self, x: jax.Array, angles: Angles, seeds: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The residual stream after all layers, and their mean balance loss; ``seeds`` are u32[layers, B]."""
+    def _run_layers(
+        self, x: jax.Array, angles: Angles, seeds: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """The residual stream after all layers, and their mean balance loss; ``seeds`` are
+        u32[layers, B].
+        """
         c = self.config
         if not c.scan:
             step = remat(lambda layer, y, own: nnx.merge(*layer)(y, angles, own), c.remat)
@@ -180,20 +222,26 @@ class Decoder(nnx.Module):
             x, mean = self._scan(mine, own, x, angles)
             sizes.append(sum(len(range(c.layers)[stack.layers]) for stack in run))
             means.append(mean)
-        return x, means[0] if len(means) == 1 else jnp.average(jnp.stack(means), weights=jnp.array(sizes))
+        return x, means[0] if len(means) == 1 else jnp.average(
+            jnp.stack(means), weights=jnp.array(sizes)
+        )
 
     def _scan(
         self, stacks: list[Block], seeds: list[jax.Array | None], x: jax.Array, angles: Angles
     ) -> tuple[jax.Array, jax.Array]:
-        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds, u32[repeats, B].
+        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds,
+        u32[repeats, B].
 
-        `jax.lax.scan` over weights, not `nnx.scan` over modules: a pipeline has this function of weights in each stage.
+        `jax.lax.scan` over weights, not `nnx.scan` over modules: a pipeline has this function of
+        weights in each stage.
         """
         c = self.config
         graphdefs, params = zip(*(nnx.split(stack) for stack in stacks), strict=True)
 
         def make_step(graphdef: Any) -> Any:
-            return remat(lambda y, layer: nnx.merge(graphdef, layer[0])(y, angles, layer[1]), c.remat)
+            return remat(
+                lambda y, layer: nnx.merge(graphdef, layer[0])(y, angles, layer[1]), c.remat
+            )
 
         steps = [make_step(graphdef) for graphdef in graphdefs]
 
@@ -221,7 +269,11 @@ def flops_per_token(config: DecoderConfig) -> float:
     weights += sum(_attention_weights(c) + _ffw_weights(c) for c in layers)
     return flops.matmul_flops_per_token(weights) + sum(
         flops.attention_flops_per_token(
-            heads=c.heads, head_size=c.head_size, value_size=c.value_width, seq=c.seq, window=c.window
+            heads=c.heads,
+            head_size=c.head_size,
+            value_size=c.value_width,
+            seq=c.seq,
+            window=c.window,
         )
         for c in layers
     )
@@ -234,7 +286,9 @@ def _attention_weights(c: DecoderConfig) -> int:
         return c.d_model * c.head_size * (c.heads + 2 * c.kv_heads) + out
     queries = c.heads * c.head_size * (c.q_rank or c.d_model) + c.d_model * c.q_rank
     latent = c.d_model * (c.kv_rank + c.rope_size)
-    return queries + latent + c.kv_rank * c.heads * (c.head_size - c.rope_size + c.value_width) + out
+    return (
+        queries + latent + c.kv_rank * c.heads * (c.head_size - c.rope_size + c.value_width) + out
+    )
 
 
 def _ffw_weights(c: DecoderConfig) -> int:
@@ -242,4 +296,6 @@ def _ffw_weights(c: DecoderConfig) -> int:
     matrices = 3 if c.activation in GATES else 2
     if not c.experts:
         return matrices * c.d_model * c.ffw
-    return c.d_model * c.experts + matrices * c.d_model * c.expert_size * (c.top_k + c.shared_experts)
+    return c.d_model * c.experts + matrices * c.d_model * c.expert_size * (
+        c.top_k + c.shared_experts
+    )

@@ -10,14 +10,18 @@ import jax.numpy as jnp
 
 
 def build(devices: Any = None, *, width: int = 128, rows: int = 256) -> SimpleNamespace:
-    """Fits a two-layer network to a fixed random one; anything with `step`, `init` and `batch` will do."""
+    """Fits a two-layer network to a fixed random one; anything with `step`, `init` and `batch` will
+    do.
+    """
     device = (jax.devices() if devices is None else devices)[0]
 
     def predict(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:
         return jnp.tanh(x @ weights[0]) @ weights[1]
 
     def step(weights: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
-        loss, gradients = jax.value_and_grad(lambda w: jnp.mean((predict(w, batch[0]) - batch[1]) ** 2))(weights)
+        loss, gradients = jax.value_and_grad(
+            lambda w: jnp.mean((predict(w, batch[0]) - batch[1]) ** 2)
+        )(weights)
         grad_norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
         return tuple(w - 0.1 * g for w, g in zip(weights, gradients, strict=True)), {
             "loss": loss,
@@ -26,7 +30,10 @@ def build(devices: Any = None, *, width: int = 128, rows: int = 256) -> SimpleNa
 
     def init(seed: int) -> Any:
         keys = jax.random.split(jax.random.key(seed))
-        return tuple(jax.device_put(jax.random.normal(key, (width, width)) * width**-0.5, device) for key in keys)
+        return tuple(
+            jax.device_put(jax.random.normal(key, (width, width)) * width**-0.5, device)
+            for key in keys
+        )
 
     def batch(index: int) -> Any:
         x = jax.random.normal(jax.random.key(index), (rows, width))

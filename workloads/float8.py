@@ -1,8 +1,9 @@
 """Matmuls with float8 operands: scaled by their present maximum, or by those of the steps before.
 
-The present maximum has to be known before an array can be narrowed, which reads it twice. Transformer Engine and
-MaxText therefore take a scale from the steps before (delayed scaling) and look for the maximum while they narrow. What
-they remember is part of the training state. It is overwritten each step by what its "gradient" is, as flax does it.
+The present maximum has to be known before an array can be narrowed, which reads it twice.
+Transformer Engine and MaxText therefore take a scale from the steps before (delayed scaling) and
+look for the maximum while they narrow. What they remember is part of the training state. It is
+overwritten each step by what its "gradient" is, as flax does it.
 
 References:
     FP8 formats for deep learning, https://arxiv.org/abs/2209.05433
@@ -27,7 +28,8 @@ _KINDS = (jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 class Scaling(nnx.Param[jax.Array]):
-    """Of the input, the weight and the gradient of one matmul: its scale, then its largest values, f32[3, 1 + HISTORY].
+    """Of the input, the weight and the gradient of one matmul: its scale, then its largest values,
+    f32[3, 1 + HISTORY].
 
     Not trained: its gradient is its next value.
     """
@@ -46,11 +48,14 @@ def _narrow(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     return (x.astype(jnp.float32) / scale).astype(dtype), scale
 
 
-def _product(equation: str, x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]) -> jax.Array:
+def _product(
+    equation: str, x: tuple[jax.Array, jax.Array], y: tuple[jax.Array, jax.Array]
+) -> jax.Array:
     """``einsum`` of two narrowed arrays, in bfloat16.
 
-    Written as flax and Transformer Engine write it: a product of what they stand for. XLA makes one call of it that
-    takes the narrow arrays and their scales, and what is summed over devices is bfloat16.
+    Written as flax and Transformer Engine write it: a product of what they stand for. XLA makes one
+    call of it that takes the narrow arrays and their scales, and what is summed over devices is
+    bfloat16.
     """
     wide = (narrow.astype(jnp.bfloat16) * scale.astype(jnp.bfloat16) for narrow, scale in (x, y))
     return jnp.einsum(equation, *wide)
@@ -75,7 +80,9 @@ def _backward(equation: str, operands: Any, gradient: jax.Array) -> tuple[jax.Ar
     return _transposed(equation, operands, _narrow(gradient, jnp.float8_e5m2))
 
 
-def _transposed(equation: str, operands: Any, gradient: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _transposed(
+    equation: str, operands: Any, gradient: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     """Gradients of both operands, from one that is narrowed."""
     inputs, _, out = equation.partition("->")
     left, _, right = inputs.partition(",")
@@ -90,11 +97,15 @@ matmul_current.defvjp(_forward, _backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def matmul_delayed(equation: str, x: jax.Array, kernel: jax.Array, scaling: jax.Array) -> jax.Array:
-    """``einsum`` like `matmul_current`, by the scales in ``scaling``, whose gradient is what it is after this step."""
+    """``einsum`` like `matmul_current`, by the scales in ``scaling``, whose gradient is what it is
+    after this step.
+    """
     return _delayed_forward(equation, x, kernel, scaling)[0]
 
 
-def _remembered(x: jax.Array, scaling: jax.Array, row: int) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+def _remembered(
+    x: jax.Array, scaling: jax.Array, row: int
+) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
     """An array narrowed by the scale in a row, with that scale; and the row for the next step."""
     kind, scale = _KINDS[row], scaling[row, 0]
     history = fp8_ops.compute_amax_history(x, scaling[row, 1:])
@@ -103,13 +114,17 @@ def _remembered(x: jax.Array, scaling: jax.Array, row: int) -> tuple[tuple[jax.A
     return (narrow, scale), jnp.concatenate([following[None], history])
 
 
-def _delayed_forward(equation: str, x: jax.Array, kernel: jax.Array, scaling: jax.Array) -> tuple[jax.Array, Any]:
+def _delayed_forward(
+    equation: str, x: jax.Array, kernel: jax.Array, scaling: jax.Array
+) -> tuple[jax.Array, Any]:
     left, new_left = _remembered(x, scaling, 0)
     right, new_right = _remembered(kernel, scaling, 1)
     return _product(equation, left, right), ((left, right), (new_left, new_right), scaling)
 
 
-def _delayed_backward(equation: str, kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _delayed_backward(
+    equation: str, kept: Any, gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     operands, rows, scaling = kept
     narrow, row = _remembered(gradient, scaling, 2)
     return (*_transposed(equation, operands, narrow), jnp.stack([*rows, row]))
@@ -131,7 +146,9 @@ def current_dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: A
 
 
 class DelayedDotGeneral(nnx.Module):
-    """`matmul_delayed` in the place of `jax.lax.dot_general` in a linear layer, with what it remembers."""
+    """`matmul_delayed` in the place of `jax.lax.dot_general` in a linear layer, with what it
+    remembers.
+    """
 
     def __init__(self) -> None:
         self.scaling = new_scaling()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Dense (not sparse) tensor-core peaks in FLOP/s by dtype; float32 is TF32, which JAX uses by default.
-# Keys are parts of `jax.Device.device_kind`, longer ones first.
+# Dense (not sparse) tensor-core peaks in FLOP/s by dtype; float32 is TF32, which JAX uses by
+# default. Keys are parts of `jax.Device.device_kind`, longer ones first.
 _H100 = {"bfloat16": 989.4e12, "float32": 494.7e12, "float8": 1978.9e12}
 PEAK_FLOPS_PER_S: dict[str, dict[str, float]] = {
     # https://resources.nvidia.com/en-us-blackwell-architecture (HGX B200 and GB200, dense)
@@ -34,7 +34,8 @@ def peak_flops_per_s(device_kind: str, dtype: str) -> float | None:
 
 
 def matmul_flops_per_token(weights: int) -> float:
-    """Forward and backward FLOPs of one token through matrices with that many weights: 2 + 4 per weight.
+    """Forward and backward FLOPs of one token through matrices with that many weights: 2 + 4 per
+    weight.
 
     References:
         Kaplan et al. 2020, section 2.1, https://arxiv.org/abs/2001.08361
@@ -42,10 +43,14 @@ def matmul_flops_per_token(weights: int) -> float:
     return 6.0 * weights
 
 
-def attention_flops_per_token(*, heads: int, head_size: int, value_size: int, seq: int, window: int) -> float:
-    """Forward and backward FLOPs of one token in the two products of causal attention, of one layer.
+def attention_flops_per_token(
+    *, heads: int, head_size: int, value_size: int, seq: int, window: int
+) -> float:
+    """Forward and backward FLOPs of one token in the two products of causal attention, of one
+    layer.
 
-    12 heads x head size x sequence, of which a causal mask needs half; with a window (0: none) less.
+    12 heads x head size x sequence, of which a causal mask needs half; with a window (0: none)
+    less.
 
     References:
         PaLM, appendix B, https://arxiv.org/abs/2204.02311; the half: FlashAttention-2, section 4.1,

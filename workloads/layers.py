@@ -1,7 +1,9 @@
-"""The parts that models are made of: flax's layers with logical axes, in any dtype, and a feed-forward of them.
+"""The parts that models are made of: flax's layers with logical axes, in any dtype, and a
+feed-forward of them.
 
-Array axes: B batch, T sequence, D model, F ffw, N heads, K kv heads, H head, V vocab, E experts, L layers.
-Weights are kept in float32 and cast where they are used. Their logical axes are what `workloads.mesh` has rules for.
+Array axes: B batch, T sequence, D model, F ffw, N heads, K kv heads, H head, V vocab, E experts, L
+layers. Weights are kept in float32 and cast where they are used. Their logical axes are what
+`workloads.mesh` has rules for.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def _saves(*names: str, attention: bool = False) -> Callable[..., Any]:
-    """Saves named values of a layer, and what cuDNN's attention leaves for its backward pass, if asked."""
+    """Saves named values of a layer, and what cuDNN's attention leaves for its backward pass, if
+    asked.
+    """
     named = jax.checkpoint_policies.save_only_these_names(*names)
 
     def policy(primitive: Any, *values: Any, **parameters: Any) -> Any:
@@ -45,7 +49,8 @@ def _clamped_swish(gate: jax.Array) -> jax.Array:
     return gate * jax.nn.sigmoid(1.702 * gate)
 
 
-# What a feed-forward with a gate makes of its gate and of what is gated, before they are multiplied.
+# What a feed-forward with a gate makes of its gate and of what is gated, before they are
+# multiplied.
 GATES: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]] = {
     "swiglu": (jax.nn.silu, lambda up: up),
     "geglu": (jax.nn.gelu, lambda up: up),
@@ -56,9 +61,12 @@ GATES: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], j
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": None,
-    # As MaxText names and defines them (src/maxtext/layers/decoders.py); `context` there is what attention gives.
+    # As MaxText names and defines them (src/maxtext/layers/decoders.py); `context` there is what
+    # attention gives.
     "minimal": _saves(*PROJECTIONS, "out", "gate", "up", "down"),
-    "minimal_with_context": _saves(*PROJECTIONS, "context", "out", "gate", "up", "down", attention=True),
+    "minimal_with_context": _saves(
+        *PROJECTIONS, "context", "out", "gate", "up", "down", attention=True
+    ),
     "save_dot_with_context_except_mlp": _saves(*PROJECTIONS, "context", "out", attention=True),
     "save_dot_except_mlpwi": _saves(*PROJECTIONS, "out", "down"),
     "save_dot_except_mlp": _saves(*PROJECTIONS, "out"),
@@ -74,7 +82,9 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 
 
 def partitioned(initializer: T, axes: Axes) -> T:
-    """An initializer of weights that have logical axes; where they lie, the jitted ``init`` of the step says."""
+    """An initializer of weights that have logical axes; where they lie, the jitted ``init`` of the
+    step says.
+    """
     return nnx.with_partitioning(initializer, axes, eager_sharding=False)
 
 
@@ -89,7 +99,9 @@ def filled(shape: tuple[int, ...], axes: Axes, value: float) -> nnx.Param[jax.Ar
 
 
 def compute_dtype(dtype: str) -> jnp.dtype:
-    """The dtype of activations for the option ``dtype``; float8 is for the operands of matmuls only."""
+    """The dtype of activations for the option ``dtype``; float8 is for the operands of matmuls
+    only.
+    """
     return jnp.dtype("float32" if dtype == "float32" else "bfloat16")
 
 
@@ -106,7 +118,8 @@ def linear(
     """A linear layer over the last axes of its input, in the config's ``dtype``, or another.
 
     Args:
-        axes: Of the weights, those of the input first. Biases have those of the output, but are not split by ``embed``.
+        axes: Of the weights, those of the input first. Biases have those of the output, but are not
+            split by ``embed``.
     """
     kind = dtype or config.dtype
     inputs = len(size_in) if isinstance(size_in, tuple) else 1
@@ -140,7 +153,11 @@ def embedding(dtype: str, count: int, size: int, axes: Axes, stream: Stream) -> 
 def matmul(equation: str, x: jax.Array, kernel: jax.Array, dtype: str) -> jax.Array:
     """``einsum`` of activations and a float32 weight, in the compute dtype or in float8."""
     x, kernel = x.astype(compute_dtype(dtype)), kernel.astype(compute_dtype(dtype))
-    return matmul_current(equation, x, kernel) if dtype == "float8" else jnp.einsum(equation, x, kernel)
+    return (
+        matmul_current(equation, x, kernel)
+        if dtype == "float8"
+        else jnp.einsum(equation, x, kernel)
+    )
 
 
 def check_dtype(dtype: str, layout: Layout) -> None:
@@ -156,13 +173,16 @@ def check_dtype(dtype: str, layout: Layout) -> None:
 def cuda_capability(layout: Layout) -> float | None:
     """The compute capability of the mesh's GPUs, such as 9.0; None for what is no NVIDIA GPU."""
     found = str(getattr(layout.mesh.devices.flat[0], "compute_capability", ""))
-    return float(found) if re.fullmatch(r"\d+\.\d+", found) else None  # AMD's is a word, such as gfx942
+    return (
+        float(found) if re.fullmatch(r"\d+\.\d+", found) else None
+    )  # AMD's is a word, such as gfx942
 
 
 class Norm(nnx.Module):
     """RMSNorm, or LayerNorm with bias, over the last axis; computed in float32.
 
-    `nnx.RMSNorm` becomes four more kernels in the backward pass of each layer of a Llama (XLA of jaxlib 0.11.2, H100).
+    `nnx.RMSNorm` becomes four more kernels in the backward pass of each layer of a Llama (XLA of
+    jaxlib 0.11.2, H100).
     """
 
     def __init__(self, size: int, *, kind: str = "rms", eps: float = 1e-5) -> None:
@@ -203,13 +223,19 @@ class FeedForward(nnx.Module):
 
 
 def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
-    """A seed for each layer and row of [B, T] tokens, u32[layers, B]: of the row alone, so that no mesh changes it."""
-    rows = noise.scramble(jnp.sum(noise.scramble(tokens.astype(jnp.uint32)), axis=1, dtype=jnp.uint32))
+    """A seed for each layer and row of [B, T] tokens, u32[layers, B]: of the row alone, so that no
+    mesh changes it.
+    """
+    rows = noise.scramble(
+        jnp.sum(noise.scramble(tokens.astype(jnp.uint32)), axis=1, dtype=jnp.uint32)
+    )
     return noise.scramble(rows[None, :] + jnp.arange(layers, dtype=jnp.uint32)[:, None])
 
 
 def dropout(x: jax.Array, seeds: jax.Array, rate: float) -> jax.Array:
-    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; seeds are u32[B]."""
+    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; seeds
+    are u32[B].
+    """
     draws = jax.vmap(lambda seed: noise.uniform(seed, x.shape[1:]))(seeds)
     return jnp.where(draws < rate, 0.0, x / (1.0 - rate)).astype(x.dtype)
 
@@ -226,8 +252,8 @@ def soft_cap(x: jax.Array, cap: float) -> jax.Array:
 def cross_entropy(logits: jax.Array, targets: jax.Array, *, left_out: int = 0) -> jax.Array:
     """Mean negative log likelihood of targets [B, T] under logits [B, T, V], in nats.
 
-    The target's logit is picked by comparison, not by a gather, so that a split vocabulary stays split. Of so many last
-    targets ``left_out`` it is 0.
+    The target's logit is picked by comparison, not by a gather, so that a split vocabulary stays
+    split. Of so many last targets ``left_out`` it is 0.
     """
     logits = logits.astype(jnp.float32)
     symbols = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
@@ -239,7 +265,9 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, *, left_out: int = 0) -
 
 
 def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The function, with activations recomputed in the backward pass: none, or all but what a policy saves."""
+    """The function, with activations recomputed in the backward pass: none, or all but what a
+    policy saves.
+    """
     if kind == "none":
         return function
     return jax.checkpoint(function, policy=REMAT_POLICIES[kind], prevent_cse=False)

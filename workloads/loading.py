@@ -13,18 +13,21 @@ import jax
 from workloads.base import Workload, WorkloadError, close_matches
 
 
-def load(entry: str, options: Mapping[str, Any], devices: Sequence[jax.Device] | None = None) -> Workload:
+def load(
+    entry: str, options: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
+) -> Workload:
     """Builds the workload that an entry names.
 
     Args:
         entry: A preset (``llama2-7b``), a family (``llama``, with a ``size`` option), or
-            ``package.module:function``, which is called as ``function(devices=devices, **options)`` and may
-            return any object that has ``step``, ``init`` and ``batch``.
+            ``package.module:function``, which is called as ``function(devices=devices, **options)``
+            and may return any object that has ``step``, ``init`` and ``batch``.
         options: Sizes, numerics, mesh; see `workloads.presets.build` for those of the presets.
         devices: Real or compile-only devices; all of this process group when None.
 
     Raises:
-        WorkloadError: If the entry or an option is not known or does not fit, or the object lacks a part.
+        WorkloadError: If the entry or an option is not known or does not fit, or the object lacks a
+            part.
     """
     built = find_builder(entry)(devices=devices, **options)
     return built if isinstance(built, Workload) else _checked(entry, options, built)
@@ -37,7 +40,9 @@ def find_builder(entry: str) -> Callable[..., Any]:
         WorkloadError: If the module or its function is not there.
     """
     if ":" not in entry:
-        from workloads import presets  # here, for a workload of the user's needs neither flax nor optax
+        from workloads import (
+            presets,
+        )  # here, for a workload of the user's needs neither flax nor optax
 
         return functools.partial(presets.build, entry)
     module_name, _, function_name = entry.partition(":")
@@ -54,7 +59,8 @@ def find_builder(entry: str) -> Callable[..., Any]:
     if not callable(function):
         public = [n for n in vars(module) if not n.startswith("_")]
         raise WorkloadError(
-            f"workload `{entry}` must name a function of `{module_name}` but `{function_name}` is none"
+            f"workload `{entry}` must name a function of `{module_name}` but `{function_name}` "
+            "is none"
             f"{close_matches(function_name, public)}"
         )
     return function
@@ -65,8 +71,11 @@ def _checked(entry: str, options: Mapping[str, Any], built: Any) -> Workload:
     for part in ("step", "init", "batch"):
         if not callable(getattr(built, part, None)):
             raise WorkloadError(
-                f"workload `{entry}` must give an object with callable `step`, `init` and `batch` but got a "
+                f"workload `{entry}` must give an object with callable `step`, `init` and "
+                "`batch` but got a "
                 f"{type(built).__name__} without a callable `{part}`; see workloads/example.py"
             )
     known = {f.name: getattr(built, f.name) for f in fields(Workload) if hasattr(built, f.name)}
-    return Workload(**{"name": entry, "config": {"entry": entry, "options": dict(options)}, **known})
+    return Workload(
+        **{"name": entry, "config": {"entry": entry, "options": dict(options)}, **known}
+    )

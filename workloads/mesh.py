@@ -1,4 +1,6 @@
-"""Mesh axes, and the rules that turn the logical axes of an array into mesh axes: sharding is data."""
+"""Mesh axes, and the rules that turn the logical axes of an array into mesh axes: sharding is
+data.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from workloads.base import WorkloadError, close_matches
 
-# Outermost first: neighbours on the last axes are neighbours on the fastest links, so what talks most
-# (tensor) is last and what talks least or may cross nodes (pipeline, data) is first.
+# Outermost first: neighbours on the last axes are neighbours on the fastest links, so what talks
+# most (tensor) is last and what talks least or may cross nodes (pipeline, data) is first.
 AXES = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
 
 # Logical axis -> mesh axes. A logical axis that is not named here is never split.
@@ -21,7 +23,10 @@ RULES: Mapping[str, tuple[str, ...]] = {
     # activations
     "batch": ("data", "fsdp", "expert"),
     "sequence": ("context",),
-    "residual": ("context", "tensor"),  # the sequence between blocks (Megatron sequence parallelism)
+    "residual": (
+        "context",
+        "tensor",
+    ),  # the sequence between blocks (Megatron sequence parallelism)
     "stage": ("pipeline",),
     # activations and weights
     "heads": ("tensor",),
@@ -62,7 +67,8 @@ class Layout:
         return jax.lax.with_sharding_constraint(x, self.sharding(axes))
 
     def zero(self, sharding: NamedSharding, shape: Sequence[int]) -> NamedSharding:
-        """The sharding of optimiser state: the weight's, its largest dimension split over ``data`` as well.
+        """The sharding of optimiser state: the weight's, its largest dimension split over ``data``
+        as well.
 
         References:
             ZeRO stage 1, https://arxiv.org/abs/1910.02054
@@ -77,18 +83,23 @@ class Layout:
         return sharding
 
     def check(self, name: str, size: int, *logical: str) -> None:
-        """Raises a WorkloadError unless a size divides evenly over the mesh axes of its logical axes."""
+        """Raises a WorkloadError unless a size divides evenly over the mesh axes of its logical
+        axes.
+        """
         axes = [a for axis in logical for a in RULES[axis]]
         parts = math.prod(self.mesh.shape[a] for a in axes)
         if size % parts:
             split = " x ".join(f"{a}={self.mesh.shape[a]}" for a in axes if self.mesh.shape[a] > 1)
             raise WorkloadError(
-                f"`{name}` must be a multiple of {parts} (mesh {split}) but got {size}; change either of them"
+                f"`{name}` must be a multiple of {parts} (mesh {split}) but got {size}; change "
+                "either of them"
             )
 
 
 class _Pinned(str):
-    """The name of the host's memory; passes for the missing name that JAX compares it with after compiling."""
+    """The name of the host's memory; passes for the missing name that JAX compares it with after
+    compiling.
+    """
 
     __slots__ = ()
 
@@ -97,7 +108,9 @@ class _Pinned(str):
 
 
 class _OnDescribedHost(NamedSharding):
-    """A sharding in the host's memory for described devices, of which JAX (0.10 to 0.12) knows no memories."""
+    """A sharding in the host's memory for described devices, of which JAX (0.10 to 0.12) knows no
+    memories.
+    """
 
     @property
     def memory_kind(self) -> str:
@@ -120,9 +133,10 @@ def make_layout(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None =
     """Lays devices out as a mesh of all `AXES`; axes that are not given have size 1.
 
     Args:
-        sizes: Axis to size; one axis may be -1 and takes the devices that are left. Empty: all on ``data``.
-        devices: Real or compile-only devices, `jax.devices()` when None. The first ones are used where the
-            mesh needs fewer, as long as no process is left without a device.
+        sizes: Axis to size; one axis may be -1 and takes the devices that are left. Empty: all on
+            ``data``.
+        devices: Real or compile-only devices, `jax.devices()` when None. The first ones are used
+            where the mesh needs fewer, as long as no process is left without a device.
 
     Raises:
         WorkloadError: If an axis is not known, or the sizes do not fit the devices.
@@ -130,10 +144,14 @@ def make_layout(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None =
     for axis, size in sizes.items():
         if axis not in AXES:
             raise WorkloadError(
-                f"a mesh axis must be one of {', '.join(AXES)} but got `{axis}`{close_matches(axis, AXES)}"
+                f"a mesh axis must be one of {', '.join(AXES)} but got "
+                f"`{axis}`{close_matches(axis, AXES)}"
             )
         if type(size) is not int or (size < 1 and size != -1):
-            raise WorkloadError(f"the size of mesh axis `{axis}` must be a whole number >= 1, or -1, but got {size!r}")
+            raise WorkloadError(
+                f"the size of mesh axis `{axis}` must be a whole number >= 1, or -1, but got "
+                f"{size!r}"
+            )
     found = list(jax.devices() if devices is None else devices)
     free = [axis for axis in AXES if sizes.get(axis) == -1] or (["data"] if not sizes else [])
     if len(free) > 1:
@@ -151,8 +169,11 @@ def make_layout(sizes: Mapping[str, int], devices: Sequence[jax.Device] | None =
     idle = {d.process_index for d in found} - {d.process_index for d in used}
     if idle:
         raise WorkloadError(
-            f"every process must own a device of the mesh but {len(idle)} of them would be idle with "
+            f"every process must own a device of the mesh but {len(idle)} of them would be idle "
+            "with "
             f"{needed} of {len(found)} devices; make the mesh larger or start fewer processes"
         )
     shape = [rest if axis in free else sizes.get(axis, 1) for axis in AXES]
-    return Layout(Mesh(np.array(used).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES)))
+    return Layout(
+        Mesh(np.array(used).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    )

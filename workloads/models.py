@@ -1,4 +1,6 @@
-"""Named sizes of each family: published models with their sources, and sizes for tests and a first study."""
+"""Named sizes of each family: published models with their sources, and sizes for tests and a first
+study.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,11 @@ def _shape(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **mor
 
 
 def _large(vocab: int, seq: int, shape: Options, *, remat: str = "full", **more: Any) -> Options:
-    """A size that is trained; what is recomputed is what a published configuration of it recomputes, else everything.
+    """A size that is trained; what is recomputed is what a published configuration of it
+    recomputes, else everything.
 
-    References:
-        MaxText, src/maxtext/configs/gpu/models: Llama of 70B and 405B recompute everything, Llama of 7B and 8B and
-        Mixtral keep the products of matrices
+    References: MaxText, src/maxtext/configs/gpu/models: Llama of 70B and 405B recompute everything,
+        Llama of 7B and 8B and Mixtral keep the products of matrices
     """
     return {**shape, "vocab": vocab, "seq": seq, "batch": 8, "remat": remat, **more}
 
@@ -31,7 +33,9 @@ _SMALL_SHAPE = _shape(4, 128, 344, 8, 4)
 
 
 def _kind(options: Options, sizes: Mapping[str, Options]) -> Mapping[str, Options]:
-    """The sizes of a family whose models share options; ``tiny`` and ``small`` say where they differ from a Llama's."""
+    """The sizes of a family whose models share options; ``tiny`` and ``small`` say where they
+    differ from a Llama's.
+    """
     few = {"tiny": {**_TINY_SHAPE, **_TINY}, "small": {**_SMALL_SHAPE, **_SMALL}}
     return {name: {**few.get(name, {}), **options, **size} for name, size in sizes.items()}
 
@@ -40,7 +44,10 @@ _LLAMA2_7B = _shape(32, 4096, 11_008, 32, 32)
 _LLAMA3_8B = _shape(32, 4096, 14_336, 32, 8, rope_theta=5e5)
 _LLAMA3_70B = _shape(80, 8192, 28_672, 64, 8, rope_theta=5e5)
 _LLAMA3_405B = _shape(126, 16_384, 53_248, 128, 8, rope_theta=5e5)
-_LONGER: Options = {"rope_scaling": "llama3", "rope_factor": 8.0}  # Llama 3.1, for 131,072 positions
+_LONGER: Options = {
+    "rope_scaling": "llama3",
+    "rope_factor": 8.0,
+}  # Llama 3.1, for 131,072 positions
 _LONGER_3_2: Options = {**_LONGER, "rope_factor": 32.0, "tied": True}
 
 LLAMA: Mapping[str, Options] = {
@@ -58,18 +65,29 @@ LLAMA: Mapping[str, Options] = {
     "llama3.1-8b": _large(128_256, 8192, _LLAMA3_8B, remat="dots", **_LONGER),
     "llama3.1-70b": _large(128_256, 8192, _LLAMA3_70B, **_LONGER),
     "llama3.1-405b": _large(128_256, 8192, _LLAMA3_405B, **_LONGER),
-    "llama3.2-1b": _large(128_256, 8192, _shape(16, 2048, 8192, 32, 8, rope_theta=5e5), **_LONGER_3_2),
-    "llama3.2-3b": _large(128_256, 8192, _shape(28, 3072, 8192, 24, 8, rope_theta=5e5), **_LONGER_3_2),
+    "llama3.2-1b": _large(
+        128_256, 8192, _shape(16, 2048, 8192, 32, 8, rope_theta=5e5), **_LONGER_3_2
+    ),
+    "llama3.2-3b": _large(
+        128_256, 8192, _shape(28, 3072, 8192, 24, 8, rope_theta=5e5), **_LONGER_3_2
+    ),
     # https://arxiv.org/abs/2401.02385, table 1; two of it fit on a GPU of 80 GB
     "tinyllama-1.1b": _large(32_000, 2048, _shape(22, 2048, 5632, 32, 4), remat="dots"),
-    # https://huggingface.co/mistralai/Mistral-7B-v0.3, config.json; of v0.1 https://arxiv.org/abs/2310.06825
+    # https://huggingface.co/mistralai/Mistral-7B-v0.3, config.json; of v0.1
+    # https://arxiv.org/abs/2310.06825
     "mistral-7b": _large(32_768, 8192, _LLAMA3_8B, rope_theta=1e6),
     # one GPU, filled
     "80gb": _large(32_000, 2048, _shape(28, 3072, 8192, 24, 8)),
     "141gb": _large(32_000, 1024, _shape(30, 4096, 11_008, 32, 32)),
 }
 
-_GPT: Options = {"norm": "layer", "positions": "learned", "activation": "gelu", "tied": True, "bias": True}
+_GPT: Options = {
+    "norm": "layer",
+    "positions": "learned",
+    "activation": "gelu",
+    "tied": True,
+    "bias": True,
+}
 GPT: Mapping[str, Options] = {
     "tiny": {**_TINY_SHAPE, **_GPT, **_TINY, "kv_heads": 4},
     "small": {**_SMALL_SHAPE, **_GPT, **_SMALL, "kv_heads": 8},
@@ -108,7 +126,8 @@ def _qwen(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **more
     return {**_large(151_936, 8192, shape), "head_size": 128, **more}
 
 
-# https://arxiv.org/abs/2505.09388, tables 1 and 2, and config.json of each model of https://huggingface.co/Qwen
+# https://arxiv.org/abs/2505.09388, tables 1 and 2, and config.json of each model of
+# https://huggingface.co/Qwen
 _QWEN3: Options = {"qk_norm": "head", "norm_eps": 1e-6, "rope_theta": 1e6}
 QWEN: Mapping[str, Options] = {
     **_kind(
@@ -144,12 +163,16 @@ QWEN_MOE: Mapping[str, Options] = _kind(
         "qwen3-30b-a3b": _qwen(48, 2048, 768, 32, 4, **_QWEN_128),
         "qwen3-235b-a22b": _qwen(94, 4096, 1536, 64, 4, **_QWEN_128),
         # https://huggingface.co/Qwen/Qwen3-Coder-480B-A35B-Instruct, config.json
-        "qwen3-480b-a35b": _qwen(62, 6144, 2560, 96, 8, **{**_QWEN_128, "experts": 160, "rope_theta": 1e7}),
+        "qwen3-480b-a35b": _qwen(
+            62, 6144, 2560, 96, 8, **{**_QWEN_128, "experts": 160, "rope_theta": 1e7}
+        ),
     },
 )
 
 
-def _gemma(vocab: int, layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **more: Any) -> Options:
+def _gemma(
+    vocab: int, layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **more: Any
+) -> Options:
     """Gemma 1 to 3: most have heads of 256."""
     shape = _shape(layers, d_model, ffw, heads, kv_heads)
     return {**_large(vocab, 8192, shape), "head_size": 256, **more}
@@ -175,17 +198,26 @@ _GEMMA3: Options = {
 }
 _GEMMA3_LONG: Options = {"rope_scaling": "linear", "rope_factor": 8.0}
 GEMMA: Mapping[str, Options] = {
-    # https://arxiv.org/abs/2503.19786, table 1, and https://github.com/google-deepmind/gemma, gemma/gm/nn/_gemma.py;
-    # the text part
+    # https://arxiv.org/abs/2503.19786, table 1, and https://github.com/google-deepmind/gemma,
+    # gemma/gm/nn/_gemma.py; the text part
     **_kind(
         _GEMMA3,
         {
-            "tiny": {**_GEMMA3_LONG, "head_size": 12, "window": 5, "local_layers": 1, "layers": 5, "query_size": 8},
+            "tiny": {
+                **_GEMMA3_LONG,
+                "head_size": 12,
+                "window": 5,
+                "local_layers": 1,
+                "layers": 5,
+                "query_size": 8,
+            },
             "small": {**_GEMMA3_LONG, "head_size": 24, "window": 9, "layers": 8, "query_size": 16},
             "gemma3-1b": _gemma(262_144, 26, 1152, 6912, 4, 1, window=512),
             "gemma3-4b": _gemma(262_208, 34, 2560, 10_240, 8, 4, **_GEMMA3_LONG),
             "gemma3-12b": _gemma(262_208, 48, 3840, 15_360, 16, 8, **_GEMMA3_LONG),
-            "gemma3-27b": _gemma(262_208, 62, 5376, 21_504, 32, 16, head_size=128, query_size=168, **_GEMMA3_LONG),
+            "gemma3-27b": _gemma(
+                262_208, 62, 5376, 21_504, 32, 16, head_size=128, query_size=168, **_GEMMA3_LONG
+            ),
         },
     ),
     # https://arxiv.org/abs/2408.00118, table 1
@@ -207,8 +239,9 @@ GEMMA: Mapping[str, Options] = {
     ),
 }
 
-# https://arxiv.org/abs/2501.00656 and https://huggingface.co/allenai, config.json of each model. YaRN is for the layers
-# without a window, as in OLMo 3's training: https://github.com/allenai/OLMo-core, olmo_core/nn/transformer/config.py
+# https://arxiv.org/abs/2501.00656 and https://huggingface.co/allenai, config.json of each model.
+# YaRN is for the layers without a window, as in OLMo 3's training:
+# https://github.com/allenai/OLMo-core, olmo_core/nn/transformer/config.py
 _OLMO: Options = {"norm_place": "after", "qk_norm": "all", "norm_eps": 1e-6, "rope_theta": 5e5}
 _OLMO3: Options = {
     "window": 4096,
@@ -233,7 +266,14 @@ OLMO: Mapping[str, Options] = _kind(
 
 
 def _gpt_oss(layers: int, experts: int) -> Options:
-    return _large(201_088, 8192, _shape(layers, 2880, 2880, 64, 8), head_size=64, experts=experts, routing="capacity")
+    return _large(
+        201_088,
+        8192,
+        _shape(layers, 2880, 2880, 64, 8),
+        head_size=64,
+        experts=experts,
+        routing="capacity",
+    )
 
 
 # https://arxiv.org/abs/2508.10925 and https://github.com/openai/gpt-oss, gpt_oss/torch/model.py
@@ -252,7 +292,14 @@ GPT_OSS: Mapping[str, Options] = _kind(
         "yarn_truncate": False,
     },
     {
-        "tiny": {"head_size": 12, "window": 5, "experts": 8, "top_k": 3, "ffw": 24, "rope_original": 8},
+        "tiny": {
+            "head_size": 12,
+            "window": 5,
+            "experts": 8,
+            "top_k": 3,
+            "ffw": 24,
+            "rope_original": 8,
+        },
         "small": {"head_size": 24, "window": 9, "experts": 8, "ffw": 88, "rope_original": 16},
         "gpt-oss-20b": _gpt_oss(24, 32),
         "gpt-oss-120b": _gpt_oss(36, 128),
@@ -261,11 +308,20 @@ GPT_OSS: Mapping[str, Options] = _kind(
 
 
 def _deepseek(
-    vocab: int, layers: int, d_model: int, ffw: int, heads: int, expert_ffw: int, experts: int, **more: Any
+    vocab: int,
+    layers: int,
+    d_model: int,
+    ffw: int,
+    heads: int,
+    expert_ffw: int,
+    experts: int,
+    **more: Any,
 ) -> Options:
     """Heads of 128 with 64 more for positions, values of 128, a latent of 512."""
     latent = {"head_size": 192, "rope_size": 64, "value_size": 128, "kv_rank": 512}
-    shape = _shape(layers, d_model, ffw, heads, heads, expert_ffw=expert_ffw, experts=experts, **more)
+    shape = _shape(
+        layers, d_model, ffw, heads, heads, expert_ffw=expert_ffw, experts=experts, **more
+    )
     return _large(vocab, 4096, {**shape, **latent}, routing="capacity")
 
 
@@ -287,7 +343,12 @@ _DEEPSEEK3: Options = {
     "top_k": 8,
     "q_rank": 1536,
 }
-_DEEPSEEK2: Options = {"shared_experts": 2, "top_k": 6, "router_normalised": False, "yarn_mscale": 0.707}
+_DEEPSEEK2: Options = {
+    "shared_experts": 2,
+    "top_k": 6,
+    "router_normalised": False,
+    "yarn_mscale": 0.707,
+}
 _KIMI: Options = {
     **_DEEPSEEK3,
     "router_groups": 1,
@@ -332,29 +393,55 @@ DEEPSEEK: Mapping[str, Options] = _kind(
             "expert_ffw": 88,
             "rope_original": 16,
         },
-        # https://arxiv.org/abs/2405.04434; Lite: https://huggingface.co/deepseek-ai/DeepSeek-V2-Lite, config.json.
-        # The groups that the larger one routes within, by their best expert, are left out, as in MaxText.
+        # https://arxiv.org/abs/2405.04434; Lite:
+        # https://huggingface.co/deepseek-ai/DeepSeek-V2-Lite, config.json. The groups that the
+        # larger one routes within, by their best expert, are left out, as in MaxText.
         "deepseek2-16b": _deepseek(102_400, 27, 2048, 10_944, 16, 1408, 64, **_DEEPSEEK2),
         "deepseek2-236b": _deepseek(
-            *(102_400, 60, 5120, 12_288, 128, 1536, 160), **_DEEPSEEK2, router_scale=16.0, q_rank=1536
+            *(102_400, 60, 5120, 12_288, 128, 1536, 160),
+            **_DEEPSEEK2,
+            router_scale=16.0,
+            q_rank=1536,
         ),
         # https://arxiv.org/abs/2412.19437, section 4.2, without the layer that predicts two tokens
-        "deepseek3-671b": _deepseek(129_280, 61, 7168, 18_432, 128, 2048, 256, dense_layers=3, **_DEEPSEEK3),
-        # https://arxiv.org/abs/2507.20534, table 2; https://huggingface.co/moonshotai/Kimi-K2-Base, config.json
+        "deepseek3-671b": _deepseek(
+            129_280, 61, 7168, 18_432, 128, 2048, 256, dense_layers=3, **_DEEPSEEK3
+        ),
+        # https://arxiv.org/abs/2507.20534, table 2; https://huggingface.co/moonshotai/Kimi-K2-Base,
+        # config.json
         "kimi-k2-1t": _deepseek(163_840, 61, 7168, 18_432, 64, 2048, 384, **_KIMI),
     },
 )
 
 
 def _dreamer(size: int) -> Options:
-    """A published size, by its width: https://arxiv.org/abs/2301.04104, table of sizes; 16 x 64 tokens."""
+    """A published size, by its width: https://arxiv.org/abs/2301.04104, table of sizes; 16 x 64
+    tokens.
+    """
     shape = {"deter": 8 * size, "hidden": size, "classes": size // 16, "units": size}
     return {**shape, "vocab": 256, "seq": 64, "batch": 16, "learning_rate": 4e-5}
 
 
 RSSM: Mapping[str, Options] = {
-    "tiny": {**_TINY, "deter": 64, "hidden": 16, "classes": 4, "units": 16, "stoch": 4, "horizon": 5, "seq": 8},
-    "small": {**_SMALL, "deter": 256, "hidden": 32, "classes": 4, "units": 32, "stoch": 8, "seq": 16},
+    "tiny": {
+        **_TINY,
+        "deter": 64,
+        "hidden": 16,
+        "classes": 4,
+        "units": 16,
+        "stoch": 4,
+        "horizon": 5,
+        "seq": 8,
+    },
+    "small": {
+        **_SMALL,
+        "deter": 256,
+        "hidden": 32,
+        "classes": 4,
+        "units": 32,
+        "stoch": 8,
+        "seq": 16,
+    },
     "dreamerv3-12m": _dreamer(256),
     "dreamerv3-50m": _dreamer(512),
     "dreamerv3-200m": _dreamer(1024),

@@ -20,14 +20,16 @@ from workloads.noise import Stream
 class Experts(nnx.Module):
     """A router and its experts, and those that every token reaches.
 
-    References:
-        Mixtral, https://arxiv.org/abs/2401.04088; DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.1.2
+    References: Mixtral, https://arxiv.org/abs/2401.04088; DeepSeek-V3,
+        https://arxiv.org/abs/2412.19437, section 2.1.2
     """
 
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         c, size = config, config.expert_size
         self.config, self.layout = config, layout
-        self.router = linear(c, c.d_model, c.experts, ("embed", None), stream, has_bias=c.bias, dtype="float32")
+        self.router = linear(
+            c, c.d_model, c.experts, ("embed", None), stream, has_bias=c.bias, dtype="float32"
+        )
         into, out = ("expert", "expert_embed", "ffw"), ("expert", "ffw", "expert_embed")
         self.gate = weight(stream, (c.experts, c.d_model, size), into)
         self.up = weight(stream, (c.experts, c.d_model, size), into)
@@ -83,22 +85,30 @@ class Experts(nnx.Module):
 
         whole = self.layout.spec((None,))
         specs = (rows, *[whole for _ in biases])
-        return jax.shard_map(largest, mesh=self.layout.mesh, in_specs=specs, out_specs=(rows, rows))(scores, *biases)
+        return jax.shard_map(
+            largest, mesh=self.layout.mesh, in_specs=specs, out_specs=(rows, rows)
+        )(scores, *biases)
 
     def _with_capacity(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
-        """Each expert takes its first C tokens of every sequence; the rest pass by on the residual stream.
+        """Each expert takes its first C tokens of every sequence; the rest pass by on the residual
+        stream.
 
         References:
             GShard, https://arxiv.org/abs/2006.16668; slots by gather instead of by one-hot products
         """
         layout, (weights, specs) = self.layout, self._weights()
         rows, whole = layout.spec(("batch", "sequence", None)), layout.spec(("batch", None, None))
-        return jax.shard_map(self._local_slots, mesh=layout.mesh, in_specs=(rows, whole, rows, *specs), out_specs=rows)(
-            x, experts, shares, *weights
-        )
+        return jax.shard_map(
+            self._local_slots,
+            mesh=layout.mesh,
+            in_specs=(rows, whole, rows, *specs),
+            out_specs=rows,
+        )(x, experts, shares, *weights)
 
     def _weights(self) -> tuple[list[jax.Array], list[jax.sharding.PartitionSpec]]:
-        """Gate, up and down of all experts, then their biases if there are any; and how they are split in use."""
+        """Gate, up and down of all experts, then their biases if there are any; and how they are
+        split in use.
+        """
         kernels, into = [self.gate, self.up, self.down], ("expert", None, "ffw")
         axes: list[tuple[str | None, ...]] = [into, into, ("expert", "ffw", None)]
         if self.config.bias:
@@ -107,26 +117,38 @@ class Experts(nnx.Module):
         dtype = compute_dtype(self.config.dtype)
         return [w[...].astype(dtype) for w in kernels], [self.layout.spec(axis) for axis in axes]
 
-    def _local_slots(self, x: jax.Array, experts: jax.Array, shares: jax.Array, *weights: jax.Array) -> jax.Array:
-        """One device's part of `_with_capacity`: its own tokens into slots, the slots to their experts and back.
+    def _local_slots(
+        self, x: jax.Array, experts: jax.Array, shares: jax.Array, *weights: jax.Array
+    ) -> jax.Array:
+        """One device's part of `_with_capacity`: its own tokens into slots, the slots to their
+        experts and back.
 
-        Written for one device, because a partitioner that is left to itself gathers the tokens of all of them.
+        Written for one device, because a partitioner that is left to itself gathers the tokens of
+        all of them.
         """
         c, (rows, seq, _) = self.config, x.shape
         parts = jax.lax.axis_size("context")
         slot, slots = self._slots(experts, parts)  # of all tokens of these sequences
-        mine = jax.lax.dynamic_slice_in_dim(slot, jax.lax.axis_index("context") * seq * c.top_k, seq * c.top_k, axis=1)
+        mine = jax.lax.dynamic_slice_in_dim(
+            slot, jax.lax.axis_index("context") * seq * c.top_k, seq * c.top_k, axis=1
+        )
 
-        source = jnp.full((rows, slots + 1), seq, jnp.int32)  # row `seq` is what an empty slot reads
+        source = jnp.full(
+            (rows, slots + 1), seq, jnp.int32
+        )  # row `seq` is what an empty slot reads
         token = jnp.broadcast_to(jnp.arange(seq * c.top_k) // c.top_k, mine.shape)
         source = source.at[jnp.arange(rows)[:, None], mine].set(token)[:, :-1]
         taken = _rows(x, source).reshape(rows, c.experts, slots // c.experts, -1)
         if parts > 1:  # each device has filled the slots of its own tokens only
             taken = jax.lax.psum_scatter(taken, "context", scatter_dimension=2, tiled=True)
         taken = jax.lax.all_to_all(taken, "expert", split_axis=1, concat_axis=0, tiled=True)
-        (gate, up, down), add_bias = weights[:3], _bias_adder(weights[3:], lambda bias: bias[:, None])
+        (gate, up, down), add_bias = (
+            weights[:3],
+            _bias_adder(weights[3:], lambda bias: bias[:, None]),
+        )
         gated, y = (
-            checkpoint_name(matmul("becd,edf->becf", taken, w, c.dtype), n) for n, w in (("gate", gate), ("up", up))
+            checkpoint_name(matmul("becd,edf->becf", taken, w, c.dtype), n)
+            for n, w in (("gate", gate), ("up", up))
         )
         on_gate, on_up = GATES[c.activation]
         y = on_gate(add_bias(gated, 0)) * on_up(add_bias(y, 1))
@@ -139,7 +161,8 @@ class Experts(nnx.Module):
         return jax.lax.psum(y.sum(2), "tensor")
 
     def _slots(self, experts: jax.Array, parts: int) -> tuple[jax.Array, int]:
-        """The slot of each token's choices, [B, T*K], and how many slots there are; that many stands for none.
+        """The slot of each token's choices, [B, T*K], and how many slots there are; that many
+        stands for none.
 
         The slots of an expert are filled up to a multiple of `parts`.
         """
@@ -149,23 +172,31 @@ class Experts(nnx.Module):
         flat = experts.reshape(rows, seq * c.top_k)
         order = jnp.cumsum(jax.nn.one_hot(flat, c.experts, dtype=jnp.int32), axis=1)
         place = jnp.take_along_axis(order, flat[..., None], axis=2)[..., 0] - 1
-        return jnp.where(place < capacity, flat * filled_up + place, c.experts * filled_up), c.experts * filled_up
+        return jnp.where(
+            place < capacity, flat * filled_up + place, c.experts * filled_up
+        ), c.experts * filled_up
 
     def _dropless(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
         """Every token reaches all its experts: sorted by expert, one grouped matmul.
 
-        Over the expert axis each device gathers the tokens of its peers, runs those that chose one of its own
-        experts, and the parts are summed back to where they came from (a reduce-scatter). Unless
-        ``JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING`` is set, JAX (0.10.2) lowers a grouped matmul for CPU and GPU
-        to a masked one over all of a device's experts, which costs that many times the FLOPs.
+        Over the expert axis each device gathers the tokens of its peers, runs those that chose one
+        of its own experts, and the parts are summed back to where they came from (a
+        reduce-scatter). Unless ``JAX_RAGGED_DOT_USE_GPU_PALLAS_TRITON_LOWERING`` is set, JAX
+        (0.10.2) lowers a grouped matmul for CPU and GPU to a masked one over all of a device's
+        experts, which costs that many times the FLOPs.
         """
         layout, (weights, specs) = self.layout, self._weights()
         rows = layout.spec(("batch", "sequence", None))
         return jax.shard_map(
-            self._local_experts, mesh=layout.mesh, in_specs=(rows, rows, rows, *specs), out_specs=rows
+            self._local_experts,
+            mesh=layout.mesh,
+            in_specs=(rows, rows, rows, *specs),
+            out_specs=rows,
         )(x, experts, shares, *weights)
 
-    def _local_experts(self, x: jax.Array, experts: jax.Array, shares: jax.Array, *weights: jax.Array) -> jax.Array:
+    def _local_experts(
+        self, x: jax.Array, experts: jax.Array, shares: jax.Array, *weights: jax.Array
+    ) -> jax.Array:
         """One device's part of `_dropless`."""
         c, shape, (gate, up, down) = self.config, x.shape, weights[:3]
         mine = len(gate)
@@ -175,7 +206,9 @@ class Experts(nnx.Module):
 
         x, experts, shares = gather(x), gather(experts).reshape(-1), gather(shares).reshape(-1)
         local = experts - jax.lax.axis_index("expert") * mine
-        local = jnp.where((local >= 0) & (local < mine), local, mine)  # the last group belongs to others
+        local = jnp.where(
+            (local >= 0) & (local < mine), local, mine
+        )  # the last group belongs to others
         order = jnp.argsort(local)
         sizes = jnp.bincount(local, length=mine + 1)[:mine].astype(jnp.int32)
         taken = x[order // c.top_k]
@@ -186,7 +219,9 @@ class Experts(nnx.Module):
         y = add_bias(jax.lax.ragged_dot(y, down, sizes), 2)
         y = y * jnp.where(local[order] < mine, shares[order], 0.0)[:, None].astype(y.dtype)
         y = jnp.zeros_like(x).at[order // c.top_k].add(y)
-        y = jax.lax.psum_scatter(y.reshape(-1, *shape[1:]), "expert", scatter_dimension=0, tiled=True)
+        y = jax.lax.psum_scatter(
+            y.reshape(-1, *shape[1:]), "expert", scatter_dimension=0, tiled=True
+        )
         return jax.lax.psum(y, "tensor")
 
 
@@ -205,7 +240,9 @@ def _bias_adder(
 
 
 def within_groups(scores: jax.Array, groups: int, top: int) -> jax.Array:
-    """Scores [B, T, E] above 0, with 0 in all but the ``top`` groups, which are judged by their two largest scores."""
+    """Scores [B, T, E] above 0, with 0 in all but the ``top`` groups, which are judged by their two
+    largest scores.
+    """
     parts = scores.reshape(*scores.shape[:-1], groups, -1)
     worth = jax.lax.top_k(parts, min(2, parts.shape[-1]))[0].sum(-1)
     best = jax.nn.one_hot(jax.lax.top_k(worth, top)[1], groups).sum(-2)

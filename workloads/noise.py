@@ -1,8 +1,8 @@
 """Counter-based pseudo-random numbers by integer hashing, for initial weights and synthetic data.
 
-Why not `jax.random`: each threefry draw takes XLA:CPU 0.7 s to compile (jaxlib 0.10.2): a worker would
-spend more time on initial weights than on the step it is there to measure. Values depend on seed and
-position only, not on how an array is split over devices.
+Why not `jax.random`: each threefry draw takes XLA:CPU 0.7 s to compile (jaxlib 0.10.2): a worker
+would spend more time on initial weights than on the step it is there to measure. Values depend on
+seed and position only, not on how an array is split over devices.
 """
 
 from __future__ import annotations
@@ -40,9 +40,15 @@ def uniform(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return ((bits(seed, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
 
 
-@functools.partial(jax.jit, static_argnames=("shape", "dtype", "in_axis"))  # traced once for all weights of a shape
-def lecun_uniform(seed: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, in_axis: int = -2) -> jax.Array:
-    """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: uniform, with a variance of one over the input's size."""
+@functools.partial(
+    jax.jit, static_argnames=("shape", "dtype", "in_axis")
+)  # traced once for all weights of a shape
+def lecun_uniform(
+    seed: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, in_axis: int = -2
+) -> jax.Array:
+    """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: uniform, with a variance of one over
+    the input's size.
+    """
     return ((uniform(seed, shape) - 0.5) * (12 / shape[in_axis]) ** 0.5).astype(dtype)
 
 

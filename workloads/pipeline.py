@@ -1,11 +1,11 @@
 """Pipeline parallelism: all stages run at once on microbatches that move from stage to stage.
 
-The layers' weights and a buffer of activations have a leading stage axis that is split over the ``pipeline``
-axis of the mesh; in each tick of a scanned schedule every stage works on its slot, then the buffer shifts by
-one, which the partitioner turns into a collective permute.
+The layers' weights and a buffer of activations have a leading stage axis that is split over the
+``pipeline`` axis of the mesh; in each tick of a scanned schedule every stage works on its slot,
+then the buffer shifts by one, which the partitioner turns into a collective permute.
 
-References:
-    GSPMD, section 3.3, https://arxiv.org/abs/2105.04663; the schedule is GPipe's, https://arxiv.org/abs/1811.06965
+References: GSPMD, section 3.3, https://arxiv.org/abs/2105.04663; the schedule is GPipe's,
+    https://arxiv.org/abs/1811.06965
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def run_stages(
     """Sends a batch through all stages.
 
     Args:
-        stage: From the weights of a stage's layers and its input [B/M, T, D] to its output and a mean f32[].
+        stage: From the weights of a stage's layers and its input [B/M, T, D] to its output and a
+            mean f32[].
         params: Weights with a leading layer axis, split over the stages.
         x: The residual stream, [B, T, D].
         microbatches: M; each stage idles for ``stages - 1`` of ``M + stages - 1`` ticks.

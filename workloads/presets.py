@@ -26,7 +26,12 @@ class Family:
 
 
 def _decoders(sizes: Mapping[str, models.Options]) -> Family:
-    return Family(config=DecoderConfig, model=dense.Decoder, flops_per_token=dense.flops_per_token, sizes=sizes)
+    return Family(
+        config=DecoderConfig,
+        model=dense.Decoder,
+        flops_per_token=dense.flops_per_token,
+        sizes=sizes,
+    )
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -55,7 +60,9 @@ def _full_name(family: str, size: str) -> str:
 
 
 PRESETS: Mapping[str, tuple[str, str]] = {
-    _full_name(name, size): (name, size) for name, family in FAMILIES.items() for size in family.sizes
+    _full_name(name, size): (name, size)
+    for name, family in FAMILIES.items()
+    for size in family.sizes
 }
 
 
@@ -63,12 +70,14 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     """Builds a preset.
 
     Args:
-        name: A preset (``llama-small``, ``llama2-7b``) or a family (``llama``) with the option ``size``.
+        name: A preset (``llama-small``, ``llama2-7b``) or a family (``llama``) with the option
+            ``size``.
         devices: Real or compile-only devices; `jax.devices()` when None.
         **options: Any field of `TrainConfig` and of the family's config, over those of the preset.
 
     Raises:
-        WorkloadError: If the name or an option is unknown, of the wrong type, or does not fit the rest.
+        WorkloadError: If the name or an option is unknown, of the wrong type, or does not fit the
+            rest.
     """
     family_name, size = _resolve(name, options.pop("size", None))
     family = FAMILIES[family_name]
@@ -76,7 +85,8 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     for option in options:
         if option not in known:
             raise WorkloadError(
-                f"option `{option}` is not known to workload `{family_name}`{close_matches(option, known)} "
+                f"option `{option}` is not known to workload "
+                f"`{family_name}`{close_matches(option, known)} "
                 f"Known: size, {', '.join(sorted(known))}"
             )
     merged = {**family.sizes[size], **options}
@@ -84,12 +94,18 @@ def build(name: str, *, devices: Sequence[jax.Device] | None = None, **options: 
     layout = make_layout(train.mesh, devices)
     config = config.settled(layout)
     if train.batch % train.accumulate:
-        raise WorkloadError(f"`batch` must be a multiple of `accumulate` but got {train.batch} and {train.accumulate}")
+        raise WorkloadError(
+            f"`batch` must be a multiple of `accumulate` but got {train.batch} and "
+            f"{train.accumulate}"
+        )
     if 0 < train.decay <= train.warmup:
-        raise WorkloadError(f"`decay` must be 0 or above `warmup` = {train.warmup} but got {train.decay}")
+        raise WorkloadError(
+            f"`decay` must be 0 or above `warmup` = {train.warmup} but got {train.decay}"
+        )
     if train.accumulate > 1 and getattr(config, "float8_scales", "current") == "delayed":
         raise WorkloadError(
-            f"`float8_scales` = delayed needs `accumulate` = 1, for what it remembers is of a whole step, but got "
+            f"`float8_scales` = delayed needs `accumulate` = 1, for what it remembers is of a "
+            "whole step, but got "
             f"{train.accumulate}; use current scales"
         )
     config.check(layout, train.batch // train.accumulate)
@@ -123,5 +139,7 @@ def _resolve(name: str, size: Any) -> tuple[str, str]:
             f"Families: {', '.join(FAMILIES)}; `docs/models.md` names their presets"
         )
     if size is not None:
-        raise WorkloadError(f"`size` goes with a family, not with the preset `{name}`; drop it or name the family")
+        raise WorkloadError(
+            f"`size` goes with a family, not with the preset `{name}`; drop it or name the family"
+        )
     return PRESETS[name]

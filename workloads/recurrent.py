@@ -1,8 +1,10 @@
-"""A recurrent world model with actor and critic, in the shape of DreamerV3: scans of many small matmuls.
+"""A recurrent world model with actor and critic, in the shape of DreamerV3: scans of many small
+matmuls.
 
-What differs from the published agent: observations are tokens (an embedding and an MLP where it has convolutions),
-the previous token is the action, the reward is whether a token is even, and rewards and (symlog) values are scalars
-under a squared error instead of two-hot bins. The recurrences, their sizes and the three scans are the same.
+What differs from the published agent: observations are tokens (an embedding and an MLP where it has
+convolutions), the previous token is the action, the reward is whether a token is even, and rewards
+and (symlog) values are scalars under a squared error instead of two-hot bins. The recurrences,
+their sizes and the three scans are the same.
 
 References:
     DreamerV3, https://arxiv.org/abs/2301.04104
@@ -20,7 +22,16 @@ from flax import nnx
 
 from workloads import noise
 from workloads.base import WorkloadError, choice
-from workloads.layers import Norm, check_dtype, compute_dtype, cross_entropy, embedding, matmul, remat, weight
+from workloads.layers import (
+    Norm,
+    check_dtype,
+    compute_dtype,
+    cross_entropy,
+    embedding,
+    matmul,
+    remat,
+    weight,
+)
 from workloads.mesh import Layout
 from workloads.noise import Stream
 
@@ -57,17 +68,25 @@ class RecurrentConfig:
     remat: str = choice("none", "dots", "full")
 
     def settled(self, layout: Layout) -> RecurrentConfig:
-        """The config as it is computed on these devices: as it is, for nothing here depends on them."""
+        """The config as it is computed on these devices: as it is, for nothing here depends on
+        them.
+        """
         return self
 
     def check(self, layout: Layout, rows: int) -> None:
-        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at once."""
+        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at
+        once.
+        """
         for axis, size in layout.mesh.shape.items():
             if size > 1 and axis != "data":
-                raise WorkloadError(f"a recurrent workload is split over axis data only but got {axis}={size}")
+                raise WorkloadError(
+                    f"a recurrent workload is split over axis data only but got {axis}={size}"
+                )
         check_dtype(self.dtype, layout)
         if self.deter % self.blocks:
-            raise WorkloadError(f"`deter` must be a multiple of `blocks` but got {self.deter}, {self.blocks}")
+            raise WorkloadError(
+                f"`deter` must be a multiple of `blocks` but got {self.deter}, {self.blocks}"
+            )
         layout.check("batch", rows, "batch")
 
     @property
@@ -79,7 +98,9 @@ class RecurrentConfig:
 class Hidden(nnx.Module):
     """A matrix, RMSNorm, SiLU; with ``blocks`` a block-diagonal matrix."""
 
-    def __init__(self, size_in: int, size_out: int, dtype: str, stream: Stream, *, blocks: int = 1) -> None:
+    def __init__(
+        self, size_in: int, size_out: int, dtype: str, stream: Stream, *, blocks: int = 1
+    ) -> None:
         self.dtype, self.blocks = dtype, blocks
         shape = (blocks, size_in // blocks, size_out // blocks)
         self.kernel = weight(stream, shape, (None, None, None))
@@ -115,21 +136,27 @@ class Mlp(nnx.Module):
 
 
 class Cell(nnx.Module):
-    """The recurrent core: the next deterministic state, and the two beliefs about the stochastic one."""
+    """The recurrent core: the next deterministic state, and the two beliefs about the stochastic
+    one.
+    """
 
     def __init__(self, config: RecurrentConfig, stream: Stream) -> None:
         c, dtype = config, config.dtype
         self.config = config
         inputs = (c.deter, c.stoch * c.classes, c.actions)
         self.inputs = nnx.List([Hidden(size, c.hidden, dtype, stream) for size in inputs])
-        self.mix = Hidden(c.deter + c.blocks * 3 * c.hidden, c.deter, dtype, stream, blocks=c.blocks)
+        self.mix = Hidden(
+            c.deter + c.blocks * 3 * c.hidden, c.deter, dtype, stream, blocks=c.blocks
+        )
         block = c.deter // c.blocks
         self.gates = weight(stream, (c.blocks, block, 3 * block), (None, None, None))
         self.prior = Mlp((c.deter, c.hidden, c.hidden, c.stoch * c.classes), dtype, stream)
         self.posterior = Mlp((c.deter + c.units, c.hidden, c.stoch * c.classes), dtype, stream)
 
     def __call__(self, deter: jax.Array, stoch: jax.Array, action: jax.Array) -> jax.Array:
-        """The next deterministic state, from [B, deter], [B, stoch * classes] and one-hot actions."""
+        """The next deterministic state, from [B, deter], [B, stoch * classes] and one-hot
+        actions.
+        """
         c = self.config
         parts = [layer(x) for layer, x in zip(self.inputs, (deter, stoch, action), strict=True)]
         shared = jnp.concatenate(parts, -1)[:, None, :]
@@ -151,7 +178,9 @@ class Cell(nnx.Module):
 def sample(log_probs: jax.Array, seeds: jax.Array) -> jax.Array:
     """One-hot samples of [B, ..., C] with gradients passed straight through; one seed per row."""
     draws = jax.vmap(lambda seed: noise.uniform(seed, log_probs.shape[1:]))(seeds)
-    picked = jax.nn.one_hot(jnp.argmax(log_probs - jnp.log(-jnp.log(draws)), -1), log_probs.shape[-1])
+    picked = jax.nn.one_hot(
+        jnp.argmax(log_probs - jnp.log(-jnp.log(draws)), -1), log_probs.shape[-1]
+    )
     probs = jnp.exp(log_probs)
     return picked + probs - jax.lax.stop_gradient(probs)
 
@@ -174,7 +203,9 @@ class WorldModel(nnx.Module):
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
         """World model and actor-critic losses of [B, T] tokens, f32[]."""
-        seeds = jax.vmap(lambda row: jnp.sum(noise.scramble(row.astype(jnp.uint32)), dtype=jnp.uint32))(inputs)
+        seeds = jax.vmap(
+            lambda row: jnp.sum(noise.scramble(row.astype(jnp.uint32)), dtype=jnp.uint32)
+        )(inputs)
         seeds = noise.scramble(seeds)
         deter, stoch, posterior = self._observe(inputs, targets, seeds)
         features = self.layout.constrain(jnp.concatenate([deter, stoch], -1), "batch", None, None)
@@ -187,8 +218,12 @@ class WorldModel(nnx.Module):
         world += jnp.mean(jax.nn.softplus(-self.proceed(features)))  # no episode ends here
         return world + self._imagine(stop(deter), stop(stoch), seeds)
 
-    def _observe(self, inputs: jax.Array, targets: jax.Array, seeds: jax.Array) -> tuple[jax.Array, ...]:
-        """Both states and the posterior's log probabilities, [B, T, ...], by a scan over the tokens."""
+    def _observe(
+        self, inputs: jax.Array, targets: jax.Array, seeds: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Both states and the posterior's log probabilities, [B, T, ...], by a scan over the
+        tokens.
+        """
         c, dtype = self.config, compute_dtype(self.config.dtype)
         seen = self.encoder(self.embedding(targets)).astype(dtype)
         action = jax.nn.one_hot(inputs % c.actions, c.actions, dtype=dtype)
@@ -196,7 +231,9 @@ class WorldModel(nnx.Module):
         def observe(carry: Any, step: Any) -> tuple[Any, Any]:
             (deter, stoch), (seen_now, action_now, time) = carry, step
             deter = self.layers(deter, stoch, action_now)
-            log_probs = self.layers.log_probs(self.layers.posterior(jnp.concatenate([deter, seen_now], -1)))
+            log_probs = self.layers.log_probs(
+                self.layers.posterior(jnp.concatenate([deter, seen_now], -1))
+            )
             stoch = sample(log_probs, seeds + time).reshape(stoch.shape).astype(dtype)
             return (deter, stoch), (deter, stoch, log_probs)
 
@@ -208,7 +245,9 @@ class WorldModel(nnx.Module):
     def _start(self, rows: int) -> tuple[jax.Array, jax.Array]:
         c, dtype = self.config, compute_dtype(self.config.dtype)
         sizes = (c.deter, c.stoch * c.classes)
-        deter, stoch = (self.layout.constrain(jnp.zeros((rows, s), dtype), "batch", None) for s in sizes)
+        deter, stoch = (
+            self.layout.constrain(jnp.zeros((rows, s), dtype), "batch", None) for s in sizes
+        )
         return deter, stoch
 
     def _imagine(self, deter: jax.Array, stoch: jax.Array, seeds: jax.Array) -> jax.Array:
@@ -229,15 +268,21 @@ class WorldModel(nnx.Module):
         flat = deter.reshape(-1, c.deter), stoch.reshape(-1, c.stoch * c.classes)
         steps = 2 * jnp.arange(c.horizon, dtype=jnp.uint32)
         _, (features, actions) = jax.lax.scan(imagine, flat, steps, unroll=c.unroll)
-        values = self.value(features)[..., 0]  # [H, B * T], squashed: so is the advantage, which bounds both losses
+        values = self.value(features)[
+            ..., 0
+        ]  # [H, B * T], squashed: so is the advantage, which bounds both losses
         rewards = stop(self.reward(features)[..., 0])
         going = stop(jax.nn.sigmoid(self.proceed(features)[..., 0]))
-        returns = squash(lambda_returns(rewards[1:], unsquash(stop(values))[1:], _DISCOUNT * going[1:]))
+        returns = squash(
+            lambda_returns(rewards[1:], unsquash(stop(values))[1:], _DISCOUNT * going[1:])
+        )
         log_policy = jax.nn.log_softmax(self.policy(features))[:-1]
         advantage = returns - stop(values)[:-1]
         taken = jnp.sum(log_policy * actions[:-1], -1)
         entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, -1)
-        return jnp.mean((values[:-1] - returns) ** 2) - jnp.mean(taken * advantage + _ENTROPY * entropy)
+        return jnp.mean((values[:-1] - returns) ** 2) - jnp.mean(
+            taken * advantage + _ENTROPY * entropy
+        )
 
 
 def squash(x: jax.Array) -> jax.Array:
@@ -251,13 +296,16 @@ def unsquash(x: jax.Array) -> jax.Array:
 
 
 def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
-    """KL of two sets of categoricals [B, T, stoch, classes] in nats, at least 1 per state, averaged."""
+    """KL of two sets of categoricals [B, T, stoch, classes] in nats, at least 1 per state,
+    averaged.
+    """
     each = jnp.sum(jnp.exp(first) * (first - second), (-2, -1))
     return jnp.mean(jnp.maximum(each, 1.0))
 
 
 def lambda_returns(rewards: jax.Array, values: jax.Array, discounts: jax.Array) -> jax.Array:
-    """Returns [H, N] by a scan from the end, where ``values`` are those of the states the rewards lead to.
+    """Returns [H, N] by a scan from the end, where ``values`` are those of the states the rewards
+    lead to.
 
     References:
         Sutton and Barto, Reinforcement Learning, section 12.1
@@ -274,19 +322,25 @@ def lambda_returns(rewards: jax.Array, values: jax.Array, discounts: jax.Array) 
 def flops_per_token(config: RecurrentConfig) -> float:
     """Model FLOPs of one token: everything once forward and backward, and what one token imagines.
 
-    A rollout has no gradient (2 FLOPs per weight); policy and value are trained on what it visited (6);
-    reward and continuation are read there (2).
+    A rollout has no gradient (2 FLOPs per weight); policy and value are trained on what it visited
+    (6); reward and continuation are read there (2).
 
     References:
         2 and 6 per weight: Kaplan et al. 2020, section 2.1, https://arxiv.org/abs/2001.08361
     """
     c, states = config, config.stoch * config.classes
     block = c.deter // c.blocks
-    core = c.hidden * (c.deter + states + c.actions) + c.deter * (block + 3 * c.hidden) + 3 * c.deter * block
+    core = (
+        c.hidden * (c.deter + states + c.actions)
+        + c.deter * (block + 3 * c.hidden)
+        + 3 * c.deter * block
+    )
     prior = c.hidden * (c.deter + c.hidden + states)
     posterior = c.hidden * (c.deter + c.units + states)
     trunk = c.features * c.units + 2 * c.units**2  # three hidden layers on the features
     small = c.features * c.units + c.units
     observed = core + prior + posterior + 3 * c.units**2 + trunk + c.units * c.vocab + 2 * small
     policy, value = trunk + c.units * c.actions, trunk + c.units
-    return 6.0 * observed + c.horizon * (2.0 * (core + prior + policy + 2 * small) + 6.0 * (policy + value))
+    return 6.0 * observed + c.horizon * (
+        2.0 * (core + prior + policy + 2 * small) + 6.0 * (policy + value)
+    )

@@ -14,9 +14,10 @@ class Rope(NamedTuple):
 
     Attributes:
         size: The part of a head that is rotated.
-        scaling: Slow frequencies are divided by ``factor``: all of them (linear), those whose wave is longer than the
-            ``original`` sequence and in part those down to a quarter of it (llama3), or those that turn less than once
-            over it and in part those that turn up to ``fast`` times (yarn).
+        scaling: Slow frequencies are divided by ``factor``: all of them (linear), those whose wave
+            is longer than the ``original`` sequence and in part those down to a quarter of it
+            (llama3), or those that turn less than once over it and in part those that turn up to
+            ``fast`` times (yarn).
         truncate: YaRN's limits are rounded to whole frequencies.
 
     References:
@@ -53,8 +54,12 @@ def _kept(frequency: jax.Array, rope: Rope) -> jax.Array:
         return jnp.clip((turns - 1) / (4 - 1), 0, 1)
 
     def place(turns: float) -> float:
-        """Where the frequency is that turns so often over the original sequence; a half of `size` is the last."""
-        return rope.size * math.log(rope.original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        """Where the frequency is that turns so often over the original sequence; a half of `size`
+        is the last.
+        """
+        return (
+            rope.size * math.log(rope.original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
 
     low, high = place(rope.fast), place(1)
     if rope.truncate:

@@ -1,4 +1,6 @@
-"""The one train step: any model, any mesh, AdamW, gradient accumulation, ZeRO. Builds the `Workload`."""
+"""The one train step: any model, any mesh, AdamW, gradient accumulation, ZeRO. Builds the
+`Workload`.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,13 @@ class TrainConfig:
         batch: Sequences per optimiser update, over all devices.
         accumulate: Parts of the batch whose gradients are summed before the update.
         zero: ``optimizer`` splits the optimiser's state over the data axis as well (ZeRO stage 1).
-        offload: ``optimizer`` keeps the optimiser's state in the host's memory between updates; ``remat`` has values
-            that put activations there.
-        weight_dtype: Of weights between steps, and so of their gradients and the optimiser's moments.
-        learning_rate: Of AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm 1. Constant, or
-            reached in ``warmup`` steps, and left for a tenth of it by a cosine that ends at step ``decay``.
+        offload: ``optimizer`` keeps the optimiser's state in the host's memory between updates;
+            ``remat`` has values that put activations there.
+        weight_dtype: Of weights between steps, and so of their gradients and the optimiser's
+            moments.
+        learning_rate: Of AdamW with betas 0.9 and 0.95, weight decay 0.1, gradients clipped to norm
+            1. Constant, or reached in ``warmup`` steps, and left for a tenth of it by a cosine that
+            ends at step ``decay``.
     """
 
     batch: int
@@ -82,7 +86,8 @@ def make_workload(
         config: The model's part of the workload's config.
     """
     optimizer = optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(learning_rate(train), b1=0.9, b2=0.95, weight_decay=0.1)
+        optax.clip_by_global_norm(1.0),
+        optax.adamw(learning_rate(train), b1=0.9, b2=0.95, weight_decay=0.1),
     )
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
     kept = jnp.dtype(train.weight_dtype)
@@ -99,7 +104,9 @@ def make_workload(
     zero = train.zero == "optimizer"
     state = {
         "params": _with_shardings(layout, shapes, zero=False),
-        "optimizer": _with_shardings(layout, moments, zero=zero, is_on_host=train.offload == "optimizer"),
+        "optimizer": _with_shardings(
+            layout, moments, zero=zero, is_on_host=train.offload == "optimizer"
+        ),
     }
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
@@ -115,7 +122,9 @@ def make_workload(
         name=name,
         step=_make_step(loss, optimizer, layout, shapes, shardings, zero=zero),
         init=lambda seed: jitted_init(jnp.uint32(seed)),
-        batch=make_batch(layout, batch=train.batch, seq=train.seq, vocab=train.vocab, seed=train.seed),
+        batch=make_batch(
+            layout, batch=train.batch, seq=train.seq, vocab=train.vocab, seed=train.seed
+        ),
         abstract_state=state,
         abstract_batch=abstract_batch(layout, batch=train.batch, seq=train.seq),
         mesh=layout.mesh,
@@ -128,16 +137,22 @@ def make_workload(
 
 
 def learning_rate(train: TrainConfig) -> float | optax.Schedule:
-    """The rate of each step: a number, or a schedule, whose first rate is not 0 so that each step trains."""
+    """The rate of each step: a number, or a schedule, whose first rate is not 0 so that each step
+    trains.
+    """
     rate = train.learning_rate
     first = rate / max(1, train.warmup)
     if train.decay:
-        return optax.warmup_cosine_decay_schedule(first, rate, train.warmup, train.decay, 0.1 * rate)
+        return optax.warmup_cosine_decay_schedule(
+            first, rate, train.warmup, train.decay, 0.1 * rate
+        )
     return optax.linear_schedule(first, rate, train.warmup) if train.warmup else rate
 
 
 def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, is_on_host: bool = False) -> Any:
-    """Shapes with the sharding that their variables' logical axes ask for; what has no axes is replicated."""
+    """Shapes with the sharding that their variables' logical axes ask for; what has no axes is
+    replicated.
+    """
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, nnx.Variable):
@@ -162,10 +177,14 @@ def _loss_and_gradients(
     """The function from weights and a batch to the mean loss and its float32 gradients."""
 
     def once(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        return jax.value_and_grad(lambda p: nnx.merge(graphdef, p).loss(batch["inputs"], batch["targets"]))(params)
+        return jax.value_and_grad(
+            lambda p: nnx.merge(graphdef, p).loss(batch["inputs"], batch["targets"])
+        )(params)
 
     def accumulated(params: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        def part(x: jax.Array) -> jax.Array:  # every part takes rows of every device, so that none moves
+        def part(
+            x: jax.Array,
+        ) -> jax.Array:  # every part takes rows of every device, so that none moves
             x = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1)
             return layout.constrain(x, None, "batch", "sequence")
 
@@ -189,9 +208,13 @@ def _make_step(
     *,
     zero: bool,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """The train step. With ``zero`` each device updates its part of the weights, which are then gathered."""
+    """The train step. With ``zero`` each device updates its part of the weights, which are then
+    gathered.
+    """
     parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
-    offloads = any(sharding.memory_kind == PINNED for sharding in jax.tree.leaves(shardings["optimizer"]))
+    offloads = any(
+        sharding.memory_kind == PINNED for sharding in jax.tree.leaves(shardings["optimizer"])
+    )
 
     def step(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         value, found = loss(state["params"], batch)
@@ -203,7 +226,9 @@ def _make_step(
             gradients, moments = jax.lax.optimization_barrier((gradients, moments))
             moments = jax.device_put(moments, jax.memory.Space.Device)
         updates, moments = optimizer.update(gradients, moments, params)
-        params = jax.tree.map(_next_value, optax.apply_updates(params, updates), found, is_leaf=_is_variable)
+        params = jax.tree.map(
+            _next_value, optax.apply_updates(params, updates), found, is_leaf=_is_variable
+        )
         params = jax.lax.with_sharding_constraint(params, shardings["params"])
         if offloads:
             moments = jax.device_put(moments, shardings["optimizer"])
@@ -215,7 +240,11 @@ def _make_step(
 
 def _trained(gradient: nnx.Variable[Any]) -> nnx.Variable[Any]:
     """A gradient as the optimiser sees it: none of what is not trained."""
-    return gradient.replace(jnp.zeros_like(gradient.get_value())) if isinstance(gradient, Scaling) else gradient
+    return (
+        gradient.replace(jnp.zeros_like(gradient.get_value()))
+        if isinstance(gradient, Scaling)
+        else gradient
+    )
 
 
 def _next_value(updated: nnx.Variable[Any], gradient: nnx.Variable[Any]) -> nnx.Variable[Any]:
@@ -224,9 +253,12 @@ def _next_value(updated: nnx.Variable[Any], gradient: nnx.Variable[Any]) -> nnx.
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays in one device's memory; what has no sharding is there as a whole."""
+    """Bytes of a tree of abstract arrays in one device's memory; what has no sharding is there as a
+    whole.
+    """
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape) * leaf.dtype.itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
+        * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)
         if not leaf.sharding or leaf.sharding.memory_kind != PINNED
     )

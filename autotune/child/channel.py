@@ -72,7 +72,10 @@ class Channel:
         return message
 
 
-def serve(work: Callable[[Channel, Message], None], prepare: Callable[[Channel, Message], None] | None = None) -> int:
+def serve(
+    work: Callable[[Channel, Message], None],
+    prepare: Callable[[Channel, Message], None] | None = None,
+) -> int:
     """Receives the job and works on it; returns the exit status.
 
     Any exception, ``SystemExit`` included, is the trial's result and is reported and printed.

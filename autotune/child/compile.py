@@ -1,17 +1,17 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
-XLA parses XLA_FLAGS once in a process, when it first compiles. So this process lowers the workload for described
-devices, but compiles nothing; a fork for each set puts the set into its environment and compiles. A compiler that
-aborts, hangs or exhausts the memory ends only its fork.
+XLA parses XLA_FLAGS once in a process, when it first compiles. So this process lowers the workload
+for described devices, but compiles nothing; a fork for each set puts the set into its environment
+and compiles. A compiler that aborts, hangs or exhausts the memory ends only its fork.
 
-If a workload starts a JAX backend while it is built (``jnp.ones``), the flags of forks do nothing: ``ready`` says so.
-A process without ``lowers_first`` leaves building to each fork.
+If a workload starts a JAX backend while it is built (``jnp.ones``), the flags of forks do nothing:
+``ready`` says so. A process without ``lowers_first`` leaves building to each fork.
 
 Messages over the channel (`autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``compile``, then ``stop``;
-* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. The results of a compilation are
-  files in the folder that ``compile`` names.
+* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. The results of a
+  compilation are files in the folder that ``compile`` names.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ ALL_PROCESSORS = os.sched_getaffinity(0)
 
 
 def described_devices(job: Message) -> Sequence[Any]:
-    """Compile-only devices of the described GPU, without starting a backend or parsing XLA_FLAGS."""
+    """Compile-only devices of the described GPU, without starting a backend or parsing
+    XLA_FLAGS.
+    """
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(
@@ -68,7 +70,9 @@ def described_devices(job: Message) -> Sequence[Any]:
 
 
 def let_attention_ask(device: Any) -> None:
-    """Makes JAX's fused attention use the capability of a described GPU; else it would assume one before Hopper."""
+    """Makes JAX's fused attention use the capability of a described GPU; else it would assume one
+    before Hopper.
+    """
     from jax._src.cudnn import fused_attention_stablehlo as attention
 
     def version(text: str) -> tuple[int, ...]:
@@ -84,7 +88,8 @@ def let_attention_ask(device: Any) -> None:
 
 
 def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
-    """State and batch as shapes with shardings: the workload's own, or for one device those of its arrays.
+    """State and batch as shapes with shardings: the workload's own, or for one device those of its
+    arrays.
 
     Raises:
         ValueError: If the workload does not define the shardings for several devices.
@@ -95,8 +100,10 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
         return workload.abstract_state, workload.abstract_batch
     if len(devices) > 1:
         raise ValueError(
-            f"workload `{entry}` must have `abstract_state` and `abstract_batch` (jax.ShapeDtypeStruct with "
-            f"shardings) to be compiled for {len(devices)} devices that are not here; see workloads/base.py"
+            f"workload `{entry}` must have `abstract_state` and `abstract_batch` "
+            "(jax.ShapeDtypeStruct with "
+            f"shardings) to be compiled for {len(devices)} devices that are not here; see "
+            "workloads/base.py"
         )
     here = jax.sharding.SingleDeviceSharding(devices[0])
     shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
@@ -105,7 +112,8 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 
 
 def prepare(job: Message) -> tuple[Lower, Message]:
-    """Prepares the job before forks; returns a function that lowers the step, and facts for the driver.
+    """Prepares the job before forks; returns a function that lowers the step, and facts for the
+    driver.
 
     The fact ``is_touched`` tells whether the workload started a backend in this process.
     """
@@ -134,7 +142,9 @@ def prepare(job: Message) -> tuple[Lower, Message]:
 
 
 def give_way(order: Message) -> None:
-    """Sets priority and processors of this process, if the system lets it; threads that start later inherit both."""
+    """Sets priority and processors of this process, if the system lets it; threads that start later
+    inherit both.
+    """
     if (niceness := order.get("niceness", 0)) > os.getpriority(os.PRIO_PROCESS, 0):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
@@ -143,12 +153,18 @@ def give_way(order: Message) -> None:
 
 
 def keep_to_limits(processor_s: float | None) -> None:
-    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory is short."""
+    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory
+    is short.
+    """
     if processor_s is not None:
         seconds = math.ceil(processor_s)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+            resource.setrlimit(
+                resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1])
+            )
+            resource.setrlimit(
+                resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+            )
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -219,7 +235,11 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
     compiled = lowered.compile()
     compile_s = time.perf_counter() - started
     text = compiled.as_text()
-    figures: Message = {"compile_s": compile_s, "memory": None, "collective_bytes": collective_bytes(text)}
+    figures: Message = {
+        "compile_s": compile_s,
+        "memory": None,
+        "collective_bytes": collective_bytes(text),
+    }
     if is_cpu:
         figures["fingerprint"] = fingerprint(compiled)
     else:
@@ -227,15 +247,19 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
     memory = compiled.memory_analysis()
     if memory is not None:
         parts = ("argument", "output", "alias", "temp", "generated_code")
-        figures["memory"] = {f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts}
+        figures["memory"] = {
+            f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts
+        }
     _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
     return figures
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves the files to read out of XLA's dump, whose text of a module has asynchronous starts, too.
+    """Moves the files to read out of XLA's dump, whose text of a module has asynchronous starts,
+    too.
 
-    The step is the last module of its name: modules that a workload compiles while it is built come before.
+    The step is the last module of its name: modules that a workload compiles while it is built come
+    before.
     """
     for pattern, name in (
         (f"*{platform}_after_optimizations.txt", HLO),

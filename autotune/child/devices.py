@@ -30,7 +30,9 @@ OWN = ("RssAnon:", "RssShmem:")
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
-    """Bytes used by a process (default: this one) and its descendants, and on this one's devices; None if unknown."""
+    """Bytes used by a process (default: this one) and its descendants, and on this one's devices;
+    None if unknown.
+    """
     top = root or os.getpid()
     processes = [_own_bytes(pid) for pid in (top, *descendants(top))]
     host = None if processes[0] is None else sum(size or 0 for size in processes)
@@ -45,10 +47,16 @@ def _own_bytes(pid: int) -> int | None:
 
 
 def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> Message:
-    """The fields of a `WorkerReport` that JAX tells after the steps; `places` are those among the visible GPUs."""
+    """The fields of a `WorkerReport` that JAX tells after the steps; `places` are those among the
+    visible GPUs.
+    """
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]  # None on CPU
-    memory = [{"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")} for s in stats if s]
+    memory = [
+        {"peak_bytes": s.get("peak_bytes_in_use", 0), "limit_bytes": s.get("bytes_limit")}
+        for s in stats
+        if s
+    ]
     ran = ran_on(places) if is_on_gpus() else {}
     return {
         **ran,
@@ -67,7 +75,11 @@ def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
     """The options of JAX in force, after any change by the program."""
     config = getattr(jax, "config", None)
     values = getattr(config, "values", {})
-    return {n: str(getattr(config, n, values.get(n))) for n in names if n in values or hasattr(config, n)}
+    return {
+        n: str(getattr(config, n, values.get(n)))
+        for n in names
+        if n in values or hasattr(config, n)
+    }
 
 
 def _device_bytes() -> int | None:
@@ -97,7 +109,9 @@ class _JaxLog(logging.Handler):
 
 
 def find_devices(jax: Any, platform: str) -> list[Any]:
-    """All devices of JAX's default platform; NoDeviceError if a GPU is requested and JAX finds none."""
+    """All devices of JAX's default platform; NoDeviceError if a GPU is requested and JAX finds
+    none.
+    """
     logger = logging.getLogger("jax")
     heard = _JaxLog()
     logger.addHandler(heard)
@@ -107,7 +121,9 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
         if platform != "cuda":
             raise
         said = str(error).splitlines()[0] if str(error) else ""
-        raise NoDeviceError(_words([f"{type(error).__name__}: {said}".rstrip(": "), *heard.lines])) from error
+        raise NoDeviceError(
+            _words([f"{type(error).__name__}: {said}".rstrip(": "), *heard.lines])
+        ) from error
     finally:
         logger.removeHandler(heard)
     if platform == "cuda" and devices[0].platform == "cpu":
@@ -116,4 +132,6 @@ def find_devices(jax: Any, platform: str) -> list[Any]:
 
 
 def _words(said: list[str]) -> str:
-    return f"JAX finds no GPU though the study asks for one: {'; '.join(dict.fromkeys(said))}"[:1500]
+    return f"JAX finds no GPU though the study asks for one: {'; '.join(dict.fromkeys(said))}"[
+        :1500
+    ]

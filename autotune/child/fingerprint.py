@@ -1,8 +1,9 @@
-"""Fingerprint of a compiled program (equal for equal ones in every process, whatever their options), and its counts.
+"""Fingerprint of a compiled program (equal for equal ones in every process, whatever their
+options), and its counts.
 
-Hashed are the optimized HLO text without source locations, and the serialized executable with buffers, thunks and
-machine code, whose protobuf messages are walked without a schema: its compile options, the numbers of modules in
-their process and the order of fields are left out.
+Hashed are the optimized HLO text without source locations, and the serialized executable with
+buffers, thunks and machine code, whose protobuf messages are walked without a schema: its compile
+options, the numbers of modules in their process and the order of fields are left out.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ from autotune.child.channel import Message
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: not executed
 _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_INVALID"),?)*\}')
-_SOURCE_TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.M)
+_SOURCE_TABLES = re.compile(
+    r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.M
+)
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_WITH_OPERANDS = ("all-gather-start", "collective-permute-start")  # their shapes hold operands before results
+_WITH_OPERANDS = (
+    "all-gather-start",
+    "collective-permute-start",
+)  # their shapes hold operands before results
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.MULTILINE)
 _FUSED = re.compile(r" fusion\(.*? calls=%?([\w.\-~$]+)")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.\-~$]+ = (.+?) ([a-z][\w\-]*)\(", re.MULTILINE)
@@ -42,11 +48,15 @@ KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
 
 _BYTES, _GROUP = 2, 3  # wire types of protobuf
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
-_MODULE_WITH_OPTIONS_FIELD = 1  # of the executable; the module is in the text, the options must not count
+_MODULE_WITH_OPTIONS_FIELD = (
+    1  # of the executable; the module is in the text, the options must not count
+)
 
 
 def strip_hlo(text: str) -> str:
-    """Removes the ``HloModule`` line, op metadata, tables of source locations and estimates from HLO text."""
+    """Removes the ``HloModule`` line, op metadata, tables of source locations and estimates from
+    HLO text.
+    """
     first, _, rest = text.partition("\n")
     body = rest if first.startswith("HloModule") else text
     plain = _METADATA.sub("", _SOURCE_TABLES.sub("", body))
@@ -55,7 +65,9 @@ def strip_hlo(text: str) -> str:
 
 
 def collective_bytes(hlo: str) -> dict[str, int]:
-    """Bytes that the collectives of an HLO text write, by kind; each instruction once, however often it runs."""
+    """Bytes that the collectives of an HLO text write, by kind; each instruction once, however
+    often it runs.
+    """
     fused = set(_FUSED.findall(hlo))
     written: Counter[str] = Counter()
     for name, body in _COMPUTATION.findall(hlo):
@@ -79,26 +91,29 @@ def module_name(hlo: str) -> str:
 def fingerprint(compiled: Any) -> str:
     """Sixteen hexadecimal digits that identify the program of a compiled JAX function.
 
-    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does), or protobuf is not installed:
-    thunks and buffers are then invisible, and XLA_FLAGS counts instead, so that two sets of flags never appear equal by
-    mistake.
+    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does), or
+    protobuf is not installed: thunks and buffers are then invisible, and XLA_FLAGS counts instead,
+    so that two sets of flags never appear equal by mistake.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
     try:
         parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
     except (AttributeError, ImportError, RuntimeError, ValueError):
-        flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if KERNELS_FLAG not in flag]
+        flags = [
+            flag for flag in os.environ.get("XLA_FLAGS", "").split() if KERNELS_FLAG not in flag
+        ]
         return "t" + hashlib.sha256(text + b"\0" + " ".join(flags).encode()).hexdigest()[:15]
     digests = sorted(hashlib.sha256(part).digest() for part in parts)
     return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]
 
 
 def figures_of(lowered: Any, compiled: Any) -> Message:
-    """Fingerprint and `collective_bytes` of a compiled JAX function, under the names that they have in a report.
+    """Fingerprint and `collective_bytes` of a compiled JAX function, under the names that they have
+    in a report.
 
-    An executable that JAX loaded from its cache has no machine code to hash, so the process that compiled it keeps them
-    beside it.
+    An executable that JAX loaded from its cache has no machine code to hash, so the process that
+    compiled it keeps them beside it.
     """
     is_cached = os.environ.get(CACHE_SWITCH) == "true"
     if is_cached:
@@ -106,7 +121,10 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
         file = Path(os.environ[CACHE_FOLDER], f"{KEPT}{name}")
         with contextlib.suppress(OSError, ValueError):
             return dict(json.loads(file.read_text(encoding="utf-8")))
-    figures = {"fingerprint": fingerprint(compiled), "collective_bytes": collective_bytes(compiled.as_text())}
+    figures = {
+        "fingerprint": fingerprint(compiled),
+        "collective_bytes": collective_bytes(compiled.as_text()),
+    }
     if is_cached:
         with contextlib.suppress(OSError):
             file.write_text(json.dumps(figures), encoding="utf-8")  # what is cut off is no JSON
@@ -114,19 +132,22 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:
-    """The fields of a serialized executable that are not options: buffers, thunks, symbols, object files.
+    """The fields of a serialized executable that are not options: buffers, thunks, symbols, object
+    files.
 
     Args:
-        blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then XLA's message.
+        blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then
+            XLA's message.
         module: Name of the HLO module, which identifies records of thunks.
 
     Raises:
         ValueError: If the bytes have another form, as from other PJRT plugins.
     """
     executables = [
-        field.data for field in _fields(_without_header(blob))
+        field.data
+        for field in _fields(_without_header(blob))
         if (field.field_number, field.wire_type) == (_EXECUTABLE_FIELD, _BYTES)
-    ]  # fmt: skip
+    ]
     parts = [
         b"%d:" % field.field_number + _without_module_number(field.data, module.encode(), depth=0)
         for executable in executables
@@ -134,15 +155,18 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
         if field.field_number != _MODULE_WITH_OPTIONS_FIELD
     ]
     if not parts:
-        raise ValueError("a serialized executable must hold code besides its module but this one does not")
+        raise ValueError(
+            "a serialized executable must hold code besides its module but this one does not"
+        )
     return parts
 
 
 def _without_module_number(data: bytes | int, module: bytes, *, depth: int) -> bytes:
     """Removes the module's number in this process from all thunks of a message.
 
-    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are dropped because they depend on the
-    number. Plain bytes that parse as a message are changed, but equally for equal bytes.
+    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are dropped
+    because they depend on the number. Plain bytes that parse as a message are changed, but equally
+    for equal bytes.
     """
     if isinstance(data, int):
         return b"%d" % data
@@ -173,7 +197,9 @@ def _without_header(blob: bytes) -> bytes:
 
 
 def _fields(message: bytes) -> list[Any]:
-    """Returns the fields of a protobuf message, without a schema; ValueError if the bytes are none."""
+    """Returns the fields of a protobuf message, without a schema; ValueError if the bytes are
+    none.
+    """
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet

@@ -1,10 +1,10 @@
 """Parses XLA_FLAGS texts with the jaxlib of this Python, one JSON line per question and answer.
 
-Started by `autotune.settings.probe`. jaxlib parses XLA_FLAGS once per process and ends the process on an error; so each
-question goes to a fork of this process, which has loaded the library.
+Started by `autotune.settings.probe`. jaxlib parses XLA_FLAGS once per process and ends the process
+on an error; so each question goes to a fork of this process, which has loaded the library.
 
-Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``.
-Answers on standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
+Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``. Answers on
+standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
 DebugOptions as a text proto, or a mapping of JAX config options.
 """
 

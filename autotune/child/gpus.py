@@ -1,7 +1,8 @@
 """NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them; ``python -m autotune.child.gpus '{"count": 1}'`` prints the same as JSON
-without starting anything on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
+The process that ran the steps reports them; ``python -m autotune.child.gpus '{"count": 1}'`` prints
+the same as JSON without starting anything on a GPU. Standard library only; ``nvidia-ml-py`` where
+it is installed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def load_nvml() -> Any:
 
 
 def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
-    """NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES (None: unset) by index, in its order, without lost ones.
+    """NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES (None: unset) by index, in its order,
+    without lost ones.
 
     Parts of a GPU under MIG are not watched.
     """
@@ -53,7 +55,8 @@ def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
     """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
 
-    An entry is an index, or the start of one UUID. As in CUDA the first unknown entry ends the list.
+    An entry is an index, or the start of one UUID. As in CUDA the first unknown entry ends the
+    list.
     """
     if visible is None:
         return list(uuids)
@@ -89,11 +92,15 @@ _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
 }
-"""Plugin to its libraries: package below ``nvidia`` where it looks first, and file name for the linker."""
+"""Plugin to its libraries: package below ``nvidia`` where it looks first, and file name for the
+linker.
+"""
 
 
 def ran_on(devices: Iterable[int] | None = None) -> Message:
-    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the host's networks."""
+    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the
+    host's networks.
+    """
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
     indices = list(visible)
@@ -109,23 +116,32 @@ def ran_on(devices: Iterable[int] | None = None) -> Message:
 
 
 def infiniband_ports(environment: Mapping[str, str]) -> int:
-    """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes (net_ib/init.cc of NCCL)."""
-    is_off = environment.get("NCCL_NET", "IB").upper() != "IB" or environment.get("NCCL_IB_DISABLE", "0") != "0"
+    """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes
+    (net_ib/init.cc of NCCL).
+    """
+    is_off = (
+        environment.get("NCCL_NET", "IB").upper() != "IB"
+        or environment.get("NCCL_IB_DISABLE", "0") != "0"
+    )
     if is_off:
         return 0
     return sum(
-        kernel_text(port / "state") == "4: ACTIVE" and kernel_text(port / "link_layer") in ("InfiniBand", "Ethernet")
+        kernel_text(port / "state") == "4: ACTIVE"
+        and kernel_text(port / "link_layer") in ("InfiniBand", "Ethernet")
         for port in CLASSES.glob("infiniband/*/ports/*")
     )
 
 
 def cloud_networks() -> list[str]:
-    """Networks of clouds on this host, by the vendors of its cards (for gVNIC as net_socket.cc of NCCL)."""
+    """Networks of clouds on this host, by the vendors of its cards (for gVNIC as net_socket.cc of
+    NCCL).
+    """
     cards = {"efa": ("infiniband", "0x1d0f"), "gvnic": ("net", "0x1ae0")}
     return [
-        name for name, (kind, vendor) in cards.items()
+        name
+        for name, (kind, vendor) in cards.items()
         if any(kernel_text(file) == vendor for file in CLASSES.glob(f"{kind}/*/device/vendor"))
-    ]  # fmt: skip
+    ]
 
 
 def kernel_text(path: Path) -> str:
@@ -137,7 +153,9 @@ def kernel_text(path: Path) -> str:
 
 
 def is_on_gpus() -> bool:
-    """Returns whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process has."""
+    """Returns whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process
+    has.
+    """
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
 
 

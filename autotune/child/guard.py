@@ -1,18 +1,20 @@
 """The guard: a small process between driver and worker; no process of the worker outlives it.
 
-Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] SECRET_VARIABLE,... -- COMMAND ...`` by a launcher, locally or
-through ``srun``. Standard library only, to start in milliseconds. It
+Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] SECRET_VARIABLE,... -- COMMAND
+...`` by a launcher, locally or through ``srun``. Standard library only, to start in milliseconds.
+It
 
 * starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
 * relays lines between its stdin/stdout and that socket, so that no worker needs a listening port;
 * keeps the first and the last half of ``LOG_BYTES`` of the worker's output;
-* when its stdin ends (the driver stopped for any reason), or the command ends, ends every process that descends from
-  the command, those that left its session included (it is their "child subreaper", see prctl(2)), by `ENDING`;
+* when its stdin ends (the driver stopped for any reason), or the command ends, ends every process
+  that descends from the command, those that left its session included (it is their "child
+  subreaper", see prctl(2)), by `ENDING`;
 * reports as its last line how the command ended.
 
-With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the command's whole
-environment except for the variables to keep, which the node sets. It answers with a line ``hello``: its node and step,
-and a free port.
+With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the
+command's whole environment except for the variables to keep, which the node sets. It answers with a
+line ``hello``: its node and step, and a free port.
 """
 
 from __future__ import annotations
@@ -45,13 +47,17 @@ LAST_LINES, LAST_BYTES = 20, 20_000
 
 
 class BoundedLog:
-    """Writes the first half of its limit at once, and the last half when closed; a full disk ends no running trial."""
+    """Writes the first half of its limit at once, and the last half when closed; a full disk ends
+    no running trial.
+    """
 
     def __init__(self, path: str, limit: int, secrets: Sequence[str]) -> None:
         self._secrets = [os.fsencode(value) for value in secrets]
         self._held = b""
         mode = os.stat(os.path.dirname(path) or ".").st_mode & 0o666 | 0o600  # noqa: PTH116, PTH120 (as above, of time)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode
+        )
         self._half = limit // 2
         self._kept = max(self._half, LAST_BYTES)
         self._head = 0
@@ -67,10 +73,14 @@ class BoundedLog:
         self._add(data[: len(data) - len(self._held)])
 
     def _begun_secret(self, data: bytes) -> bytes:
-        """The longest end of a piece with which a secret begins: the next piece may go on with it."""
+        """The longest end of a piece with which a secret begins: the next piece may go on with
+        it.
+        """
         longest = max(map(len, self._secrets), default=1) - 1
         ends = (data[-n:] for n in range(longest, 0, -1))
-        return next((end for end in ends if any(secret.startswith(end) for secret in self._secrets)), b"")
+        return next(
+            (end for end in ends if any(secret.startswith(end) for secret in self._secrets)), b""
+        )
 
     def _add(self, data: bytes) -> None:
         head = data[: self._half - self._head]
@@ -126,8 +136,12 @@ def send(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING) -> None:
-    """Ends all descendants of this process, also new ones, by signals as in `ENDING`; calls `wait` meanwhile."""
+def end_descendants(
+    wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING
+) -> None:
+    """Ends all descendants of this process, also new ones, by signals as in `ENDING`; calls `wait`
+    meanwhile.
+    """
     for number, patience_s in signals:
         signalled = set[int]()
         deadline = time.monotonic() + patience_s
@@ -143,7 +157,9 @@ def end_descendants(wait: Callable[[], object], signals: Sequence[tuple[int, flo
 
 
 def pause_descendants(root: int, *, but: int) -> None:
-    """Stops all descendants of a process, also new ones, but one; parents first, which then start no more."""
+    """Stops all descendants of a process, also new ones, but one; parents first, which then start
+    no more.
+    """
     stopped = {but}
     while new := [pid for pid in descendants(root) if pid not in stopped]:
         for pid in new:
@@ -153,7 +169,9 @@ def pause_descendants(root: int, *, but: int) -> None:
 
 
 def resume_descendants(root: int) -> None:
-    """Continues all descendants of a process; children first, so that no parent sees a stopped one."""
+    """Continues all descendants of a process; children first, so that no parent sees a stopped
+    one.
+    """
     send(reversed(descendants(root)), signal.SIGCONT)
 
 
@@ -175,7 +193,8 @@ def die_with_parent(parent: int) -> None:
 def start_program(
     command: Sequence[str], *, cwd: str | None = None, files: Sequence[int] = ()
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its output.
+    """Starts a program in a session of its own, without input; returns it and the descriptor of its
+    output.
 
     It ends with this process: nothing would continue it if it was paused.
 
@@ -216,10 +235,18 @@ def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
         program, output = start_program(command, files=[theirs.fileno()])
     except OSError as error:
         log.write(f"{CANNOT_START} {command[0]}: {error.strerror}\n".encode())
-        return {"type": "exit", "exit_status": 127, "stopped": False, "last_lines": log.last_lines()}
+        return {
+            "type": "exit",
+            "exit_status": 127,
+            "stopped": False,
+            "last_lines": log.last_lines(),
+        }
     theirs.close()
     stopped = False
-    relays = {ours.fileno(): functools.partial(to_driver, ours), output: functools.partial(to_log, output, log)}
+    relays = {
+        ours.fileno(): functools.partial(to_driver, ours),
+        output: functools.partial(to_log, output, log),
+    }
     poll = select.poll()
     for descriptor in (0, wake_read, *relays):
         poll.register(descriptor, select.POLLIN)
@@ -294,7 +321,9 @@ def _drain(output: int, log: BoundedLog) -> None:
 
 
 def take_environment() -> None:
-    """Sets the environment from stdin's first line, and says ``hello``; SystemExit if stdin ended."""
+    """Sets the environment from stdin's first line, and says ``hello``; SystemExit if stdin
+    ended.
+    """
     with open(0, "rb", buffering=0, closefd=False) as stream:
         line = stream.readline()  # without a buffer: what follows is the worker's
     if not line.endswith(b"\n"):
@@ -321,7 +350,9 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     if remote:
         take_environment()
-    log = BoundedLog(path, int(limit), [os.environ[n] for n in secrets.split(",") if os.environ.get(n)])
+    log = BoundedLog(
+        path, int(limit), [os.environ[n] for n in secrets.split(",") if os.environ.get(n)]
+    )
     try:
         end = run(log, command)
     finally:

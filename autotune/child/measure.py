@@ -1,9 +1,11 @@
-"""The measuring worker: compiles one training step under the flags of its environment and runs blocks of it.
+"""The measuring worker: compiles one training step under the flags of its environment and runs
+blocks of it.
 
 Messages over the channel (`autotune.child.channel`):
 
 * in: ``job`` (once), then any number of ``block``, then ``stop``;
-* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each, or ``error`` and the end.
+* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each, or ``error``
+  and the end.
 """
 
 from __future__ import annotations
@@ -28,13 +30,19 @@ FEWEST_BATCHES = 4
 """Batches of the ring at least, however large one is."""
 
 MOST_BATCHES = 64
-"""Batches of the ring at most: a process makes no more, so that blocks after the first ones cost their steps alone."""
+"""Batches of the ring at most: a process makes no more, so that blocks after the first ones cost
+their steps alone.
+"""
 
 RING_BYTES = 64_000_000
-"""Limit of the bytes of the ring: many small batches, so that a long run is not of few repeated ones."""
+"""Limit of the bytes of the ring: many small batches, so that a long run is not of few repeated
+ones.
+"""
 
 SAMPLES, SAMPLE_BYTES = 8, 8_000_000
-"""Arrays of the state of which copies tell how far the first steps move it, and the largest size of one."""
+"""Arrays of the state of which copies tell how far the first steps move it, and the largest size of
+one.
+"""
 
 FAR = 1e30
 """Stands for a distance that is no number."""
@@ -59,7 +67,9 @@ class Job:
                 num_processes=job["process_count"],
                 process_id=job["process_index"],
                 # On CPU each rank makes its own devices.
-                local_device_ids=[*_own_places(job, job["device_count"])] if job["platform"] == "cuda" else None,
+                local_device_ids=[*_own_places(job, job["device_count"])]
+                if job["platform"] == "cuda"
+                else None,
                 cluster_detection_method="deactivate",  # the driver has given everything
                 coordinator_bind_address=job["coordinator_bind"],
             )
@@ -68,7 +78,8 @@ class Job:
         wanted = job["device_count"] or len(devices)
         if wanted > len(devices):
             raise ValueError(
-                f"the study asks for {wanted} devices but this process sees {len(devices)} ({devices[0].device_kind}); "
+                f"the study asks for {wanted} devices but this process sees {len(devices)} "
+                f"({devices[0].device_kind}); "
                 "lower `device.count` or make more devices visible"
             )
         workload = load(job["entry"], job["options"], devices[:wanted])
@@ -96,7 +107,10 @@ class Job:
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
         gc.freeze()
-        versions = {**installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]), "python": platform.python_version()}
+        versions = {
+            **installed_versions(["jax", "jaxlib", *CUDA_PLUGINS]),
+            "python": platform.python_version(),
+        }
         self.report = {
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # on CPU
             **jax_report(jax, versions, _own_places(job, wanted)),
@@ -123,14 +137,18 @@ class Job:
         return metrics
 
     def fill_ring(self, steps: int) -> None:
-        """Makes the batches of the next steps that the ring does not hold yet, so that making them is not timed."""
+        """Makes the batches of the next steps that the ring does not hold yet, so that making them
+        is not timed.
+        """
         last = min(self._next + steps, self._ring)
         made = [self._make_batch(number) for number in range(len(self._batches), last)]
         self._jax.block_until_ready(made)  # type: ignore[no-untyped-call]
         self._batches += made
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and returns the seconds between their ends; the next step is queued while one runs, as always."""
+        """Runs steps and returns the seconds between their ends; the next step is queued while one
+        runs, as always.
+        """
         times: list[float] = []
         gc.disable()
         last = time.perf_counter()
@@ -156,7 +174,9 @@ def ring_length(batch_bytes: int) -> int:
 
 
 def sample_of(leaves: list[Any]) -> list[Any]:
-    """Copies on the host of some floating-point arrays of a state, small ones where there are any."""
+    """Copies on the host of some floating-point arrays of a state, small ones where there are
+    any.
+    """
     import numpy as np
     from jax import numpy as jnp
 
@@ -164,7 +184,10 @@ def sample_of(leaves: list[Any]) -> list[Any]:
     small = [x for x in inexact if x.nbytes <= SAMPLE_BYTES] or inexact[:1]
     chosen = small[:: -(-len(small) // SAMPLES) or 1]
     shards = [getattr(x, "addressable_shards", None) for x in chosen]
-    return [np.array(s[0].data if s else x, dtype=np.float32) for x, s in zip(chosen, shards, strict=True)]
+    return [
+        np.array(s[0].data if s else x, dtype=np.float32)
+        for x, s in zip(chosen, shards, strict=True)
+    ]
 
 
 def distance(before: list[Any], after: list[Any]) -> float:
@@ -186,11 +209,15 @@ def work(channel: Channel, job: Message) -> None:
             built.fill_ring(message["steps"])
         times = built.run_block(message["steps"], fresh=fresh)
         memory = memory_in_use() if message.get("memory") else None
-        channel.send("block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, memory=memory)
+        channel.send(
+            "block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, memory=memory
+        )
 
 
 def prepare(channel: Channel, message: dict[str, Any]) -> None:
-    """Imports what the workload of a later job needs, or takes over the variables of its set; starts no backend."""
+    """Imports what the workload of a later job needs, or takes over the variables of its set;
+    starts no backend.
+    """
     if message["type"] == "import":
         with contextlib.suppress(Exception):  # the job finds out, and says so
             import_workloads(message["entry"])
@@ -208,7 +235,9 @@ def prepare(channel: Channel, message: dict[str, Any]) -> None:
 
 
 def import_workloads(entry: str) -> None:
-    """Imports JAX and, of a preset, what builds it; a module of the user's might start a backend, and is left alone."""
+    """Imports JAX and, of a preset, what builds it; a module of the user's might start a backend,
+    and is left alone.
+    """
     import jax  # noqa: F401
 
     if ":" not in entry:
@@ -221,7 +250,8 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
     for name, path in files.items():
         if not Path(path).exists():
             raise FileNotFoundError(
-                f"what {name} names must be on every machine of a trial but {path} is not on {platform.node()}; "
+                f"what {name} names must be on every machine of a trial but {path} is not on "
+                f"{platform.node()}; "
                 "keep the run on a disk that all of them see"
             )
 

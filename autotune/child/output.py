@@ -64,16 +64,24 @@ class Follow:
     def read(self) -> Iterator[str]:
         """Yields the lines added since the last call."""
         if self._file is None:
-            changed = [file for file in _files_of(self._path) if self._seen.get(file) != _identity(file)]
-            self._file = max(changed, key=lambda file: (file.stat().st_mtime, file.name), default=None)
+            changed = [
+                file for file in _files_of(self._path) if self._seen.get(file) != _identity(file)
+            ]
+            self._file = max(
+                changed, key=lambda file: (file.stat().st_mtime, file.name), default=None
+            )
         if self._file is None:
             return
         identity = _identity(self._file)
         if identity is None:
-            self._seen.pop(self._file, None)  # its successor is another file, even with the same inode
+            self._seen.pop(
+                self._file, None
+            )  # its successor is another file, even with the same inode
             return
         earlier = self._seen.get(self._file)
-        is_appended = earlier is not None and earlier[0] == identity[0] and earlier[1] <= identity[1]
+        is_appended = (
+            earlier is not None and earlier[0] == identity[0] and earlier[1] <= identity[1]
+        )
         start = earlier[1] if earlier is not None and is_appended else 0
         if start == 0:
             self._lines = Lines()

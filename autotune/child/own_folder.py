@@ -1,11 +1,13 @@
-"""Starts a command in a folder of its own: it reads what the user's folder holds, and what it writes is thrown away.
+"""Starts a command in a folder of its own: it reads what the user's folder holds, and what it
+writes is thrown away.
 
-Run as ``own_folder KIND FOLDER SCRATCH [KEPT ...] -- COMMAND ...`` between guard and command, which takes its place.
-Standard library only. Of kind
+Run as ``own_folder KIND FOLDER SCRATCH [KEPT ...] -- COMMAND ...`` between guard and command, which
+takes its place. Standard library only. Of kind
 
-* ``overlay``: an overlay file system lies over FOLDER, in a mount namespace of this process and what it starts, so that
-  relative and absolute paths into FOLDER, and paths by links, all meet it. Writes go to ``SCRATCH/written``. See
-  mount_namespaces(7), user_namespaces(7) and Documentation/filesystems/overlayfs.rst of Linux;
+* ``overlay``: an overlay file system lies over FOLDER, in a mount namespace of this process and
+  what it starts, so that relative and absolute paths into FOLDER, and paths by links, all meet it.
+  Writes go to ``SCRATCH/written``. See mount_namespaces(7), user_namespaces(7) and
+  Documentation/filesystems/overlayfs.rst of Linux;
 * ``copy``: the command runs in ``SCRATCH/copy``. Absolute paths into FOLDER are not caught.
 
 KEPT are paths whose content is not thrown away, where they lie in FOLDER: the folder of the trial.
@@ -27,7 +29,9 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
 OVERLAY, COPY = "overlay", "copy"
 WRITTEN, WORK = "written", "work"
-"""Folders in SCRATCH, numbered: an overlay's layer that is written, and what the kernel needs beside it."""
+"""Folders in SCRATCH, numbered: an overlay's layer that is written, and what the kernel needs
+beside it.
+"""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -40,7 +44,9 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    texts = [
+        None if text is None else os.fsencode(text) for text in (source, target, kind, options)
+    ]
     _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
 
 
@@ -50,7 +56,8 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
 def enter_namespace() -> None:
     """Enters a mount namespace of this process's own, whose mounts no other process sees.
 
-    Without the right to do so it also enters a user namespace, in which user and group keep their numbers.
+    Without the right to do so it also enters a user namespace, in which user and group keep their
+    numbers.
 
     Raises:
         OSError: If the kernel allows neither.
@@ -70,9 +77,18 @@ def enter_namespace() -> None:
 
 
 def mount_points(folder: str) -> list[str]:
-    """The folder, and every mount point below it, in the order of their paths (proc(5), mountinfo)."""
-    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    found = {re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4]) for line in lines}
+    """The folder, and every mount point below it, in the order of their paths (proc(5),
+    mountinfo).
+    """
+    lines = (
+        Path("/proc/self/mountinfo")
+        .read_text(encoding="utf-8", errors="surrogateescape")
+        .splitlines()
+    )
+    found = {
+        re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4])
+        for line in lines
+    }
     return [folder, *sorted(path for path in found if path.startswith(f"{folder}/"))]
 
 
@@ -88,9 +104,13 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
         OSError: If the kernel or one of the file systems does not allow it.
     """
     enter_namespace()
-    # With redirects, folders that were there before can be renamed. Linux before 6.5 mounts with them in a user
-    # namespace, too, and then makes no folder in place of one that was removed.
-    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == ["0", "0", str(2**32 - 1)]
+    # With redirects, folders that were there before can be renamed. Linux before 6.5 mounts with
+    # them in a user namespace, too, and then makes no folder in place of one that was removed.
+    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == [
+        "0",
+        "0",
+        str(2**32 - 1),
+    ]
     way = "redirect_dir=on" if is_first else "userxattr"
     lower = {path: _opened(path) for path in mount_points(folder)}
     kept_open = {path: _opened(path) for path in kept if path.startswith(f"{folder}/")}
@@ -101,7 +121,9 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
             continue
         for name in (WRITTEN, WORK):
             Path(scratch, f"{name}-{number}").mkdir()
-        options = f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
+        options = (
+            f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
+        )
         _mount("overlay", path, "overlay", 0, f"{options},{way}")
     for path, opened in kept_open.items():
         Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
@@ -113,7 +135,9 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
 
 
 def copy(folder: str, scratch: str) -> None:
-    """Enters a copy of a folder, whose blocks are shared where that can be; OSError if it cannot be copied."""
+    """Enters a copy of a folder, whose blocks are shared where that can be; OSError if it cannot be
+    copied.
+    """
     target = f"{scratch}/{COPY}"
     command = ["cp", "--archive", "--reflink=auto", "--", folder, target]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -1,8 +1,9 @@
 """Packages of a Python and their versions. Standard library only.
 
-Run by another Python as ``python -P -c TEXT '{"versions": [NAME, ...], "folders": [MODULE, ...]}'`` it prints a JSON
-object: ``python`` (its version), ``versions`` and ``folders`` by name, without missing ones, and ``libraries`` in these
-folders: path to size in bytes and time of the last change in ns.
+Run by another Python as ``python -P -c TEXT '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``
+it prints a JSON object: ``python`` (its version), ``versions`` and ``folders`` by name, without
+missing ones, and ``libraries`` in these folders: path to size in bytes and time of the last change
+in ns.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ TOLD = ("jax", "jaxlib", "flax", "optax", "numpy", *CUDA_PLUGINS)
 
 
 def workloads_root() -> Path:
-    """The folder of the package ``workloads``: beside this package in a clone, inside it in a wheel."""
+    """The folder of the package ``workloads``: beside this package in a clone, inside it in a
+    wheel.
+    """
     package = Path(__file__).resolve().parents[1]
     bundled = package / "bundled"
     return bundled if bundled.is_dir() else package.parent
@@ -43,7 +46,9 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def own_packages() -> dict[str, Any]:
-    """The folder of this process's jaxlib, and the versions there; empty if it has not imported jaxlib."""
+    """The folder of this process's jaxlib, and the versions there; empty if it has not imported
+    jaxlib.
+    """
     path = getattr(sys.modules.get("jaxlib"), "__file__", None)
     if path is None:
         return {}
@@ -55,7 +60,9 @@ def own_packages() -> dict[str, Any]:
 def near_home(folder: str) -> str:
     """Replaces the user's home by ``~``, so that records do not hold the user's name."""
     home = str(Path.home())
-    return f"~{folder.removeprefix(home)}" if home != "/" and folder.startswith(f"{home}/") else folder
+    return (
+        f"~{folder.removeprefix(home)}" if home != "/" and folder.startswith(f"{home}/") else folder
+    )
 
 
 def versions_in(folder: str) -> dict[str, str]:
@@ -69,7 +76,10 @@ def versions_in(folder: str) -> dict[str, str]:
     except OSError:
         return {}
     python = re.search(r"/python(\d+\.\d+)(?:/|$)", str(path))
-    return {**{name: there[name] for name in TOLD if name in there}, **({"python": python[1]} if python else {})}
+    return {
+        **{name: there[name] for name in TOLD if name in there},
+        **({"python": python[1]} if python else {}),
+    }
 
 
 def folder_of(name: str) -> str | None:
@@ -88,10 +98,19 @@ def main() -> None:
     """Prints the answer to the command line's question."""
     asked = json.loads(sys.argv[1])
     folders = {name: folder for name in asked["folders"] if (folder := folder_of(name)) is not None}
-    files = {str(file): file.stat() for folder in folders.values() for file in sorted(Path(folder).glob("*.so"))}
+    files = {
+        str(file): file.stat()
+        for folder in folders.values()
+        for file in sorted(Path(folder).glob("*.so"))
+    }
     libraries = {path: (status.st_size, status.st_mtime_ns) for path, status in files.items()}
     versions = installed_versions(asked["versions"])
-    found = {"python": platform.python_version(), "versions": versions, "folders": folders, "libraries": libraries}
+    found = {
+        "python": platform.python_version(),
+        "versions": versions,
+        "folders": folders,
+        "libraries": libraries,
+    }
     print(json.dumps(found))
 
 

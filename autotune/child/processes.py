@@ -25,9 +25,10 @@ def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> lis
         names: Variables to tell; by a pattern those of them that are set.
 
     Returns:
-        For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib), ``versions`` there,
-        ``opens_gpu`` (None if unknown), and ``values``: the variables at its start (None for unset ones), or
-        ``unreadable`` with the reason. Later changes of its environment are invisible from outside.
+        For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib),
+        ``versions`` there, ``opens_gpu`` (None if unknown), and ``values``: the variables at its
+        start (None for unset ones), or ``unreadable`` with the reason. Later changes of its
+        environment are invisible from outside.
     """
     processes = []
     for pid in (root, *descendants(root)):
@@ -63,7 +64,9 @@ def _python_of(pid: int, folder: str) -> str | None:
 
 
 def _open_files(pid: int) -> dict[Path, str]:
-    """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to another user."""
+    """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to
+    another user.
+    """
     files = {}
     for link in _entry(pid, "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -72,9 +75,13 @@ def _open_files(pid: int) -> dict[Path, str]:
 
 
 def _opens_gpu(pid: int) -> bool | None:
-    """Returns whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA have."""
+    """Returns whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA
+    have.
+    """
     with contextlib.suppress(OSError):
-        return any(file.startswith(("/dev/nvidia", "/dev/dxg")) for file in _open_files(pid).values())
+        return any(
+            file.startswith(("/dev/nvidia", "/dev/dxg")) for file in _open_files(pid).values()
+        )
     return None
 
 
@@ -84,7 +91,9 @@ def names_of(root: int) -> set[str]:
 
 
 def open_for_writing(root: int) -> set[str]:
-    """Returns the files that processes below one have open to write them, without devices and removed files."""
+    """Returns the files that processes below one have open to write them, without devices and
+    removed files.
+    """
     found = set[str]()
     for pid in descendants(root):
         with contextlib.suppress(OSError):
@@ -93,7 +102,9 @@ def open_for_writing(root: int) -> set[str]:
 
 
 def _is_written(link: Path, file: str) -> bool:
-    if file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file():  # a pipe is no path
+    if (
+        file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file()
+    ):  # a pipe is no path
         return False
     flags = _FLAGS.search(kernel_text(link.parent.parent / "fdinfo" / link.name))
     return flags is not None and bool(int(flags[1], 8) & os.O_ACCMODE)
@@ -108,5 +119,7 @@ def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> Message:
     if "PATH" not in variables:  # setproctitle(3) writes over it
         return {"unreadable": "it has overwritten the environment that it was started with"}
     if isinstance(names, re.Pattern):
-        return {"values": {name: value for name, value in variables.items() if names.fullmatch(name)}}
+        return {
+            "values": {name: value for name, value in variables.items() if names.fullmatch(name)}
+        }
     return {"values": {name: variables.get(name) for name in names}}

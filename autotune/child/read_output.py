@@ -1,12 +1,13 @@
 """Runs a user's program between guard and driver, and reads its output. Standard library only.
 
-For a ``job`` over the channel (`autotune.child.channel`) it reads steps, so that the driver never waits for a regular
-expression, and answers with ``phase``, ``ready``, ``block``, ``error`` as workers do; the program does not wait, so a
-``block`` is its next steps. From a ``pause`` on it is stopped between blocks, with all that it started: a block is then
-of steps after the first `PAUSED_LINES` lines, timed here and never by the program's own clock. For a ``probe`` it sends
-``lines`` (each with its time in seconds; of the output, or of the file that the program writes), ``processes`` (of
-`xla_processes`), ``writes`` (files that it has open to write them) and ``ended``. On ``stop`` the program is ended as
-`autotune.child.guard.ENDING` says.
+For a ``job`` over the channel (`autotune.child.channel`) it reads steps, so that the driver never
+waits for a regular expression, and answers with ``phase``, ``ready``, ``block``, ``error`` as
+workers do; the program does not wait, so a ``block`` is its next steps. From a ``pause`` on it is
+stopped between blocks, with all that it started: a block is then of steps after the first
+`PAUSED_LINES` lines, timed here and never by the program's own clock. For a ``probe`` it sends
+``lines`` (each with its time in seconds; of the output, or of the file that the program writes),
+``processes`` (of `xla_processes`), ``writes`` (files that it has open to write them) and ``ended``.
+On ``stop`` the program is ended as `autotune.child.guard.ENDING` says.
 """
 
 from __future__ import annotations
@@ -44,23 +45,41 @@ PAUSED_LINES = 2
 """Lines of steps that never count after a pause: the one in which it falls, and the next."""
 
 FEW_LINES, MOST_LATE = 0.05, 0.5
-"""Shares of a block's lines that may be read at once where it begins and ends, and by which it may begin later for
-that: a program that goes on while it seems paused prints a whole block's lines at once."""
+"""Shares of a block's lines that may be read at once where it begins and ends, and by which it may
+begin later for that: a program that goes on while it seems paused prints a whole block's lines at
+once.
+"""
 
 CARRIERS = frozenset(
-    ("srun", "salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "docker", "podman", "ssh", "raylet")
+    (
+        "srun",
+        "salloc",
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "orterun",
+        "prterun",
+        "docker",
+        "podman",
+        "ssh",
+        "raylet",
+    )
 )
 """Programs whose work runs where no signal to their own processes reaches it."""
 
 LINES_AT_ONCE = 40
-"""Lines of a message, which even long records keep below the longest message that the driver takes."""
+"""Lines of a message, which even long records keep below the longest message that the driver
+takes.
+"""
 
 MOST_LINES = 20_000
 """Limit of reported lines; the first ones."""
 
 
 class ProgramRun:
-    """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError if it cannot."""
+    """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError
+    if it cannot.
+    """
 
     def __init__(self, channel: Channel, job: Message) -> None:
         self.channel = channel
@@ -102,7 +121,9 @@ class ProgramRun:
         return bool(data)
 
     def has_output(self, wait_s: float) -> bool:
-        """Handles a piece of the output; False if none came within `wait_s` seconds, or none will."""
+        """Handles a piece of the output; False if none came within `wait_s` seconds, or none
+        will.
+        """
         return bool(select.select([self.output], [], [], wait_s)[0]) and self.take_output()
 
     def end(self) -> None:
@@ -162,7 +183,8 @@ class Session(ProgramRun):
             return super().run()
         except TooSlow:
             return self.no_result(
-                f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; write it simpler"
+                f"a pattern of [workload.read] took over {MATCH_LIMIT_S:.0f} s for one line; "
+                "write it simpler"
             )
 
     def take_orders(self) -> bool:
@@ -241,7 +263,10 @@ class Session(ProgramRun):
         if self._pauses:
             self._pause()
         if is_late:
-            why = "it prints several lines at once, as if it did not flush them or had gone on while it was paused"
+            why = (
+                "it prints several lines at once, as if it did not flush them or had gone on "
+                "while it was paused"
+            )
             self.channel.send("block", no_pause=why)
             self._order = None
         else:
@@ -269,15 +294,20 @@ class Session(ProgramRun):
         )
 
     def _paused_block(self, steps: int) -> int:
-        """Index of the first step of a block after a pause; of one that has not ended, if none is complete.
+        """Index of the first step of a block after a pause; of one that has not ended, if none is
+        complete.
 
-        Where this process had to wait for its turn, it reads several lines at once, later than they came: a block
-        begins and ends at lines that were read alone, or with few of many.
+        Where this process had to wait for its turn, it reads several lines at once, later than they
+        came: a block begins and ends at lines that were read alone, or with few of many.
         """
         latest = len(self._times) - steps
         few = 1 + int(FEW_LINES * steps)
         at_once = self._together
-        complete = (i for i in range(self._earliest, latest + 1) if max(at_once[i - 1], at_once[i + steps - 1]) <= few)
+        complete = (
+            i
+            for i in range(self._earliest, latest + 1)
+            if max(at_once[i - 1], at_once[i + steps - 1]) <= few
+        )
         return next(complete, latest + 1)
 
     def _send_block(self, first: int, last: int, **more: Any) -> None:
@@ -299,19 +329,28 @@ class Session(ProgramRun):
         self._losses = [pair for pair in self._losses if pair[0] >= step]
 
     def _clocked(self, first: int, last: int) -> list[float]:
-        """Seconds of steps by the clock of this process; a line is of as many steps as its number says."""
+        """Seconds of steps by the clock of this process; a line is of as many steps as its number
+        says.
+        """
         if self._reader.uses_clock:
             return self._times[first:last]
         numbers = [number or 0 for number in self._numbers[first - 1 : last]]
         counts = [max(1, after - before) for before, after in itertools.pairwise(numbers)]
-        return [gap_s / count for gap_s, count in zip(self._gaps_s[first:last], counts, strict=True)]
+        return [
+            gap_s / count for gap_s, count in zip(self._gaps_s[first:last], counts, strict=True)
+        ]
 
     def _why_no_pause(self) -> str:
-        """Why this program cannot be measured by pausing it, as a clause; empty if nothing speaks against it."""
+        """Why this program cannot be measured by pausing it, as a clause; empty if nothing speaks
+        against it.
+        """
         if self.file is not None:
             return "its steps are read from a file, which does not tell when a line was written"
         if not self._reader.uses_clock and None in self._numbers:
-            return "its lines have no number of the step, so only its own clock says how long a step takes"
+            return (
+                "its lines have no number of the step, so only its own clock says how long a "
+                "step takes"
+            )
         if sum(count > 1 for count in self._together[: self._warm]) > self._warm // 2:
             return "it prints several lines at once, which do not tell when their steps ended"
         if carriers := sorted(CARRIERS & names_of(os.getppid())):
@@ -330,7 +369,9 @@ class Session(ProgramRun):
             if not self.take_orders():
                 return 0
             self._answer()
-        since = self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
+        since = (
+            self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
+        )
         error = last_exception(collections.deque(self.last_lines, since))
         may_end = self._order is not None and self._order.get("may_end", False)
         if error is None and status == 0 and may_end and len(self._times) > self._sent:
@@ -345,15 +386,20 @@ class Session(ProgramRun):
     def _too_few(self) -> str:
         least = self._warm + self.job["run_steps"] + 1
         return (
-            f"the program ended by itself after {len(self._times)} steps that could be read but {least} are needed "
-            "(warm-up, measure.run_steps and one more); if it ends there without these settings too, let it run longer"
+            f"the program ended by itself after {len(self._times)} steps that could be read but "
+            f"{least} are needed "
+            "(warm-up, measure.run_steps and one more); if it ends there without these settings "
+            "too, let it run longer"
         )
 
     def _nothing_read(self) -> str:
         where = f"in {self.job['rules']['file']}" if self.file is not None else "among its output"
         lines = [line[:120] for line in self.last_lines][-3:]
         shown = f"; the last ones were: {' | '.join(lines)}" if lines else ""
-        return f"no step could be read {where} ({self._line_count} lines){shown}. Check [workload.read] of the study"
+        return (
+            f"no step could be read {where} ({self._line_count} lines){shown}. Check "
+            "[workload.read] of the study"
+        )
 
     def no_result(self, message: str) -> int:
         """Reports why there is no result; returns the exit status."""
@@ -394,7 +440,9 @@ class ProbedRun(ProgramRun):
             if new := open_for_writing(guard) - self._writes:
                 self._writes |= new
                 self.channel.send("writes", files=sorted(new))
-        if now_s - self._looked < (LOOK_EVERY_S if self._processes else FILES_EVERY_S):  # a short program may end soon
+        if now_s - self._looked < (
+            LOOK_EVERY_S if self._processes else FILES_EVERY_S
+        ):  # a short program may end soon
             return
         self._looked = now_s
         found = xla_processes(guard, self._variables)
@@ -411,31 +459,43 @@ class ProbedRun(ProgramRun):
 # ---------------------------------------------------------------------- both
 
 
-FRAME = re.compile(r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))")
+FRAME = re.compile(
+    r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))"
+)
 """A line of a traceback, after what a launcher writes before each line."""
 
 _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
 
 PEER_ENDED = re.compile(
-    r"Connection\w*Error|BrokenPipeError|KeyboardInterrupt|UNAVAILABLE: |[Hh]eartbeat|ncclRemoteError|unhealthy"
-    r"|[Cc]onnection (?:was )?(?:likely )?(?:reset|closed|refused|lost|timed out)|[Rr]emote process exited"
-    r"|[Bb]arrier timed out|PjRT_Client_Connect|initializing process group|Dist(?:Store|Network)Error"
+    r"Connection\w*Error|BrokenPipeError|KeyboardInterrupt|UNAVAILABLE: "
+    r"|[Hh]eartbeat|ncclRemoteError|unhealthy"
+    r"|[Cc]onnection (?:was )?(?:likely )?(?:reset|closed|refused|lost|timed out)|[Rr]emote "
+    r"process exited"
+    r"|[Bb]arrier timed out|PjRT_Client_Connect|initializing process "
+    r"group|Dist(?:Store|Network)Error"
     r"|[Ss]ocket closed|[Nn]etwork is unreachable|[Nn]o route to host|[Nn]ame or service not known"
-    r"|in name resolution|Call to (?:connect|ibv_\w+) failed|Got completion (?:from peer|with error)"
-    r"|[Cc]oordination (?:service|agent)\b.*(?:error|fail|shut|lost|unreach)|connect to (?:the )?coordinat"
+    r"|in name resolution|Call to (?:connect|ibv_\w+) failed|Got completion (?:from peer|with "
+    r"error)"
+    r"|[Cc]oordination (?:service|agent)\b.*(?:error|fail|shut|lost|unreach)|connect to (?:the "
+    r")?coordinat"
     r"|(?:leader|coordinator|remote|peer|[Aa]n?other)\b[^.]{0,40}\b(?:preempted|died|lost|disconnected|exited)"
 )
-"""What a process says of another one's end, of a coordinator that is gone, or of the network between them."""
+"""What a process says of another one's end, of a coordinator that is gone, or of the network
+between them.
+"""
 
 FOLLOW_UP = re.compile(
-    rf"^NoResult: |ChildFailedError|CalledProcessError|BrokenProcessPool|SystemExit|{PEER_ENDED.pattern}"
+    r"^NoResult: "
+    rf"|ChildFailedError|CalledProcessError|BrokenProcessPool|SystemExit|{PEER_ENDED.pattern}"
 )
 """Exceptions in a process that the end of another one causes."""
 
 
 class Raised(NamedTuple):
-    """A Python exception that ended a traceback in the output, with the numbers of two of its lines."""
+    """A Python exception that ended a traceback in the output, with the numbers of two of its
+    lines.
+    """
 
     error_type: str
     message: str
@@ -447,16 +507,24 @@ class Raised(NamedTuple):
 def last_raised(lines: Iterable[str]) -> Raised | None:
     """Finds the last Python exception that ended a traceback in the output; None if there is none.
 
-    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an exception, or XLA's
-    while it was handled, counts in its place; a follow-up of another process's end only if there is nothing else.
+    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an
+    exception, or XLA's while it was handled, counts in its place; a follow-up of another process's
+    end only if there is nothing else.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
     frames: dict[str, int] = {}
     exceptions: list[Raised] = []
     is_caused = False
     for i, line in enumerate(text):
-        is_of_xla = bool(exceptions) and exceptions[-1].error_type in ("JaxRuntimeError", "XlaRuntimeError")
-        is_caused = is_caused or "direct cause of" in line or (is_of_xla and "another exception occurred" in line)
+        is_of_xla = bool(exceptions) and exceptions[-1].error_type in (
+            "JaxRuntimeError",
+            "XlaRuntimeError",
+        )
+        is_caused = (
+            is_caused
+            or "direct cause of" in line
+            or (is_of_xla and "another exception occurred" in line)
+        )
         if frame := FRAME.match(line):
             frames[frame[1]] = i
             continue
@@ -482,7 +550,9 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
 
 
 def main() -> int:
-    """Receives the job and runs its program; returns the exit status, 127 if it cannot be started."""
+    """Receives the job and runs its program; returns the exit status, 127 if it cannot be
+    started.
+    """
     channel = Channel()
     job = channel.receive()
     if job["type"] == "stop":

@@ -1,7 +1,8 @@
-"""Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their names, the clock.
+"""Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their
+names, the clock.
 
-The numbers of a line are ranked by the names and units beside them: how likely each is a step's duration, or the loss.
-Standard library only.
+The numbers of a line are ranked by the names and units beside them: how likely each is a step's
+duration, or the loss. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ FEWEST_STEPS, FEWEST_LINES = 3, 5
 """Least number of readings for a rule to fit, and of lines that are of one shape."""
 
 AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
-"""Printed durations over the time between their lines: where a loop waits for its device, and where both agree."""
+"""Printed durations over the time between their lines: where a loop waits for its device, and where
+both agree.
+"""
 
 MEAN = 4
 """Rank of the mean of several steps, read where nothing else is printed."""
@@ -49,19 +52,25 @@ _WHOLE = r"(?:it|iter|iteration|step|batch|update)"
 _TIME_OF_STEP = rf"{_UNIT}\s?(?:/|per)\s?{_WHOLE}\b"
 _STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
 _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
-_STEP = r"(?<!s/)(?<!sec/)(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ ]?(?:num|number|idx|id))?)"
+_STEP = (
+    r"(?<!s/)(?<!sec/)(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ "
+    r"]?(?:num|number|idx|id))?)"
+)
 _BY_COUNTER = rf"{_STEP}[\"']?\s*[=:#]?\s*\[?\s*(?P<step>\d+)(?!\d|\.\d*[1-9])"
 _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))"
 
 _MANY_STEPS = rf"(?i:(?:\w+ )?{_WHOLE}e?s)\b"
 _RANGE = rf"(?i:\b{_WHOLE}(?:e?s)?)\W{{0,3}}(?P<steps>\d+\s?(?:-|\u2013|to|\.\.+)\s?\d+)(?![\w.])"
 _NO_TOTAL = r"/(?!\s?\d)"
-"""What may not come behind a unit: ``0.5s/12s`` is a time, and its total, ``0.5 s/step`` of another unit."""
+"""What may not come behind a unit: ``0.5s/12s`` is a time, and its total, ``0.5 s/step`` of another
+unit.
+"""
 
 _DURATION = rf"(?P<value>{_NUMBER})\s*(?P<unit>{_UNIT}(?![A-Za-z]|{_NO_TOTAL}))"
 _WINDOWS = (
     rf"(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
-    rf"(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) {_MANY_STEPS}",
+    rf"(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) "
+    rf"{_MANY_STEPS}",
 )
 """Durations of several steps: ``100 train steps in 50.2 s`` and ``5.1s for 10 steps``."""
 
@@ -84,22 +93,29 @@ _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
 _OF_NAMES = _OF_TIME.union(_STEPS, _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
-_OTHERS, _PARTS = (re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts"))
+_OTHERS, _PARTS = (
+    re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts")
+)
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
-    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?|(?:^|[^a-z])ups",
+    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?"
+    r"|(?:^|[^a-z])ups",
     "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
 }
 _OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
-_EVALUATES = r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?|dev|held[-_ ]?out|hold[-_ ]?out)(?![a-z]))"
+_EVALUATES = (
+    r"(?i:(?<![a-z])(?:eval|evaluat\w*|valid\w*|val|test(?:ing)?|dev|held[-_ "
+    r"]?out|hold[-_ ]?out)(?![a-z]))"
+)
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
 _EVALUATION = rf"{_EVALUATES}(?!{_METRIC})"
 _TRAINS = r"\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
-    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ _]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
+    r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ "
+    r"_]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
     r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
 )
 
@@ -132,7 +148,9 @@ class _Mention:
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 of a step, 1 a time or total, 2 without a name, or more; None if none."""
+        """How far from a step's duration: 0 of a step, 1 a time or total, 2 without a name, or
+        more; None if none.
+        """
         words = set(self.words)
         if any(map(_OTHERS.fullmatch, words)):
             return None
@@ -162,12 +180,16 @@ class _Mention:
     def rate(self) -> str | None:
         """The group of a pattern for the rate that its name says; None if it says none."""
         label = self.label.lower()
-        return next((group for group, name in _RATES.items() if re.search(rf"{name}$", label)), None)
+        return next(
+            (group for group, name in _RATES.items() if re.search(rf"{name}$", label)), None
+        )
 
     @property
     def group(self) -> str:
         """The group of a pattern for the duration or rate that its name says."""
-        return self.rate or next((_UNITS[word] for word in reversed(self.words) if word in _UNITS), "step_s")
+        return self.rate or next(
+            (_UNITS[word] for word in reversed(self.words) if word in _UNITS), "step_s"
+        )
 
     @property
     def loss_rank(self) -> int | None:
@@ -177,7 +199,12 @@ class _Mention:
             return None
         if words[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return len(words) + len(self.words) + 20 * _LOSSES.index(words[-1]) + 200 * any(map(_PARTS.fullmatch, words))
+        return (
+            len(words)
+            + len(self.words)
+            + 20 * _LOSSES.index(words[-1])
+            + 200 * any(map(_PARTS.fullmatch, words))
+        )
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -186,12 +213,16 @@ class _Mention:
         return self.label, tuple(self.between.split()), kind
 
     def pattern(self, number: str, names: Collection[str] = ()) -> str:
-        """Returns the pattern that reads it; those of the names that end with its name are kept out."""
+        """Returns the pattern that reads it; those of the names that end with its name are kept
+        out.
+        """
         marks = [*map(re.escape, self.between.split()), number]
         if not self.label:
             return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
         words = " +".join(map(re.escape, self.label.split()))
-        heads = [name.removesuffix(self.label) for name in sorted(names) if name.endswith(self.label)]
+        heads = [
+            name.removesuffix(self.label) for name in sorted(names) if name.endswith(self.label)
+        ]
         guard = "".join(rf"(?<!{re.escape(head)})" for head in heads if head)
         return rf"{guard}(?<![A-Za-z_]){words}\s*" + r"\s*".join(marks)
 
@@ -209,10 +240,13 @@ class Recognised:
     """A line that is read as a step."""
     by_clock: bool
     agrees: float | None
-    """Median printed duration over the time between lines, small for a loop that does not wait for the device; None if
-    unknown."""
+    """Median printed duration over the time between lines, small for a loop that does not wait for
+    the device; None if unknown.
+    """
     in_bursts: bool
-    """Whether most lines came at once, as from a buffer, so that the time between lines is meaningless."""
+    """Whether most lines came at once, as from a buffer, so that the time between lines is
+    meaningless.
+    """
     name_rank: int
     """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
     left_out: Output
@@ -225,36 +259,52 @@ class Recognised:
 
     @property
     def doubtful(self) -> bool:
-        """Whether printed durations differ from the time between lines, or the clock of a reading is meaningless."""
+        """Whether printed durations differ from the time between lines, or the clock of a reading
+        is meaningless.
+        """
         return self.in_bursts if self.by_clock else not self.is_within(AGREES)
 
     def is_within(self, limits: tuple[float, float]) -> bool:
-        """Returns whether printed durations over the time between lines are within limits, as far as both are known."""
+        """Returns whether printed durations over the time between lines are within limits, as far
+        as both are known.
+        """
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
 def recognise(lines: Output, *, at: Sequence[float] | None = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
-    Printed durations come before the clock between lines, unless they differ much from it, and the name that says step
-    before other names. For as many steps, a preset comes before a JSON key before a pattern. Rates of tokens are left
-    out, because nobody says how many tokens a step has.
+    Printed durations come before the clock between lines, unless they differ much from it, and the
+    name that says step before other names. For as many steps, a preset comes before a JSON key
+    before a pattern. Rates of tokens are left out, because nobody says how many tokens a step has.
 
     Args:
         at: Time of each line, seconds on any clock; a saved log has none.
     """
     cut = ["" if _is_binary(line) else normal(line) for line in lines]
     trained = ["" if re.search(_EVALUATION, line) else line for line in cut]
-    found = _fits(trained, at, skip="" if trained == cut else _EVALUATION) or _fits(cut, at, skip="")
+    found = _fits(trained, at, skip="" if trained == cut else _EVALUATION) or _fits(
+        cut, at, skip=""
+    )
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
-        known = [PRESETS[fit.rules["preset"]]["pattern"] for fit in found if fit.by_clock and "preset" in fit.rules]
-        found = [f for f in found if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))]
+        known = [
+            PRESETS[fit.rules["preset"]]["pattern"]
+            for fit in found
+            if fit.by_clock and "preset" in fit.rules
+        ]
+        found = [
+            f
+            for f in found
+            if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))
+        ]
     most = max((fit.steps for fit in found), default=0)
     return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
 
 
 def _fits(lines: Output, at: Sequence[float] | None, *, skip: str) -> list[Recognised]:
-    """Returns all rules that fit lines; `skip` is the expression of lines that are left out already."""
+    """Returns all rules that fit lines; `skip` is the expression of lines that are left out
+    already.
+    """
     fits = []
     for rank, rules in _candidates(lines):
         narrowed = _narrowed(rules, lines, skip)
@@ -273,7 +323,9 @@ _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 
 
 def normal(line: str) -> str:
-    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands; JSON stays."""
+    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands;
+    JSON stays.
+    """
     if line.lstrip().startswith("{"):
         return line
     text = plain(line)[:LONGEST_LINE]
@@ -297,7 +349,9 @@ def _candidates(lines: Output) -> Iterator[tuple[int, Rules]]:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
             yield rank, {"pattern": pattern, **loss}
     patterns = [*_WINDOWS, _BY_COUNTER]
-    lost_lines = _read_by(loss["loss"], lines) if lost is not None and lost.words[-1] == _LOSSES[0] else []
+    lost_lines = (
+        _read_by(loss["loss"], lines) if lost is not None and lost.words[-1] == _LOSSES[0] else []
+    )
     if 2 * len(_read_by(_BY_COUNTER, lines)) < len(lost_lines):  # they do not name their step
         any_loss = loss["loss"].replace("?P<loss>", "?:")
         counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
@@ -308,19 +362,26 @@ def _candidates(lines: Output) -> Iterator[tuple[int, Rules]]:
 
 def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
     """Returns the likeliest loss of training, the first of equal ones."""
-    return min((m for m in mentions if m.loss_rank is not None), key=lambda m: m.loss_rank or 0, default=None)
+    return min(
+        (m for m in mentions if m.loss_rank is not None),
+        key=lambda m: m.loss_rank or 0,
+        default=None,
+    )
 
 
 def _shapes_of(lines: Output) -> list[_Mention]:
     """Returns one of each number that at least `FEWEST_STEPS` lines have."""
     mentions = _unchanging([list(mentions_of(line)) for line in lines])
     counts = collections.Counter(mention.shape for mention in mentions)
-    found = {mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS}
+    found = {
+        mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS
+    }
     return [found[shape] for shape, _ in counts.most_common() if shape in found]
 
 
 def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
-    """Returns mentions by their names alone, without words in front that change from line to line, as those of a phase.
+    """Returns mentions by their names alone, without words in front that change from line to line,
+    as those of a phase.
 
     A name that several numbers of a line have keeps the words in front of it.
     """
@@ -333,14 +394,20 @@ def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
 def _says_something(word: str) -> bool:
     """Returns whether a word is one of the name of a number, as those in step time are."""
     parts = re.findall(r"[a-z]+", word.lower())
-    return any(part in _OF_NAMES or _OTHERS.fullmatch(part) or _PARTS.fullmatch(part) for part in parts)
+    return any(
+        part in _OF_NAMES or _OTHERS.fullmatch(part) or _PARTS.fullmatch(part) for part in parts
+    )
 
 
 def _are_parts(lines: Output) -> bool:
-    """Returns whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of the line before."""
+    """Returns whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of
+    the line before.
+    """
     counted = [(counter, line) for line in lines if (counter := step_of(line)) is not None]
     pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
-    parts = sum(_PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs)
+    parts = sum(
+        _PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs
+    )
     return 2 * parts + 1 >= len(counted) > 1
 
 
@@ -364,7 +431,11 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         between = _BETWEEN.search(before)
         head = before[: between.start()] if between is not None else before
         label = _APART.split(_VALUE.sub("  ", head))[-1]
-        label = re.sub(r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))", "", label)
+        label = re.sub(
+            r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))",
+            "",
+            label,
+        )
         marks = before[len(head) :].strip() or ("" if label else before.strip()[-1:])
         yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
 
@@ -390,15 +461,27 @@ def _read_by(pattern: str, lines: Output) -> list[str]:
 def _json_rules(lines: Output) -> Iterator[tuple[int, Rules]]:
     """Yields rules for keys of JSON lines."""
     keys = collections.Counter(key for line in lines for key in numbers_of(line))
-    mentions = [_Mention(key, "=", "", 0.0) for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))]
+    mentions = [
+        _Mention(key, "=", "", 0.0)
+        for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))
+    ]
     loss = _loss_of(mentions)
-    kinds = [(mention.rank, mention.label, mention.group) for mention in mentions if mention.rank is not None]
+    kinds = [
+        (mention.rank, mention.label, mention.group)
+        for mention in mentions
+        if mention.rank is not None
+    ]
     kinds += [(0, key, "step") for key in keys if re.fullmatch(_COUNTER_KEY, key)]
     for rank, key, unit in kinds:
-        yield rank, {"json_key": key, "unit": unit, **({"loss": loss.label} if loss is not None else {})}
+        yield (
+            rank,
+            {"json_key": key, "unit": unit, **({"loss": loss.label} if loss is not None else {})},
+        )
 
 
-def _fit_of(rules: Rules, lines: Output, at: Sequence[float] | None, rank: int) -> Recognised | None:
+def _fit_of(
+    rules: Rules, lines: Output, at: Sequence[float] | None, rank: int
+) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader(rules)
     times: list[float] = []
@@ -411,7 +494,9 @@ def _fit_of(rules: Rules, lines: Output, at: Sequence[float] | None, rank: int) 
             came.append((now_s, step_of(line)))
             readable.append(line)
     clock = reader.uses_clock
-    if len(times) < FEWEST_STEPS or (not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)):
+    if len(times) < FEWEST_STEPS or (
+        not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)
+    ):
         return None
     if all(a >= b for a, b in itertools.pairwise(times[1:])) and len(set(times[1:])) > FEWEST_LINES:
         rank = MEAN  # it only falls, as a mean with the compilation in it
@@ -450,18 +535,28 @@ def only_grow(values: Sequence[float]) -> bool:
 
 
 def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
-    """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes first."""
+    """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes
+    first.
+    """
     is_few = 4 * fit.steps < most
     vague = 0
     if fit.by_clock and fit.name_rank >= 0:
         vague = 1 if fit.step_s is not None else 3
     elif fit.name_rank >= MEAN:
         vague = 2
-    return fit.doubtful and is_live, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
+    return (
+        fit.doubtful and is_live,
+        vague,
+        is_few,
+        fit.name_rank,
+        -((fit.steps + fit.by_clock) // 4),
+    )
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:
-    """Median seconds of a step from times and counters of lines, and whether most lines came at once."""
+    """Median seconds of a step from times and counters of lines, and whether most lines came at
+    once.
+    """
     each = []
     for (then, first), (now, second) in itertools.pairwise(came):
         count = 1 if first is None or second is None else second - first
@@ -482,5 +577,7 @@ _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(
 
 
 def shape_of(line: str) -> str:
-    """Returns what lines of one kind have in common: the text without numbers, progress bars and runs of blanks."""
+    """Returns what lines of one kind have in common: the text without numbers, progress bars and
+    runs of blanks.
+    """
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())

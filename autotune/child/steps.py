@@ -39,12 +39,17 @@ _COUNTED: Mapping[str, str] = _UNITS["counted"]
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 _NUMBER = re.compile(
-    r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)", re.I | re.S
+    r"([-+]?(?:\d[\d,_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?))\s*(.*)",
+    re.I | re.S,
 )
 _THOUSANDS = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,]*\d)")
-_DECIMAL = re.compile(r"(?<![\w.,(\[])[-+]?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)")
+_DECIMAL = re.compile(
+    r"(?<![\w.,(\[])[-+]?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
+)
 _COMMA = re.compile(r",(?! )")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_=>])|[\x07\x08]"
+)
 
 
 def plain(line: str) -> str:
@@ -53,13 +58,17 @@ def plain(line: str) -> str:
 
 
 def number(text: str | None) -> float | None:
-    """Parses a number, also with thousands separators or a suffix k, M, G, B; None if it is none."""
+    """Parses a number, also with thousands separators or a suffix k, M, G, B; None if it is
+    none.
+    """
     value, unit = split(text or "")
     return None if unit else value
 
 
 def split(text: str) -> tuple[float | None, str]:
-    """Splits ``12.5 ms`` into 12.5 and ``ms``, ``12k`` into 12000 and nothing; None and the text without a number."""
+    """Splits ``12.5 ms`` into 12.5 and ``ms``, ``12k`` into 12000 and nothing; None and the text
+    without a number.
+    """
     match = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
     if match is None:
         return None, text
@@ -70,7 +79,9 @@ def split(text: str) -> tuple[float | None, str]:
 
 
 def undivided(line: str, *, is_decimal: bool) -> str:
-    """Returns a line without separators of thousands or, if commas are decimal, with points in their place."""
+    """Returns a line without separators of thousands or, if commas are decimal, with points in
+    their place.
+    """
     if is_decimal:
         return re.sub(r"(?<=\d),(?=\d)", ".", line)
     return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), line)
@@ -82,7 +93,8 @@ def has_decimal_commas(line: str) -> bool:
 
 
 def factor(unit: str) -> tuple[str, float] | None:
-    """What a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size in seconds, steps or tokens.
+    """What a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size in seconds,
+    steps or tokens.
 
     None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
@@ -96,13 +108,21 @@ def factor(unit: str) -> tuple[str, float] | None:
     return None
 
 
-_UNIT_OF = {"step_s": "s", "step_ms": "ms", "step_us": "us", "steps_per_s": "it/s", "tokens_per_s": "tok/s"}
+_UNIT_OF = {
+    "step_s": "s",
+    "step_ms": "ms",
+    "step_us": "us",
+    "steps_per_s": "it/s",
+    "tokens_per_s": "tok/s",
+}
 
 DURATIONS = (*_UNIT_OF, "value")
 """Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
 
 GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")
-"""Legal names of groups in a pattern; ``steps`` is the number, or range, of steps that a duration is the time of."""
+"""Legal names of groups in a pattern; ``steps`` is the number, or range, of steps that a duration
+is the time of.
+"""
 
 AT_ONCE = 0.25
 """Share of a printed duration within which lines with one counter are of one step."""
@@ -128,7 +148,8 @@ class Step:
 
 
 class StepReader:
-    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one cannot work.
+    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one
+    cannot work.
 
     Attributes:
         needs_tokens: Whether a rate of tokens is read, which needs the tokens of a step.
@@ -146,7 +167,9 @@ class StepReader:
         if self._key is None:
             self._unit = _unit_of(self._patterns["pattern"])
             if "loss" in self._patterns and "loss" not in self._patterns["loss"].groupindex:
-                raise ValueError(f"`loss` must have a group (?P<loss>...) but got {rules['loss']!r}")
+                raise ValueError(
+                    f"`loss` must have a group (?P<loss>...) but got {rules['loss']!r}"
+                )
         self.needs_tokens = self._unit == "tokens_per_s"
         self.uses_clock = self._unit == "step"
         self._last: tuple[float, int] | None = None
@@ -175,7 +198,9 @@ class StepReader:
         return Step(took_s, loss, count)
 
     def _texts(self, line: str) -> dict[str, str | None]:
-        """Returns what a line says, by the names of groups; without a duration or counter if it is no step's."""
+        """Returns what a line says, by the names of groups; without a duration or counter if it is
+        no step's.
+        """
         if self._key is not None:
             numbers = numbers_of(line)
             keys = {self._unit: self._key, "loss": self._loss_key}
@@ -190,13 +215,17 @@ class StepReader:
         return texts
 
     def _search(self, name: str, line: str) -> re.Match[str] | None:
-        """Searches a line as `undivided` returns it, unless the pattern has commas that may stand between digits."""
+        """Searches a line as `undivided` returns it, unless the pattern has commas that may stand
+        between digits.
+        """
         pattern = self._patterns[name]
         has_commas = _COMMA.search(pattern.pattern) is not None
         return pattern.search(line if has_commas else undivided(line, is_decimal=self._is_decimal))
 
     def _duration(self, texts: Mapping[str, str | None]) -> float | None:
-        """Returns the seconds of a step from a printed duration, in its own unit or that of its group; None if none."""
+        """Returns the seconds of a step from a printed duration, in its own unit or that of its
+        group; None if none.
+        """
         value, unit = split(texts[self._unit] or "")
         unit += texts.get("unit") or ""
         kind = factor(unit or _UNIT_OF.get(self._unit, ""))
@@ -213,7 +242,9 @@ class StepReader:
         return took_s / self._count(steps) if steps else took_s
 
     def _count(self, steps: str) -> int:
-        """Number of steps that ``10`` or ``40-49`` says; 40-50 is as many where the line before ended with 40."""
+        """Number of steps that ``10`` or ``40-49`` says; 40-50 is as many where the line before
+        ended with 40.
+        """
         first, *last = map(int, re.findall(r"\d+", steps))
         if not last:
             return max(1, first)
@@ -227,10 +258,16 @@ class StepReader:
             return False
         earlier = self._last
         self._last = (now_s, step)
-        return earlier is not None and earlier[1] == step and not now_s - earlier[0] >= took_s * AT_ONCE
+        return (
+            earlier is not None
+            and earlier[1] == step
+            and not now_s - earlier[0] >= took_s * AT_ONCE
+        )
 
     def _since_last(self, step: int | None, now_s: float) -> float | None:
-        """Returns the seconds of a step by the clock: those since the previous line over the number of steps."""
+        """Returns the seconds of a step by the clock: those since the previous line over the number
+        of steps.
+        """
         earlier = self._last
         if earlier is None:
             self._last = (now_s, step or 0)
@@ -249,7 +286,9 @@ class TooSlow(Exception):
 
 @contextlib.contextmanager
 def match_limit() -> Iterator[None]:
-    """Raises TooSlow inside after `MATCH_LIMIT_S`; only the main thread has that limit, for it gets signals."""
+    """Raises TooSlow inside after `MATCH_LIMIT_S`; only the main thread has that limit, for it gets
+    signals.
+    """
 
     def interrupt(*_: object) -> None:
         raise TooSlow
@@ -270,24 +309,32 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"`{name}` must be a regular expression but got {pattern!r}: {error}") from error
+        raise ValueError(
+            f"`{name}` must be a regular expression but got {pattern!r}: {error}"
+        ) from error
 
 
 def _unit_of(pattern: re.Pattern[str]) -> str:
-    """Returns the group of a pattern for a duration, ``step`` where the clock counts; ValueError for illegal groups."""
+    """Returns the group of a pattern for a duration, ``step`` where the clock counts; ValueError
+    for illegal groups.
+    """
     groups = pattern.groupindex
     if unknown := [name for name in groups if name not in GROUPS]:
         raise ValueError(
-            f"groups of a `pattern` must be named {', '.join(GROUPS)} but got {', '.join(unknown)}; "
+            f"groups of a `pattern` must be named {', '.join(GROUPS)} but got "
+            f"{', '.join(unknown)}; "
             "a group that is not read is written (?:...)"
         )
     units = [name for name in DURATIONS if name in groups]
     if len(units) > 1:
         raise ValueError(
-            f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got {', '.join(units)}"
+            f"`pattern` must have at most one of the groups {', '.join(DURATIONS)} but got "
+            f"{', '.join(units)}"
         )
     if ("unit" in groups) != ("value" in groups):
-        raise ValueError("the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do")
+        raise ValueError(
+            "the groups `value` and `unit` of a `pattern` must come together, as 12.5 and ms do"
+        )
     return units[0] if units else "step"
 
 

@@ -1,8 +1,9 @@
 """Has a running JAX program write one short trace, and say what it does in a step.
 
-The driver puts this file into a folder that `FOLDER` names, first on the program's path, as ``sitecustomize``. A thread
-waits there for the file `START`, which holds the seconds to trace and those of a step by the program's own clock. It
-reads the trace (XPlane) by `jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard library only.
+The driver puts this file into a folder that `FOLDER` names, first on the program's path, as
+``sitecustomize``. A thread waits there for the file `START`, which holds the seconds to trace and
+those of a step by the program's own clock. It reads the trace (XPlane) by
+`jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard library only.
 """
 
 from __future__ import annotations
@@ -73,9 +74,11 @@ def kind_of(name: str, operation: str = "") -> str:
 
 
 def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
-    """Returns the seconds of each kind on one device; each moment counts once, for the first kind of `ORDER`.
+    """Returns the seconds of each kind on one device; each moment counts once, for the first kind
+    of `ORDER`.
 
-    A collective beside which something else runs counts as hidden; what is left of it delays the step.
+    A collective beside which something else runs counts as hidden; what is left of it delays the
+    step.
     """
     changes = [change for e in events for change in ((e.start, 1, e.kind), (e.end, -1, e.kind))]
     running = Counter[str]()
@@ -94,7 +97,9 @@ def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
 
 
 def device_events(planes: Iterable[Any]) -> list[Event]:
-    """Returns the events of the first device: streams of a GPU, else the operations of XLA's CPU threads."""
+    """Returns the events of the first device: streams of a GPU, else the operations of XLA's CPU
+    threads.
+    """
     by_name = {plane.name: plane for plane in planes}
     gpus = sorted(name for name in by_name if name.startswith("/device:GPU"))
     events = []
@@ -114,8 +119,9 @@ def device_events(planes: Iterable[Any]) -> list[Event]:
 def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Step:
     """Returns the seconds of a step in each kind of work, and seconds and number of each kernel.
 
-    Numbers that XLA adds to names are left out, for another program counts otherwise. Many kernels run once in a step,
-    so of the counts that the time of a step allows the most common one is the number of steps.
+    Numbers that XLA adds to names are left out, for another program counts otherwise. Many kernels
+    run once in a step, so of the counts that the time of a step allows the most common one is the
+    number of steps.
 
     Args:
         traced_s: Seconds of the trace.
@@ -132,10 +138,14 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
     if near:
         steps = statistics.mode(near)
     kinds = seconds_by_kind(events)
-    kinds[IDLE] = max(0.0, traced_s - sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN)))
+    kinds[IDLE] = max(
+        0.0, traced_s - sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN))
+    )
     return {
         "kinds": {kind: (seconds / steps, 0.0) for kind, seconds in kinds.items()},
-        "kernels": {name: (seconds / steps, counts[name] / steps) for name, seconds in spent.items()},
+        "kernels": {
+            name: (seconds / steps, counts[name] / steps) for name, seconds in spent.items()
+        },
     }
 
 
@@ -143,7 +153,9 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
 
 
 def trace_when_asked(folder: Path) -> None:
-    """Waits until a trace is asked for, and writes what it says, or why there is none, if this process uses JAX."""
+    """Waits until a trace is asked for, and writes what it says, or why there is none, if this
+    process uses JAX.
+    """
     while not (folder / START).exists():
         time.sleep(POLL_S)
     jax = sys.modules.get("jax")

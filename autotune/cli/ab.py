@@ -20,18 +20,31 @@ if TYPE_CHECKING:
     from autotune.programs.probe import ProbeRequest
     from autotune.study.variants import Variant
 
-Variables = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")]
-VariablesFile = Annotated[Path | None, typer.Option(metavar="FILE", help="A file with settings, as `export` writes.")]
-Arguments = Annotated[str | None, typer.Option(help="Words after the command line, quoted as for a shell.")]
-Revision = Annotated[str | None, typer.Option(metavar="REVISION", help="Git revision, in a worktree of its own.")]
-Interpreter = Annotated[
-    str | None, typer.Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither.")
+Variables = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
 ]
-Tokens = Annotated[int, typer.Option(min=1, help="Tokens of a step, where those of A and B differ.")]
+VariablesFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A file with settings, as `export` writes.")
+]
+Arguments = Annotated[
+    str | None, typer.Option(help="Words after the command line, quoted as for a shell.")
+]
+Revision = Annotated[
+    str | None, typer.Option(metavar="REVISION", help="Git revision, in a worktree of its own.")
+]
+Interpreter = Annotated[
+    str | None,
+    typer.Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither."),
+]
+Tokens = Annotated[
+    int, typer.Option(min=1, help="Tokens of a step, where those of A and B differ.")
+]
 
 
 def ab(
-    words: Annotated[list[str], typer.Argument(metavar="-- COMMAND... [-- COMMAND OF B...]", help="After --.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND... [-- COMMAND OF B...]", help="After --.")
+    ],
     a_env: Variables = None,
     b_env: Variables = None,
     a_env_file: VariablesFile = None,
@@ -44,13 +57,20 @@ def ab(
     b_python: Interpreter = None,
     a_tokens: Tokens = 1,
     b_tokens: Tokens = 1,
-    max_slowdown: Annotated[str, typer.Option(help="How much slower B may be, such as 1%, for status 0.")] = "1%",
+    max_slowdown: Annotated[
+        str, typer.Option(help="How much slower B may be, such as 1%, for status 0.")
+    ] = "1%",
     platform: tune.Platform = None,
-    pairs: Annotated[int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")] = None,
+    pairs: Annotated[
+        int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")
+    ] = None,
     time_budget: options.TimeBudget = None,
     profile: options.Profile = False,
     drop_each: Annotated[
-        bool, typer.Option("--drop-each", help="Say which settings of A are needed: each is left out in turn.")
+        bool,
+        typer.Option(
+            "--drop-each", help="Say which settings of A are needed: each is left out in turn."
+        ),
     ] = False,
     name: tune.Name = None,
     preset: tune.Preset = None,
@@ -62,15 +82,23 @@ def ab(
     look_limit: tune.LookLimit = "10m",
     as_json: options.Json = False,
 ) -> None:
-    """Says whether a change to a program is real. Is B slower or faster than A, and does it train the same?
+    """Says whether a change to a program is real. Is B slower or faster than A, and does it train
+    the same?
 
-    Both run in turns until the difference is proven or ruled out; the same command again goes on. Exits with 0 if B is
-    no slower than --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not settled.
+    Both run in turns until the difference is proven or ruled out; the same command again goes on.
+    Exits with 0 if B is no slower than --max-slowdown allows, 1 if it is slower, 2 if they could
+    not be compared, 3 if it is not settled.
     """
     from autotune.model.errors import StudyFileError
     from autotune.model.flags import FlagSet
     from autotune.results.tables import profile_table
-    from autotune.study.ab import LEAST_EFFECT, exit_status, leave_out_each, measure_variants, prepare_variants
+    from autotune.study.ab import (
+        LEAST_EFFECT,
+        exit_status,
+        leave_out_each,
+        measure_variants,
+        prepare_variants,
+    )
     from autotune.study.preflight import Setup
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
@@ -78,18 +106,26 @@ def ab(
     command, other = _split(words)
     a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
     b = variant_of([*other, *shlex.split(b_args or "")], b_env or (), b_env_file)
-    rules = tune.rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss)
+    rules = tune.rules_of(
+        preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
+    )
     asked = tune.ask_for(b.command, platform, rules, look_limit)
     if a_python and b_python:
         a = with_interpreter(a, a_python, asked.platform, note=note)
         b = with_interpreter(b, b_python, asked.platform, note=note)
     elif a_python or b_python:
-        raise StudyFileError("both interpreters must be named but one is: give --a-python and --b-python")
+        raise StudyFileError(
+            "both interpreters must be named but one is: give --a-python and --b-python"
+        )
     if (a_rev or b_rev) and (changed := changed_files()):
         note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
     path = run_directory(command, name)
-    if drop_each and (profile or b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)):
-        raise StudyFileError("--drop-each must be about one program but got more: give it no --b-..., B or --profile")
+    if drop_each and (
+        profile or b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)
+    ):
+        raise StudyFileError(
+            "--drop-each must be about one program but got more: give it no --b-..., B or --profile"
+        )
     with (
         at_revision(a, a_rev, path.with_name(f"{path.name}-a")) as a,
         at_revision(b, b_rev, path.with_name(f"{path.name}-b")) as b,
@@ -100,13 +136,21 @@ def ab(
             b = replace(a, name="all settings")
             a = replace(a, name="none", settings=FlagSet())
         spec, variants = prepare_variants(
-            _look(asked, a, b, path), a, b, path, tokens=(a_tokens, b_tokens), pairs=pairs, time_budget=time_budget,
+            _look(asked, a, b, path),
+            a,
+            b,
+            path,
+            tokens=(a_tokens, b_tokens),
+            pairs=pairs,
+            time_budget=time_budget,
             min_effect=min_effect,
-        )  # fmt: skip
+        )
         measure = functools.partial(measure_variants, variants=variants, profiled=profile)
         if drop_each:
             measure = functools.partial(leave_out_each, max_slowdown=most)
-        done = run_to_conclusion(spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(), do=measure)
+        done = run_to_conclusion(
+            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(), do=measure
+        )
     conclusion = done.conclusion
     status = exit_status(conclusion, max_slowdown=most)
     if as_json:
@@ -143,7 +187,8 @@ def _share_of(text: str) -> float:
 
 
 def _look(asked: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
-    """Returns the study of B: of the run directory, else after both have run once, before anything is measured.
+    """Returns the study of B: of the run directory, else after both have run once, before anything
+    is measured.
 
     Commands that are equal run once together.
     """
@@ -151,7 +196,9 @@ def _look(asked: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
 
     if (path / STUDY).exists():
         return Store.open(path).spec
-    plan, found = tune.planned(replace(asked, command=b.first_command), "ab", trials=1, budget_s=None)
+    plan, found = tune.planned(
+        replace(asked, command=b.first_command), "ab", trials=1, budget_s=None
+    )
     b.refuse_other(found.probe.jaxlib)
     if a.first_command != b.first_command:
         before = replace(asked, command=a.first_command, rules=found.rules)

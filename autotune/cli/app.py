@@ -29,17 +29,30 @@ app.add_typer(flags.recipes_app, name="recipes")
 app.add_typer(compile.targets_app, name="targets")
 app.add_typer(results.library_app, name="library")
 for _command in (
-    run.run, show.status, show.show,
-    results.report, results.compare, results.export, results.verify, results.recheck, results.best,
-    flags.space, flags.symptoms, flags.doctor, compile.screen, compile.predict,
+    run.run,
+    show.status,
+    show.show,
+    results.report,
+    results.compare,
+    results.export,
+    results.verify,
+    results.recheck,
+    results.best,
+    flags.space,
+    flags.symptoms,
+    flags.doctor,
+    compile.screen,
+    compile.predict,
     cluster.submit,
-):  # fmt: skip
+):
     app.command()(_command)
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
 app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(ab.ab)
 app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
-app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(results.exec_)
+app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    results.exec_
+)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -51,20 +64,27 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
     ] = False,
 ) -> None:
     guard_streams()
 
 
 def _indented(message: str) -> str:
-    """Indents all lines of a message but the first, so that quoted text does not look like another message."""
+    """Indents all lines of a message but the first, so that quoted text does not look like another
+    message.
+    """
     first, *rest = message.split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def main() -> None:
-    """Runs the command line; a user's error gives one message and exit status 2, without a traceback."""
+    """Runs the command line; a user's error gives one message and exit status 2, without a
+    traceback.
+    """
     for number in (signal.SIGTERM, signal.SIGUSR1):  # a study that begins takes them over
         signal.signal(number, lambda *_: os._exit(os.EX_TEMPFAIL))
     guard_streams()

@@ -16,25 +16,43 @@ from autotune.cli.printing import print_exact, print_lines
 def submit(
     study: options.Study,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes in all.")] = 1,
-    time: Annotated[str, typer.Option(help="Longest wall time of the job, such as 8h or 90m.")] = "1h",
-    partition: Annotated[str | None, typer.Option(help="Partition; default: the cluster's.")] = None,
+    time: Annotated[
+        str, typer.Option(help="Longest wall time of the job, such as 8h or 90m.")
+    ] = "1h",
+    partition: Annotated[
+        str | None, typer.Option(help="Partition; default: the cluster's.")
+    ] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each node.")] = None,
-    requeue: Annotated[bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")
+    ] = False,
     grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
     sbatch: Annotated[
-        list[str] | None, typer.Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME.")
+        list[str] | None,
+        typer.Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME."),
     ] = None,
-    srun: Annotated[list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")] = None,
+    srun: Annotated[
+        list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")
+    ] = None,
     setup: Annotated[
         list[str] | None,
-        typer.Option(metavar="LINE", help="One more line of bash before the driver: module load cuda."),
+        typer.Option(
+            metavar="LINE", help="One more line of bash before the driver: module load cuda."
+        ),
     ] = None,
-    python: Annotated[str | None, typer.Option(help="Interpreter on the nodes; default: this one.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")] = False,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter on the nodes; default: this one.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")
+    ] = False,
     winner: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Prove the winner of a run again with this study, as `recheck` does."),
+        typer.Option(
+            metavar="RUN",
+            help="Prove the winner of a run again with this study, as `recheck` does.",
+        ),
     ] = None,
     run_dir: options.RunDir = None,
     trials: options.Trials = None,
@@ -42,7 +60,9 @@ def submit(
     storage: options.Storage = None,
     tracker: options.Tracker = None,
 ) -> None:
-    """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count` nodes."""
+    """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count`
+    nodes.
+    """
     from autotune.cluster.submit import JobRequest, Program, estimate, render_script, submit_script
     from autotune.machine.environment import driver_python
     from autotune.model.errors import StudyFileError
@@ -55,12 +75,18 @@ def submit(
     path = run_dir or options.RUNS / spec.name
     if python is None:  # another one has other packages
         refuse_trackers(tracker or ())
-    given = [("--trials", trials), ("--time-budget", time_budget), *(("--tracker", name) for name in tracker or ())]
+    given = [
+        ("--trials", trials),
+        ("--time-budget", time_budget),
+        *(("--tracker", name) for name in tracker or ()),
+    ]
     passed_on = (str(word) for option in given if option[1] is not None for word in option)
     arguments = ("run", str(study.resolve()), "--run-dir", str(path.resolve()), *passed_on)
     if winner is not None:
         if trials or time_budget or tracker:
-            raise StudyFileError("--winner searches nothing: leave out --trials, --time-budget and --tracker")
+            raise StudyFileError(
+                "--winner searches nothing: leave out --trials, --time-budget and --tracker"
+            )
         path = run_dir or winner.with_name(winner.name + AT_SCALE)
         arguments = (
             "recheck",
@@ -73,10 +99,17 @@ def submit(
     # Not resolved: an environment's python is a link, whose place decides the environment.
     program = Program(python=python or driver_python(), arguments=arguments, run_dir=path.resolve())
     request = JobRequest(
-        partition=partition, nodes=nodes, gpus_per_node=gpus_per_node, requeue=requeue, exclusive=exclusive,
-        time_s=options.seconds_of(time, "--time"), grace_s=options.seconds_of(grace, "--grace"),
-        sbatch=tuple(sbatch or ()), srun=tuple(srun or ()), setup=tuple(setup or ()),
-    )  # fmt: skip
+        partition=partition,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        requeue=requeue,
+        exclusive=exclusive,
+        time_s=options.seconds_of(time, "--time"),
+        grace_s=options.seconds_of(grace, "--grace"),
+        sbatch=tuple(sbatch or ()),
+        srun=tuple(srun or ()),
+        setup=tuple(setup or ()),
+    )
     script = render_script(spec, request, program, with_storage=storage is not None)
     print_lines([estimate(request)], stderr=True)
     if dry_run:

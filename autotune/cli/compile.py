@@ -26,11 +26,16 @@ def screen(
     target: options.Target = None,
     topology: options.Topology = None,
     time_limit: Annotated[
-        str | None, typer.Option(help="Show what is known after so long, such as 30m; the same command then goes on.")
+        str | None,
+        typer.Option(
+            help="Show what is known after so long, such as 30m; the same command then goes on."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which settings change a program, without a GPU. Names those that do nothing there, and what does not fit."""
+    """Says which settings change a program, without a GPU. Names those that do nothing there, and
+    what does not fit.
+    """
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
     from autotune.model.errors import STOPPED
@@ -41,14 +46,21 @@ def screen(
     limit_s = math.inf if time_limit is None else options.seconds_of(time_limit, "--time-limit")
     end_s = time.monotonic() + limit_s
     with _open_screen(study, target, topology) as (spec, screener):
-        settings = KnownSettings(probe_build(driver_python(), platform=spec.device.platform), screener.target_name)
+        settings = KnownSettings(
+            probe_build(driver_python(), platform=spec.device.platform), screener.target_name
+        )
         job = screener.job
         machines = job.target.scopes(job.topology) if job.target is not None else None
-        build_space(spec, settings, None, machines=machines)  # refuses wrong values before anything is lowered
+        build_space(
+            spec, settings, None, machines=machines
+        )  # refuses wrong values before anything is lowered
         try:
             space = build_space(spec, settings, screener.reference(), machines=machines)
             report = screener.run(
-                domains(space), chains=chains(space), progress=note, is_over=lambda: time.monotonic() > end_s
+                domains(space),
+                chains=chains(space),
+                progress=note,
+                is_over=lambda: time.monotonic() > end_s,
             )
         except KeyboardInterrupt:
             note("stopped: run the same command again, what is compiled is kept")
@@ -69,13 +81,16 @@ def predict(
     target: options.Target = None,
     topology: options.Topology = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predicts step times of compiled programs. Needs no GPU, and says what each set changes in the program.
+    """Predicts step times of compiled programs. Needs no GPU, and says what each set changes in the
+    program.
 
-    A prediction is never a measurement. Sets of options have a step time too; what a flag gains is not predicted.
+    A prediction is never a measurement. Sets of options have a step time too; what a flag gains is
+    not predicted.
     """
     from autotune.compiler.predict import predict_set, published
     from autotune.model.flags import parse_set
@@ -100,11 +115,16 @@ def list_targets(as_json: options.Json = False) -> None:
     if as_json:
         print_json(targets)
     else:
-        print_table(("target", "GPU", "memory"), [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets])
+        print_table(
+            ("target", "GPU", "memory"),
+            [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets],
+        )
 
 
 @contextlib.contextmanager
-def _open_screen(study: Path, target: str | None, topology: str | None) -> Iterator[tuple[StudySpec, Screener]]:
+def _open_screen(
+    study: Path, target: str | None, topology: str | None
+) -> Iterator[tuple[StudySpec, Screener]]:
     """Yields the study for a cluster and its screener; progress goes to stderr."""
     from autotune.compiler.screen import open_screener
     from autotune.compiler.targets import load_target, parse_topology, target_here

@@ -11,15 +11,23 @@ import typer
 from autotune.cli import options
 from autotune.cli.printing import note, plain, print_exact, print_json, print_lines, print_table
 
-flags_app = typer.Typer(help="Every published setting: what the installed build says.", no_args_is_help=True)
-recipes_app = typer.Typer(help="Published flag sets: what the installed build has.", no_args_is_help=True)
+flags_app = typer.Typer(
+    help="Every published setting: what the installed build says.", no_args_is_help=True
+)
+recipes_app = typer.Typer(
+    help="Published flag sets: what the installed build has.", no_args_is_help=True
+)
 
-_TAKES_FLAGS = {"ignore_unknown_options": True}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
+_TAKES_FLAGS = {
+    "ignore_unknown_options": True
+}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
 
 
 @flags_app.command("list")
 def list_flags(as_json: options.Json = False) -> None:
-    """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME` shows one."""
+    """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME`
+    shows one.
+    """
     from autotune.settings.catalog import load_catalog
 
     settings = list(load_catalog().values())
@@ -85,9 +93,14 @@ def check_flags(
     if as_json:
         print_json({"build": build.build, "starts": not refused, "settings": checks})
     else:
-        print_table(("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks))
+        print_table(
+            ("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks)
+        )
         outcome = f"{refused} would stop a process" if refused else "all would start"
-        print(f"{build.build}: " + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found"))
+        print(
+            f"{build.build}: "
+            + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found")
+        )
     if refused:
         raise typer.Exit(1)
 
@@ -100,7 +113,9 @@ def migrate_flags(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints a block of settings as the installed build takes it; on stderr what was renamed or left out, and why."""
+    """Prints a block of settings as the installed build takes it; on stderr what was renamed or
+    left out, and why.
+    """
     from autotune.model.errors import SettingError
     from autotune.settings.check import migrate_text, read_script
     from autotune.settings.known import KnownSettings
@@ -114,7 +129,9 @@ def migrate_flags(
     if as_json:
         print_json({"settings": settings, "notes": notes})
         return
-    block = "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items())
+    block = "".join(
+        f"{name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items()
+    )
     print_exact(block)
     print_lines(notes, stderr=True)
 
@@ -133,8 +150,12 @@ def list_recipes(as_json: options.Json = False) -> None:
 
 
 @recipes_app.command("show")
-def show_recipe(name: Annotated[str, typer.Argument(help="A recipe.")], as_json: options.Json = False) -> None:
-    """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the installed build."""
+def show_recipe(
+    name: Annotated[str, typer.Argument(help="A recipe.")], as_json: options.Json = False
+) -> None:
+    """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the
+    installed build.
+    """
     from autotune.settings.catalog import find_recipe
 
     recipe = find_recipe(name)
@@ -160,24 +181,35 @@ def symptoms(as_json: options.Json = False) -> None:
         print(f"  groups: {', '.join(symptom.groups)}    (in a study: search.groups)")
 
 
-def space(study: options.Study, python: options.Python = None, as_json: options.Json = False) -> None:
+def space(
+    study: options.Study, python: options.Python = None, as_json: options.Json = False
+) -> None:
     """Prints what a study searches. Tells the size, and the reason for every setting left out."""
     from autotune.model.spec import load_study
     from autotune.model.texts import text_lines
     from autotune.settings.space import format_condition, format_domain
     from autotune.study.preflight import preview_space
 
-    searched, build = preview_space(load_study(study), study_dir=study.resolve().parent, python=python, note=note)
+    searched, build = preview_space(
+        load_study(study), study_dir=study.resolve().parent, python=python, note=note
+    )
     if as_json:
         print_json(plain(searched, size=searched.size(), build=build))
         return
-    rows = [(p.name, format_domain(p), p.default_choice or "''", format_condition(p)) for p in searched.parameters]
+    rows = [
+        (p.name, format_domain(p), p.default_choice or "''", format_condition(p))
+        for p in searched.parameters
+    ]
     print_table(("parameter", "values", "default", "active if"), rows)
     print_lines(text_lines("space.txt.j2", exp=math.exp, space=searched, build=build))
 
 
-def doctor(plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False) -> None:
-    """Shows what this machine has and what is missing. Tells which settings are in force, and what a feature lacks."""
+def doctor(
+    plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False
+) -> None:
+    """Shows what this machine has and what is missing. Tells which settings are in force, and what
+    a feature lacks.
+    """
     from autotune.machine.environment import caller_environment, driver_python
     from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis

@@ -12,11 +12,14 @@ from autotune.model.files import packaged_table
 _COMMANDS = packaged_table("commands.toml")
 
 GROUPS: Mapping[str, Iterable[str]] = {
-    title: dict.fromkeys(name.partition(" ")[0] for name in table) for title, table in _COMMANDS.items()
+    title: dict.fromkeys(name.partition(" ")[0] for name in table)
+    for title, table in _COMMANDS.items()
 }
 """Commands by purpose, in display order."""
 
-EXAMPLES: Mapping[str, str] = {name: line for table in _COMMANDS.values() for name, line in table.items()}
+EXAMPLES: Mapping[str, str] = {
+    name: line for table in _COMMANDS.values() for name, line in table.items()
+}
 """One-line example for each command."""
 
 
@@ -38,9 +41,15 @@ class Grouped(TyperGroup):
 
 
 def _add_examples(commands: Mapping[str, Any], above: str = "") -> None:
-    """Adds examples to commands and to those below them; a group without one has that of its first command."""
+    """Adds examples to commands and to those below them; a group without one has that of its first
+    command.
+    """
     for name, command in commands.items():
         below = getattr(command, "commands", {})
-        examples = [EXAMPLES[n] for n in (above + name, *(f"{name} {first}" for first in below)) if n in EXAMPLES]
+        examples = [
+            EXAMPLES[n]
+            for n in (above + name, *(f"{name} {first}" for first in below))
+            if n in EXAMPLES
+        ]
         command.epilog = f"Example: {examples[0]}"
         _add_examples(below, f"{name} ")

@@ -1,7 +1,7 @@
 """Prints JSON, tables, lines, files, and the results of a study.
 
-Names, settings, messages and log lines come from outside: `guard_streams` and the console escape control characters, so
-that a terminal does not obey them.
+Names, settings, messages and log lines come from outside: `guard_streams` and the console escape
+control characters, so that a terminal does not obey them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class _Guarded:
 
 
 def guard_streams() -> None:
-    """Makes standard output and error escape control characters, and replace characters that their encoding lacks."""
+    """Makes standard output and error escape control characters, and replace characters that their
+    encoding lacks.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
@@ -60,14 +62,18 @@ def _exact(stream: TextIO) -> TextIO:
 
 @functools.cache
 def _visible_console() -> type[Console]:
-    """Returns a console class that escapes control characters in text but keeps styles; `--help` needs no Rich."""
+    """Returns a console class that escapes control characters in text but keeps styles; `--help`
+    needs no Rich.
+    """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
     from autotune.model.redaction import visible
 
     class VisibleConsole(Console):
-        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
             """Escapes every printed text, cells of tables included."""
             for segment in super().render(renderable, options):
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
@@ -77,21 +83,29 @@ def _visible_console() -> type[Console]:
 
 def make_console(*, stderr: bool = False) -> Console:
     """Makes a console without markup; 160 columns wide where the output is not a terminal."""
-    file = _exact(sys.stderr if stderr else sys.stdout)  # the console's own styles are escape sequences
+    file = _exact(
+        sys.stderr if stderr else sys.stdout
+    )  # the console's own styles are escape sequences
     as_it_is: dict[str, Any] = {"file": file, "highlight": False, "markup": False, "emoji": False}
     console = _visible_console()(**as_it_is)
-    return console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
+    return (
+        console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
+    )
 
 
 def print_lines(
     lines: Iterable[str], *, style: str | None = None, stderr: bool = False, at_words: bool = False
 ) -> None:
-    """Prints each text on one line, which only a terminal folds, or is folded `at_words` for its width."""
+    """Prints each text on one line, which only a terminal folds, or is folded `at_words` for its
+    width.
+    """
     from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
     for line in lines:
-        console.print(visible_line(line), style=style, soft_wrap=not (at_words and console.is_terminal))
+        console.print(
+            visible_line(line), style=style, soft_wrap=not (at_words and console.is_terminal)
+        )
 
 
 def note(text: str) -> None:
@@ -127,7 +141,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row))
+        table.add_row(
+            *(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row)
+        )
     console.print(table)
 
 
@@ -148,7 +164,10 @@ def print_study(store: Store) -> None:
     print_lines(effect_lines(store))
     conclusion = store.last(ConclusionRecord)
     if conclusion is not None:
-        print_lines(["", conclusion.sentence], style="bold green" if conclusion.outcome is Outcome.WINNER else "bold")
+        print_lines(
+            ["", conclusion.sentence],
+            style="bold green" if conclusion.outcome is Outcome.WINNER else "bold",
+        )
 
 
 def plain(data: object, **more: object) -> dict[str, Any]:
@@ -159,10 +178,14 @@ def plain(data: object, **more: object) -> dict[str, Any]:
 
 
 def print_json(data: object, *, exclude_none: bool = False) -> None:
-    """Prints records, dataclasses and plain data as JSON; numbers that it lacks (NaN, infinity) are null."""
+    """Prints records, dataclasses and plain data as JSON; numbers that it lacks (NaN, infinity) are
+    null.
+    """
     from pydantic_core import to_json
 
-    text = to_json(data, indent=1, exclude_none=exclude_none, fallback=_as_plain, inf_nan_mode="null")
+    text = to_json(
+        data, indent=1, exclude_none=exclude_none, fallback=_as_plain, inf_nan_mode="null"
+    )
     print(text.decode())
 
 

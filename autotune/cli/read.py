@@ -28,13 +28,17 @@ _SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.
 
 
 def read(
-    what: Annotated[list[str], typer.Argument(metavar="FILE | COMMAND ...", help="A saved log, or a command.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="FILE | COMMAND ...", help="A saved log, or a command.")
+    ],
     preset: tune.Preset = None,
     pattern: tune.Pattern = None,
     json_key: tune.JsonKey = None,
     unit: tune.StepUnit = None,
     loss: tune.Loss = None,
-    tokens_per_step: Annotated[int | None, typer.Option(min=1, help="To read rates of tokens.")] = None,
+    tokens_per_step: Annotated[
+        int | None, typer.Option(min=1, help="To read rates of tokens.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read. Runs a command now, or reads a saved log.
@@ -52,12 +56,14 @@ def read(
     is_program = path.is_file() and os.access(path, os.X_OK)
     if len(what) > 1 and path.is_file() and not is_program:
         raise AutotuneError(
-            f"options must come before the file but {what[1]} comes after {what[0]}, which cannot be started; "
+            f"options must come before the file but {what[1]} comes after {what[0]}, which "
+            "cannot be started; "
             f"type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
         raise AutotuneError(
-            f"a log or a command must be given but there is no file {what[0]}, and no command of that name; a command "
+            f"a log or a command must be given but there is no file {what[0]}, and no command of "
+            "that name; a command "
             "and its arguments come after --: autotune read -- python train.py"
         )
     is_log = len(what) == 1 and path.exists() and not is_program

@@ -1,4 +1,6 @@
-"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `library`, `best`, `recheck`."""
+"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `library`, `best`,
+`recheck`.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ UNCHECKED = 3
 
 def report(
     run: options.Run,
-    html: Annotated[Path | None, typer.Option(help="Where to write the page; default: RUN.html.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Where to write the page; default: RUN.html.")
+    ] = None,
     markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
 ) -> None:
-    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures, provenance."""
+    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures,
+    provenance.
+    """
     from autotune.results.report import render_html, render_markdown
     from autotune.rundir.store import Store
 
@@ -36,7 +42,9 @@ def report(
     if markdown:
         sys.stdout.write(render_markdown(store))
         return
-    beside = run.resolve().with_name(f"{run.resolve().name}.html")  # only the study writes into its directory
+    beside = run.resolve().with_name(
+        f"{run.resolve().name}.html"
+    )  # only the study writes into its directory
     write_text(render_html(store), html or beside, hint="open it in a browser")
 
 
@@ -45,16 +53,21 @@ def compare(
     by: Annotated[
         str,
         typer.Option(
-            help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; comma separated."
+            help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; "
+            "comma separated."
         ),
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """Compares studies as Markdown. Shows winners, settings that agree and no-ops; refuses what is not comparable."""
+    """Compares studies as Markdown. Shows winners, settings that agree and no-ops; refuses what is
+    not comparable.
+    """
     from autotune.results.comparison import compare_stores
     from autotune.rundir.store import Store
 
-    table = compare_stores([Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()])
+    table = compare_stores(
+        [Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()]
+    )
     if as_json:
         print_json(table.to_json())
     else:
@@ -67,17 +80,22 @@ def compare(
 def export(
     run_path: options.Run,
     form: Annotated[
-        str, typer.Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS.")
+        str,
+        typer.Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS."),
     ] = "env",
     output: options.Output = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Write a winner whose loss could not be checked, too; the file says so.")
+        bool,
+        typer.Option(
+            "--force", help="Write a winner whose loss could not be checked, too; the file says so."
+        ),
     ] = False,
     needs_loss: options.RequireLoss = False,
     recheck: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Run in which `autotune recheck` proved it with another study, repeatable; its ratio is written."
+            help="Run in which `autotune recheck` proved it with another study, repeatable; its "
+            "ratio is written."
         ),
     ] = None,
 ) -> None:
@@ -97,11 +115,14 @@ def export(
 
 def verify(
     file: options.WinnerFile,
-    study: Annotated[Path | None, typer.Option(help="Study file of the workload to run; it is compared, too.")] = None,
+    study: Annotated[
+        Path | None, typer.Option(help="Study file of the workload to run; it is compared, too.")
+    ] = None,
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine still is what a winner needs. Exits with 1 if it is another than when that was proven.
+    """Checks that this machine still is what a winner needs. Exits with 1 if it is another than
+    when that was proven.
 
     Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
     """
@@ -115,11 +136,18 @@ def verify(
         print_json(plain(verification, status=verification.status))
     else:
         print_lines(f"differs  {difference}" for difference in verification.differences)
-        print_lines(f"note     {text}" for text in (verification.unchecked, *verification.notes) if text)
+        print_lines(
+            f"note     {text}" for text in (verification.unchecked, *verification.notes) if text
+        )
         if verification.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif verification.status == "unchecked":
-            print_lines([f"unchecked  {winner.study}: this machine is as the file says; no run was looked at"])
+            print_lines(
+                [
+                    f"unchecked  {winner.study}: this machine is as the file says; no run was "
+                    "looked at"
+                ]
+            )
     raise typer.Exit({"holds": 0, "differs": 1, "unchecked": UNCHECKED}[verification.status])
 
 
@@ -128,15 +156,19 @@ def exec_(
     file: options.WinnerFile,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Run although this machine is not what it was proven on, or it is unchecked."),
+        typer.Option(
+            "--force",
+            help="Run although this machine is not what it was proven on, or it is unchecked.",
+        ),
     ] = False,
     run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Runs a command under a winner and your XLA_FLAGS. For instance: autotune exec FILE -- python train.py.
+    """Runs a command under a winner and your XLA_FLAGS. For instance: autotune exec FILE -- python
+    train.py.
 
-    If the winner holds options of the program, the command must have a place for each: autotune exec FILE -- python
-    train.py --batch {batch}.
+    If the winner holds options of the program, the command must have a place for each: autotune
+    exec FILE -- python train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
@@ -147,13 +179,19 @@ def exec_(
     if command[:1] == ["--"]:
         command = command[1:]
     if not command:
-        raise AutotuneError("a command must follow, after --, but there is none: autotune exec FILE -- python train.py")
+        raise AutotuneError(
+            "a command must follow, after --, but there is none: autotune exec FILE -- python "
+            "train.py"
+        )
     winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
     elif winner.loss is not None and winner.loss.is_silent:
         note(winner.loss.words)
-    differences = [*map(str, verify_winner(winner, file, records).differences), *filter(None, [records.unchecked])]
+    differences = [
+        *map(str, verify_winner(winner, file, records).differences),
+        *filter(None, [records.unchecked]),
+    ]
     if differences and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -169,7 +207,9 @@ def exec_(
     try:
         os.execvpe(command[0], command, merged)
     except OSError as why:
-        raise AutotuneError(f"the command must be one that can be started but {command[0]}: {why.strerror}") from why
+        raise AutotuneError(
+            f"the command must be one that can be started but {command[0]}: {why.strerror}"
+        ) from why
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
@@ -184,21 +224,29 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     lost = sorted(set(winner.options) - placeholders(command))
     if lost and not force:
         raise AutotuneError(
-            f"the winner of {winner.study} holds options of the program ({', '.join(winner.options)}), so its command "
-            f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by --force"
+            f"the winner of {winner.study} holds options of the program "
+            f"({', '.join(winner.options)}), so its command "
+            f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by "
+            "--force"
         )
-    unchanged = {n: value for n, value in winner.workload_options.items() if REDACTED not in str(value)}
+    unchanged = {
+        n: value for n, value in winner.workload_options.items() if REDACTED not in str(value)
+    }
     values = {**unchanged, **winner.options}
     if not force and has_shell(command) and (unsafe := unsafe_for_shells(command, values)):
         raise AutotuneError(
-            f"an option that a shell gets must be one word without quotes but {unsafe[0]} of the winner is "
-            f"{values[unsafe[0]]!r:.200}; start the program without a shell, or run it all the same with --force"
+            f"an option that a shell gets must be one word without quotes but {unsafe[0]} of the "
+            "winner is "
+            f"{values[unsafe[0]]!r:.200}; start the program without a shell, or run it all the "
+            "same with --force"
         )
     return filled_command(command, values)
 
 
 def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
-    """Reads a winner and compares it with its records, if found; a difference is an error even with `exec --force`."""
+    """Reads a winner and compares it with its records, if found; a difference is an error even with
+    `exec --force`.
+    """
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
     from autotune.results.verify import check_records
@@ -221,10 +269,14 @@ library_app = typer.Typer(help="A folder of proven winners, made for git.", no_a
 
 @library_app.command("add")
 def library_add(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")
+    ],
     library: options.Library = Path("library"),
 ) -> None:
-    """Adds winners to the library; a newer proof replaces an older one under the same conditions."""
+    """Adds winners to the library; a newer proof replaces an older one under the same
+    conditions.
+    """
     from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
@@ -232,22 +284,30 @@ def library_add(
         winner, records = _read_checked(run)
         if records.unchecked is not None:
             why = records.unchecked.partition("; name")[0]
-            raise AutotuneError(f"{run} must be held to its run but is {why}; add the run, or the file beside it")
+            raise AutotuneError(
+                f"{run} must be held to its run but is {why}; add the run, or the file beside it"
+            )
         print(add_to_library(winner, library))
 
 
 def best(
     gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
-    jaxlib: Annotated[str | None, typer.Option(help="A version or its beginning, such as 0.11.")] = None,
+    jaxlib: Annotated[
+        str | None, typer.Option(help="A version or its beginning, such as 0.11.")
+    ] = None,
     workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
-    """Gives the best known winner for a GPU and a workload. Where there is none: the nearest one, labelled untested."""
+    """Gives the best known winner for a GPU and a workload. Where there is none: the nearest one,
+    labelled untested.
+    """
     from autotune.results.library import best_known, format_match, library_entries
 
-    match = best_known(library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
+    match = best_known(
+        library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload
+    )
     records = _read_checked(match.path)[1]
     if as_json:
         place = {"file": str(match.path), "status": records.status}
@@ -260,16 +320,23 @@ def recheck(
     file: options.WinnerFile,
     study: Annotated[
         list[Path] | None,
-        typer.Option(help="Study file to measure with, repeatable; default: that of the run directory."),
+        typer.Option(
+            help="Study file to measure with, repeatable; default: that of the run directory."
+        ),
     ] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2.")
+        Path | None,
+        typer.Option(
+            help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Proves a winner again, after an upgrade. Exits with 1 if it is not faster than the default any more.
+    """Proves a winner again, after an upgrade. Exits with 1 if it is not faster than the default
+    any more.
 
-    With several studies it is proven on the workload of each: autotune export RUN --recheck RUN2 writes their ratios.
+    With several studies it is proven on the workload of each: autotune export RUN --recheck RUN2
+    writes their ratios.
     """
     from autotune.model.errors import AutotuneError
     from autotune.model.records import Outcome
@@ -281,15 +348,20 @@ def recheck(
     studies = [recheck_study(file, path) for path in study or (None,)]
     if run_dir is not None and len(studies) > 1:
         raise AutotuneError(
-            f"--run-dir is the directory of one recheck but {len(studies)} studies are given; leave it out"
+            f"--run-dir is the directory of one recheck but {len(studies)} studies are given; "
+            "leave it out"
         )
     is_lost = False
     for spec, folder in studies:
         path = run_dir or recheck_directory(options.RUNS, spec.name)
         run = run_to_conclusion(
-            spec, path, study_dir=folder, as_json=as_json, setup=Setup(),
+            spec,
+            path,
+            study_dir=folder,
+            as_json=as_json,
+            setup=Setup(),
             do=lambda run: recheck_winner(run, winner),
-        )  # fmt: skip
+        )
         if as_json:
             print_json(plain(run.conclusion, run=str(path)))
         else:

@@ -30,7 +30,8 @@ def run(
         str | None,
         typer.Option(
             metavar="ADDRESS|FILE|MODULE:CLASS",
-            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of `dask scheduler`; or those "
+            help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of "
+            "`dask scheduler`; or those "
             "of an engine of your own.",
         ),
     ] = None,
@@ -50,15 +51,25 @@ def run(
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
     run_and_print(
-        spec, study, path, storage=storage, as_json=as_json, devices=groups,
-        make_engine=choose_engine(spec, groups, scheduler=scheduler), trackers=tracker or (),
+        spec,
+        study,
+        path,
+        storage=storage,
+        as_json=as_json,
+        devices=groups,
+        make_engine=choose_engine(spec, groups, scheduler=scheduler),
+        trackers=tracker or (),
         do=functools.partial(run_study, profiled=profile),
-    )  # fmt: skip
+    )
 
 
-def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+def run_and_print(
+    spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
+) -> StudyRun:
     """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
-    done = run_to_conclusion(spec, path, study_dir=study.resolve().parent, as_json=as_json, **session)
+    done = run_to_conclusion(
+        spec, path, study_dir=study.resolve().parent, as_json=as_json, **session
+    )
     if as_json:
         print_json(plain(done.conclusion, run=str(path), **profile_of(done.store)))
     else:
@@ -67,7 +78,9 @@ def run_and_print(spec: StudySpec, study: Path, path: Path, *, as_json: bool, **
 
 
 def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
-    """Runs a session (see `run_shown`), or says how to resume it; with `as_json` progress goes to stderr."""
+    """Runs a session (see `run_shown`), or says how to resume it; with `as_json` progress goes to
+    stderr.
+    """
     from autotune.model.errors import STOPPED
     from autotune.model.stop import Stopped
     from autotune.study.start import run_shown
@@ -76,7 +89,9 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
         return run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
     except KeyboardInterrupt as error:
         print(
-            f"\nautotune: stopped; everything so far is in {path}; run the same command again to go on", file=sys.stderr
+            f"\nautotune: stopped; everything so far is in {path}; run the same command again to "
+            "go on",
+            file=sys.stderr,
         )
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
 
@@ -103,7 +118,9 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
         more = f"--time-budget {larger_budget(spec, conclusion)}"
     lines = text_lines(
         "next_steps.txt.j2",
-        me="autotune" if shutil.which("autotune") else sys.argv[0],  # without an activated environment
+        me="autotune"
+        if shutil.which("autotune")
+        else sys.argv[0],  # without an activated environment
         conclusion=conclusion,
         took_s=store.watch.total_s,
         run=path,
@@ -115,5 +132,8 @@ def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study
 
 
 def larger_budget(spec: StudySpec, conclusion: ConclusionRecord, used_s: float = 0.0) -> str:
-    """Returns a time budget with which a study without a winner goes on, in minutes, as `--time-budget` takes it."""
-    return f"{math.ceil(max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or used_s)) / 60)}m"
+    """Returns a time budget with which a study without a winner goes on, in minutes, as
+    `--time-budget` takes it.
+    """
+    budget_s = max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or used_s))
+    return f"{math.ceil(budget_s / 60)}m"

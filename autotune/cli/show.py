@@ -22,7 +22,9 @@ def status(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows how far studies are. Of a running one: its stage, since when, and the time left of its budget."""
+    """Shows how far studies are. Of a running one: its stage, since when, and the time left of its
+    budget.
+    """
     from autotune.model.errors import AutotuneError
     from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, study_status
@@ -55,15 +57,21 @@ def _block(status: StudyStatus | UnreadableRun) -> list[str]:
 
     if isinstance(status, UnreadableRun):
         return [status.run, status.state]
-    return text_lines("status.txt.j2", estimate=format_estimate, status=status, stage=format_stage(status))
+    return text_lines(
+        "status.txt.j2", estimate=format_estimate, status=status, stage=format_stage(status)
+    )
 
 
 def show(
     run_path: options.Run,
-    trial: Annotated[int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")] = None,
+    trial: Annotated[
+        int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, how to run it by hand."""
+    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, how to
+    run it by hand.
+    """
     from autotune.results.audit import doubts
     from autotune.results.format import format_begin
     from autotune.rundir.damage import damages
@@ -90,7 +98,13 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     pairs = list(store.pairs(result.directory)) if result.directory else []
     finding = finding_in(store, result)
     if as_json:
-        print_json({**result.model_dump(mode="json", exclude_none=True), "finding": finding, "pairs": pairs})
+        print_json(
+            {
+                **result.model_dump(mode="json", exclude_none=True),
+                "finding": finding,
+                "pairs": pairs,
+            }
+        )
         return
     lines = text_lines(
         "trial.txt.j2",
@@ -103,5 +117,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         commands=by_hand(store, result),
         work=result.comparison.work if result.comparison is not None else None,
     )
-    print_lines([f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold")
+    print_lines(
+        [f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold"
+    )
     print_lines(lines)

@@ -28,22 +28,42 @@ if TYPE_CHECKING:
 SEVERAL = 1.5
 """Steps per line from which the plan says that not every step has a line."""
 
-Command = Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")]
-Platform = Annotated[
-    Literal["cpu", "cuda"] | None, typer.Option(help="Where it runs; default: cuda if a GPU is visible.")
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --."),
 ]
-Name = Annotated[str | None, typer.Option(help="Name of the study, its file and its run; default: after the program.")]
-Preset = Annotated[str | None, typer.Option("--step-preset", help="Step lines of a known trainer or logger.")]
+Platform = Annotated[
+    Literal["cpu", "cuda"] | None,
+    typer.Option(help="Where it runs; default: cuda if a GPU is visible."),
+]
+Name = Annotated[
+    str | None,
+    typer.Option(help="Name of the study, its file and its run; default: after the program."),
+]
+Preset = Annotated[
+    str | None, typer.Option("--step-preset", help="Step lines of a known trainer or logger.")
+]
 Pattern = Annotated[
     str | None,
-    typer.Option("--step-pattern", help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s."),
+    typer.Option(
+        "--step-pattern",
+        help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s.",
+    ),
 ]
 JsonKey = Annotated[
-    str | None, typer.Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
+    str | None,
+    typer.Option("--step-json", help="Key of the duration in JSON lines, such as perf.step."),
 ]
-StepUnit = Annotated[str | None, typer.Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")]
-StepFile = Annotated[str | None, typer.Option("--step-file", help="File with the steps, beside the study.")]
-Loss = Annotated[str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")]
+StepUnit = Annotated[
+    str | None,
+    typer.Option("--step-unit", help="What that key holds: step_s (default), step_ms ..."),
+]
+StepFile = Annotated[
+    str | None, typer.Option("--step-file", help="File with the steps, beside the study.")
+]
+Loss = Annotated[
+    str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")
+]
 LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
 NO_PROJECTS = ("src", "scripts", "bin", "examples")
@@ -53,11 +73,15 @@ NO_PROJECTS = ("src", "scripts", "bin", "examples")
 def tune(
     command: Command = None,
     time_budget: options.TimeBudget = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Most trials in all; default 30.")] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Most trials in all; default 30.")
+    ] = None,
     platform: Platform = None,
     name: Name = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the run.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only look, and write the study file.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only look, and write the study file.")
+    ] = False,
     preset: Preset = None,
     pattern: Pattern = None,
     json_key: JsonKey = None,
@@ -69,25 +93,30 @@ def tune(
 ) -> None:
     """Tunes a program as it is: no study file, no change to it.
 
-    Runs it once to see how it prints its steps and how long they take, says what it is going to do, writes the study
-    file and runs that. The same command again goes on.
+    Runs it once to see how it prints its steps and how long they take, says what it is going to do,
+    writes the study file and runs that. The same command again goes on.
     """
     from autotune.model.errors import AutotuneError
     from autotune.programs.look import refuse_without_xla
     from autotune.results.trackers import refuse_trackers
 
     refuse_trackers(tracker or ())
-    rules = rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss)
+    rules = rules_of(
+        preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
+    )
     request = ask_for(command, platform, rules, look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
-            "a study must be agreed to but there is no terminal to ask on: add --yes to start it, or --dry-run to look "
+            "a study must be agreed to but there is no terminal to ask on: add --yes to start "
+            "it, or --dry-run to look "
             "and write the study file only. Nothing was started"
         )
     budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     file, study = file_of(request, name)
     if study is None:
-        plan, result = planned(request, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s)
+        plan, result = planned(
+            request, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s
+        )
         refuse_without_xla(result)
         show_plan(result, plan, file)
         if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
@@ -106,22 +135,31 @@ def tune(
 # ---------------------------------------------------------------------- options
 
 
-def ask_for(command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str) -> ProbeRequest:
+def ask_for(
+    command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str
+) -> ProbeRequest:
     """Makes the request to probe a program from options."""
     from autotune.model.errors import StudyFileError
     from autotune.programs.look import default_platform
     from autotune.programs.probe import ProbeRequest
 
     if not command:
-        raise StudyFileError("a command must follow, after --, but there is none: autotune tune -- python train.py")
+        raise StudyFileError(
+            "a command must follow, after --, but there is none: autotune tune -- python train.py"
+        )
     return ProbeRequest(
-        command=tuple(command), cwd=Path.cwd(), platform=platform or default_platform(), rules=rules,
+        command=tuple(command),
+        cwd=Path.cwd(),
+        platform=platform or default_platform(),
+        rules=rules,
         limit_s=options.seconds_of(limit, "--look-limit"),
-    )  # fmt: skip
+    )
 
 
 def rules_of(**keys: str | None) -> dict[str, Any]:
-    """Returns the keys of `[workload.read]` that options give; of a file alone the lines are recognised."""
+    """Returns the keys of `[workload.read]` that options give; of a file alone the lines are
+    recognised.
+    """
     from autotune.model.sections import ReadSpec
 
     rules = {name: value for name, value in keys.items() if value is not None}
@@ -140,7 +178,9 @@ def name_of(command: Sequence[str]) -> str:
 
 
 def study_name_of(command: Sequence[str], folder: Path) -> str:
-    """Derives the name of a study from its program, run in `folder`, and the folder in which that is: ``gpt-train``."""
+    """Derives the name of a study from its program, run in `folder`, and the folder in which that
+    is: ``gpt-train``.
+    """
     program = name_of(command)
     script = next((word for word in command if Path(word).stem == program), program)
     places = (place.name for place in (folder / script).resolve().parents)
@@ -159,7 +199,9 @@ def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | 
     from autotune.model.spec import load_study
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
-        raise StudyFileError(f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}")
+        raise StudyFileError(
+            f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}"
+        )
     base = name or study_name_of(request.command, request.cwd)
     file = Path(f"{base}.toml")
     number = 1
@@ -170,7 +212,8 @@ def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | 
                 return file, study
         if name is not None:
             raise StudyFileError(
-                f"{file} must be a study of this very command but is of something else; give another --name, or run "
+                f"{file} must be a study of this very command but is of something else; give "
+                "another --name, or run "
                 f"that: autotune run {file}"
             )
         number += 1
@@ -178,7 +221,9 @@ def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | 
     return file, None
 
 
-def refuse_other_rules(request: ProbeRequest, file: Path, platform: str | None, study: StudySpec) -> None:
+def refuse_other_rules(
+    request: ProbeRequest, file: Path, platform: str | None, study: StudySpec
+) -> None:
     """Refuses to continue a study whose rules or platform differ from this call's."""
     from autotune.model.errors import StudyFileError
 
@@ -194,7 +239,9 @@ def refuse_other_rules(request: ProbeRequest, file: Path, platform: str | None, 
 # ---------------------------------------------------------------------- probe, show, write
 
 
-def planned(request: ProbeRequest, name: str, *, trials: int, budget_s: float | None) -> tuple[Plan, ProbeResult]:
+def planned(
+    request: ProbeRequest, name: str, *, trials: int, budget_s: float | None
+) -> tuple[Plan, ProbeResult]:
     """Probes a program once, with progress on the console, and plans its study."""
     from autotune.model.redaction import redact_command
     from autotune.programs.draft import plan_of
@@ -222,10 +269,18 @@ def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
     space, build = preview_space(plan.spec, study_dir=file.resolve().parent)
     names = [parameter.name.removeprefix("xla_") for parameter in space.parameters]
     lines = text_lines(
-        "tune.txt.j2", result=result, plan=plan, command=shlex.join(plan.spec.workload.shown.command or ()),
-        count=len(names), names=format_names(names, 6), build=build, several=SEVERAL, fewest_trials=FEWEST_TRIALS,
-        file=file, run_dir=run_dir,
-    )  # fmt: skip
+        "tune.txt.j2",
+        result=result,
+        plan=plan,
+        command=shlex.join(plan.spec.workload.shown.command or ()),
+        count=len(names),
+        names=format_names(names, 6),
+        build=build,
+        several=SEVERAL,
+        fewest_trials=FEWEST_TRIALS,
+        file=file,
+        run_dir=run_dir,
+    )
     print_lines(lines)
 
 
@@ -243,13 +298,20 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
         raise StudyFileError(
             f"the study file must be writable but {file}: {error.strerror}; call this elsewhere"
         ) from error
-    print_lines([f"written to {file}" + (" (it holds a secret: only you can read it)" if has_secret else "")])
+    print_lines(
+        [
+            f"written to {file}"
+            + (" (it holds a secret: only you can read it)" if has_secret else "")
+        ]
+    )
 
 
 # ---------------------------------------------------------------------- run
 
 
-def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: Sequence[str]) -> None:
+def _run(
+    file: Path, *, trials: int | None, time_budget: str | None, trackers: Sequence[str]
+) -> None:
     from autotune.model.records import Outcome
     from autotune.model.spec import load_study
     from autotune.study.engines import choose_engine
@@ -257,21 +319,33 @@ def _run(file: Path, *, trials: int | None, time_budget: str | None, trackers: S
 
     spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
     path = options.RUNS / spec.name
-    finished = run_and_print(spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers)
+    finished = run_and_print(
+        spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers
+    )
     conclusion = finished.conclusion
     store = finished.store
     command = spec.workload.shown.command or ()
     if conclusion.outcome is Outcome.WINNER:
         write_winner(store, path, shlex.join(command))
     else:
-        given_more = ["--time-budget", larger_budget(spec, conclusion, store.watch.total_s), "--name", spec.name]
+        given_more = [
+            "--time-budget",
+            larger_budget(spec, conclusion, store.watch.total_s),
+            "--name",
+            spec.name,
+        ]
         again = shlex.join(["autotune", "tune", *given_more, "--", *command])
-        print("\nno winner was proven, so no env file is written. Continue the same study with more time:")
+        print(
+            "\nno winner was proven, so no env file is written. Continue the same study with "
+            "more time:"
+        )
         print_lines([f"  {again}"])
 
 
 def write_winner(store: Store, path: Path, command: str) -> None:
-    """Writes the winner as an env file into its run directory, and prints how to use it; `command` is the program."""
+    """Writes the winner as an env file into its run directory, and prints how to use it; `command`
+    is the program.
+    """
     from autotune.results.export import render_winner
     from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically

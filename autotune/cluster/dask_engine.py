@@ -1,8 +1,9 @@
 """Engine whose lanes are the workers of a user's Dask cluster; workers may come and go at any time.
 
-A lane is one long task, pinned to its worker and never retried: it takes units from a queue of Dask, has a lane process
-do them, and sends what that says as events. It ends when it is released, by the driver or because the driver is gone,
-and when its worker leaves. The lane process runs behind a guard, so it ends with the worker, however that ends.
+A lane is one long task, pinned to its worker and never retried: it takes units from a queue of
+Dask, has a lane process do them, and sends what that says as events. It ends when it is released,
+by the driver or because the driver is gone, and when its worker leaves. The lane process runs
+behind a guard, so it ends with the worker, however that ends.
 
 References:
     https://distributed.dask.org/en/stable/worker-state.html
@@ -29,7 +30,16 @@ from distributed.comm import connect
 from distributed.security import Security
 from distributed.worker import get_worker
 
-from autotune.cluster.engine import ANSWERS, JOINED, LANE_COMMAND, LEFT, LOG_BYTES, Engine, Message, Told
+from autotune.cluster.engine import (
+    ANSWERS,
+    JOINED,
+    LANE_COMMAND,
+    LEFT,
+    LOG_BYTES,
+    Engine,
+    Message,
+    Told,
+)
 from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.files import LANE, Scratch
@@ -41,7 +51,9 @@ from autotune.workers.base import GuardedProcess
 TOPIC = "autotune"
 SAID = "said"
 ENDED = "ended"
-"""Kinds of events of a lane, beside `JOINED` and `LEFT`: its process has sent a message, and its task is over."""
+"""Kinds of events of a lane, beside `JOINED` and `LEFT`: its process has sent a message, and its
+task is over.
+"""
 
 GPU = "GPU"
 """Dask resource by which a worker declares its number of devices."""
@@ -69,7 +81,8 @@ class DaskEngine(Engine):
     """Lanes of a Dask cluster; see `Engine`.
 
     Args:
-        scheduler: Its address, or the ``.json`` file that ``dask scheduler --scheduler-file`` writes.
+        scheduler: Its address, or the ``.json`` file that ``dask scheduler --scheduler-file``
+            writes.
         holds_gpus: Whether workers reserve their GPUs against other studies.
         patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
 
@@ -113,7 +126,9 @@ class DaskEngine(Engine):
             return
         target.is_at_work = True
         assert self._client.loop is not None
-        self._client.loop.add_callback(target.units._put, json.dumps(message))  # without waiting for the scheduler
+        self._client.loop.add_callback(
+            target.units._put, json.dumps(message)
+        )  # without waiting for the scheduler
 
     def news(self, wait_s: float) -> list[Told]:
         """See `Engine`."""
@@ -177,9 +192,17 @@ class DaskEngine(Engine):
         key = f"{self._client.id}-{self._count}"
         count = int(devices) if devices else None
         task = self._client.submit(
-            run_lane, self._client.id, *self._arguments, count, key=key, workers=[address], allow_other_workers=False,
-            retries=0, pure=False, resources={GPU: count} if count else None,
-        )  # fmt: skip
+            run_lane,
+            self._client.id,
+            *self._arguments,
+            count,
+            key=key,
+            workers=[address],
+            allow_other_workers=False,
+            retries=0,
+            pure=False,
+            resources={GPU: count} if count else None,
+        )
         self._lanes[address] = _Lane(task, Queue(key, self._client), count)
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -190,7 +213,11 @@ class DaskEngine(Engine):
             address = str(event["worker"])
             self._useless.discard(address)
             if address in self._lanes:
-                self._drop(address, "it was stopped, killed or silent, or its machine or network is gone", is_gone=True)
+                self._drop(
+                    address,
+                    "it was stopped, killed or silent, or its machine or network is gone",
+                    is_gone=True,
+                )
         for address, lane in list(self._lanes.items()):
             if lane.task.key == event.get("key"):
                 self._hear(address, lane, event)
@@ -199,7 +226,12 @@ class DaskEngine(Engine):
         """Handles an event of a lane."""
         if event["kind"] == JOINED:
             lane.name = self._name_of(event["name"])
-            message = {"type": JOINED, "name": lane.name, "host": event["host"], "devices": lane.devices}
+            message = {
+                "type": JOINED,
+                "name": lane.name,
+                "host": event["host"],
+                "devices": lane.devices,
+            }
             self._told.append(Told(lane.name, message))
         elif event["kind"] == LEFT:
             self._drop(address, event["why"])
@@ -211,9 +243,14 @@ class DaskEngine(Engine):
 
     def _name_of(self, worker: str) -> str:
         """Makes a name for a lane that is free, and safe in a path."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker)).lstrip("._-")[:80] or "lane"
+        name = (
+            re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker)).lstrip("._-")[:80]
+            or "lane"
+        )
         names = {lane.name for lane in self._lanes.values()}
-        return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(names) + 3))) if n not in names)
+        return next(
+            n for n in (name, *(f"{name}-{i}" for i in range(2, len(names) + 3))) if n not in names
+        )
 
     def _give_up_broken(self, address: str) -> None:
         """Gives up a worker that cannot run such tasks at all."""
@@ -222,7 +259,8 @@ class DaskEngine(Engine):
         self._useless.add(address)
         if not lane.name and not any(x.name for x in self._lanes.values()):
             raise LaunchError(
-                f"every worker at {self._address} must have this autotune but one says {type(error).__name__}: {error}"
+                f"every worker at {self._address} must have this autotune but one says "
+                f"{type(error).__name__}: {error}"
                 "; install it in the environment of the scheduler and of all workers"
             )
         self._drop(address, str(error))
@@ -238,19 +276,24 @@ class DaskEngine(Engine):
             self._open_lane(address, lane.devices)
 
     def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
-        """Raises NodeLostError when the scheduler is gone, or no worker has been there for too long."""
+        """Raises NodeLostError when the scheduler is gone, or no worker has been there for too
+        long.
+        """
         now_s = time.monotonic()
         if self._client.status != "running":
             raise NodeLostError(
-                f"the scheduler at {self._address} must be there but the connection to it has ended; start it and its "
+                f"the scheduler at {self._address} must be there but the connection to it has "
+                "ended; start it and its "
                 "workers again, then the study: it continues"
             )
         if any(x.name for x in self._lanes.values()) or told:
             self._lonely_since = now_s
         elif now_s - self._lonely_since > self._patience_s:
             raise NodeLostError(
-                f"a worker must be at {self._address} within {self._patience_s:.0f} s but none is there; start some "
-                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it continues"
+                f"a worker must be at {self._address} within {self._patience_s:.0f} s but none "
+                "is there; start some "
+                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it "
+                "continues"
             )
 
 
@@ -262,7 +305,9 @@ def _connect(scheduler: str) -> Client:
     is_file = scheduler.endswith(".json")
     while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
-    for name in [n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")]:
+    for name in [
+        n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")
+    ]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune itself reports lost workers
     try:
         if is_file:
@@ -271,14 +316,18 @@ def _connect(scheduler: str) -> Client:
         return Client(address, name=TOPIC, set_as_default=False, timeout=CONNECT_LIMIT_S)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LaunchError(
-            f"a Dask scheduler must be at {scheduler} but {type(error).__name__}: {error}; start it with `dask "
-            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's configuration, the same "
+            f"a Dask scheduler must be at {scheduler} but {type(error).__name__}: {error}; start "
+            "it with `dask "
+            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's "
+            "configuration, the same "
             "on all sides"
         ) from error
 
 
 async def _reach(address: str) -> None:
-    comm = await connect(address, timeout=CONNECT_LIMIT_S, **Security().get_connection_args("client"))
+    comm = await connect(
+        address, timeout=CONNECT_LIMIT_S, **Security().get_connection_args("client")
+    )
     await comm.close()
 
 
@@ -287,7 +336,8 @@ def _refuse_another_driver(client: Client) -> None:
     clients = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
     if others := [c for c in clients if c.startswith(f"Client-{TOPIC}-") and c != client.id]:
         raise LaunchError(
-            f"a Dask cluster must have one study at a time but another driver is there ({others[0]}); wait "
+            "a Dask cluster must have one study at a time but another driver is there "
+            f"({others[0]}); wait "
             "until it has ended, or start another cluster"
         )
 
@@ -298,15 +348,27 @@ def _refuse_another_driver(client: Client) -> None:
 _ONE_LANE = threading.Lock()  # a worker may have several threads
 
 
-def run_lane(driver: str, study: Message, command: Sequence[str] | None, holds_gpus: bool, devices: int | None) -> None:
-    """Runs on a worker as long as its lane is wanted: does the units of the queue that has the name of its task."""
+def run_lane(
+    driver: str,
+    study: Message,
+    command: Sequence[str] | None,
+    holds_gpus: bool,
+    devices: int | None,
+) -> None:
+    """Runs on a worker as long as its lane is wanted: does the units of the queue that has the name
+    of its task.
+    """
     worker = get_worker()
     key = str(worker.get_current_task())
     units = Queue(key)
 
     def is_wanted() -> bool:
         task = worker.state.tasks.get(key)
-        return worker.status in (Status.running, Status.paused) and task is not None and task.state == "executing"
+        return (
+            worker.status in (Status.running, Status.paused)
+            and task is not None
+            and task.state == "executing"
+        )
 
     def tell(kind: str, **fields: Any) -> None:
         worker.log_event(TOPIC, {"driver": driver, "key": key, "kind": kind, **fields})
@@ -328,7 +390,9 @@ def run_lane(driver: str, study: Message, command: Sequence[str] | None, holds_g
 
 
 def _carry(lane: GuardedProcess, tell: Callable[..., None], is_wanted: Callable[[], bool]) -> None:
-    """Passes the messages of a lane process on, up to the answer, its end, or the end of its task."""
+    """Passes the messages of a lane process on, up to the answer, its end, or the end of its
+    task.
+    """
     while lane.end is None and is_wanted():
         for message in lane.messages(LOOK_EVERY_S):
             if message["type"] != "exit":

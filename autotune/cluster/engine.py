@@ -1,11 +1,14 @@
-"""The base of engines, which offer lanes that do one unit of work at a time; and the engine of process lanes.
+"""The base of engines, which offer lanes that do one unit of work at a time; and the engine of
+process lanes.
 
 It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
 
-Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one ``unit`` after the other.
-It sends any number of messages for each unit, the last of them one of `ANSWERS`. The engine itself adds two:
+Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one
+``unit`` after the other. It sends any number of messages for each unit, the last of them one of
+`ANSWERS`. The engine itself adds two:
 
-* ``joined``: the lane is there, with ``host`` and ``devices`` (their number; None if it is not known yet).
+* ``joined``: the lane is there, with ``host`` and ``devices`` (their number; None if it is not
+  known yet).
 * ``left``: the lane is gone, with ``why``; its unit is lost. It may join again.
 """
 
@@ -55,8 +58,8 @@ class Told(NamedTuple):
 class Engine(ABC):
     """Lanes of this machine, of a SLURM job's nodes, or of a Dask cluster; called from one thread.
 
-    An engine of your own is named by its class: ``autotune run STUDY --scheduler my_engine:Pair``. Most are a subclass
-    of `Processes` that places lanes elsewhere.
+    An engine of your own is named by its class: ``autotune run STUDY --scheduler my_engine:Pair``.
+    Most are a subclass of `Processes` that places lanes elsewhere.
 
     Example:
         class Pair(Processes):
@@ -86,10 +89,12 @@ class Engine(ABC):
 
     @abstractmethod
     def news(self, wait_s: float) -> list[Told]:
-        """Returns the lanes' messages, each lane's in order; waits at most `wait_s` seconds for the first one.
+        """Returns the lanes' messages, each lane's in order; waits at most `wait_s` seconds for the
+        first one.
 
         Raises:
-            LaunchError: If there is no lane and none can come any more; the message says what to do.
+            LaunchError: If there is no lane and none can come any more; the message says what to
+                do.
         """
 
     @abstractmethod
@@ -137,10 +142,11 @@ class _Lane:
 
 
 class Processes(Engine):
-    """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see `Engine`.
+    """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see
+    `Engine`.
 
-    Each lane program runs behind a guard, which ends everything below it when the driver ends, however that was. Its
-    log lies in the folder ``lanes`` of the run directory.
+    Each lane program runs behind a guard, which ends everything below it when the driver ends,
+    however that was. Its log lies in the folder ``lanes`` of the run directory.
 
     Args:
         places: Where the lanes run: `lanes_here`, `lanes_on_nodes`, or a `Place` for each.
@@ -166,15 +172,21 @@ class Processes(Engine):
         for lane in self._lanes.values():
             self._look_after(lane)
         if not self._said:
-            descriptors = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
-            select.select(descriptors, [], [], wait_s) if descriptors else time.sleep(min(wait_s, 0.1))
+            descriptors = [
+                x.process.descriptor for x in self._lanes.values() if x.process is not None
+            ]
+            select.select(descriptors, [], [], wait_s) if descriptors else time.sleep(
+                min(wait_s, 0.1)
+            )
             for lane in self._lanes.values():
                 self._hear(lane)
         if not self._said and all(x.is_given_up for x in self._lanes.values()):
             whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
             raise NodeLostError(
-                f"a study must have at least one lane but all of {self.words} are gone ({whys[:1000]}); see "
-                f"{self._logs.name}/*.log in its run directory; run the same command again, on other nodes if need "
+                f"a study must have at least one lane but all of {self.words} are gone "
+                f"({whys[:1000]}); see "
+                f"{self._logs.name}/*.log in its run directory; run the same command again, on "
+                "other nodes if need "
                 "be, and it continues"
             )
         messages = self._said
@@ -182,7 +194,9 @@ class Processes(Engine):
         return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """See `Engine`; unless `for_good` the lane is started again, for its machine may be well."""
+        """See `Engine`; unless `for_good` the lane is started again, for its machine may be
+        well.
+        """
         self._end(self._lanes[lane], why)
         if for_good:  # not set by `_end`, and `news` fails only when all lanes are given up
             self._lanes[lane].is_given_up = True
@@ -203,7 +217,11 @@ class Processes(Engine):
             if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
                 self._end(lane, f"it did not start within {START_LIMIT_S:.0f} s")
             return
-        if lane.is_given_up or now_s < lane.again_s or (lane.ending is not None and lane.ending.is_alive()):
+        if (
+            lane.is_given_up
+            or now_s < lane.again_s
+            or (lane.ending is not None and lane.ending.is_alive())
+        ):
             return
         lane.starts += 1
         lane.began_s = now_s
@@ -213,9 +231,13 @@ class Processes(Engine):
         log = self._logs / f"{place.name}.log"
         try:
             lane.process = GuardedProcess(
-                [driver_python(), *LANE_COMMAND], place.env, log, LOG_BYTES, through=place.through,
+                [driver_python(), *LANE_COMMAND],
+                place.env,
+                log,
+                LOG_BYTES,
+                through=place.through,
                 remote_env=place.remote_env,
-            )  # fmt: skip
+            )
         except WorkerFailed as error:
             self._end(lane, str(error))
             return
@@ -232,11 +254,15 @@ class Processes(Engine):
                 self._take(lane, message)
 
     def _take(self, lane: _Lane, message: Message) -> None:
-        """Passes on a message from a lane's program; the first one means that the lane has joined."""
+        """Passes on a message from a lane's program; the first one means that the lane has
+        joined.
+        """
         place = lane.place
         if not lane.has_joined:
             lane.has_joined = True
-            self._said.append(Told(place.name, {"type": JOINED, "host": place.host, "devices": place.devices}))
+            self._said.append(
+                Told(place.name, {"type": JOINED, "host": place.host, "devices": place.devices})
+            )
         if message["type"] == "result":
             lane.starts = 1
         self._said.append(Told(place.name, message))
@@ -261,29 +287,44 @@ def _begin_ending(lane: _Lane) -> None:
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
     """Places a lane on each group of device ids of this machine."""
     env = with_packages(caller_environment())
-    return [Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group)) for group in groups]
+    return [
+        Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group))
+        for group in groups
+    ]
 
 
-def lanes_on_nodes(nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()) -> list[Place]:
-    """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra` goes to ``srun``."""
+def lanes_on_nodes(
+    nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()
+) -> list[Place]:
+    """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra`
+    goes to ``srun``.
+    """
     client = slurm_client_environment(caller_environment())
     env = {n: v for n, v in with_packages(caller_environment()).items() if n not in SET_BY_NODE}
     return [
         Place(
-            name=node, host=node, env=client, remote_env=env, devices=devices,
+            name=node,
+            host=node,
+            env=client,
+            remote_env=env,
+            devices=devices,
             through=slurm_step_command(node, client, f"--job-name=lane-{node}", *extra),
         )
         for node in nodes
-    ]  # fmt: skip
+    ]
 
 
 def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> list[Place]:
-    """Places a lane on each group of nodes of this SLURM job: its program runs here, its trials' ranks on the nodes.
+    """Places a lane on each group of nodes of this SLURM job: its program runs here, its trials'
+    ranks on the nodes.
 
     The first node of a group names the lane; `devices` are the GPUs of each group.
     """
     env = with_packages(caller_environment())
-    return [Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices) for g in groups]
+    return [
+        Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices)
+        for g in groups
+    ]
 
 
 def _lane_name(group: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Submits a study as a SLURM job: checks the request, writes the batch script, and submits it.
 
-The script is plain bash. It starts one driver, which places its lanes on the job's nodes, passes on the warning of the
-time limit, and requeues the job if that was requested.
+The script is plain bash. It starts one driver, which places its lanes on the job's nodes, passes on
+the warning of the time limit, and requeues the job if that was requested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from autotune.model.units import format_seconds
 
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
-"""Variable that gives a job the URL of its storage, which may hold a password and so must not be in the script."""
+"""Variable that gives a job the URL of its storage, which may hold a password and so must not be in
+the script.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,9 @@ class JobRequest:
     srun: tuple[str, ...] = ()
     """More arguments for every srun."""
     setup: tuple[str, ...] = ()
-    """Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the job."""
+    """Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the
+    job.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,9 @@ class Program:
 
     @property
     def log(self) -> str:
-        """The job's log file beside the run directory, as a pattern of SLURM, which fills in the job's number."""
+        """The job's log file beside the run directory, as a pattern of SLURM, which fills in the
+        job's number.
+        """
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
@@ -82,33 +88,38 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
     """Refuses a job in which the study cannot run.
 
     Raises:
-        StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not suffice, or the job
-            would end before the study's time budget.
+        StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not
+            suffice, or the job would end before the study's time budget.
     """
     device = spec.device
     if request.nodes % device.node_count:
         raise StudyFileError(
-            f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` but got "
+            "--nodes must be a multiple of the study's `device.node_count = "
+            f"{device.node_count}` but got "
             f"{request.nodes}; nodes that no trial can use would only wait"
         )
     if device.platform == "cuda":
         gpus = (request.gpus_per_node or 0) * device.node_count
         if gpus < (device.count or device.node_count):
             raise StudyFileError(
-                f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} nodes has {gpus} "
+                "--gpus-per-node must give each trial its GPUs but a trial of "
+                f"{device.node_count} nodes has {gpus} "
                 f"and the study asks for {device.count or 'at least one on each node'}"
             )
     if request.grace_s >= request.time_s:
         raise StudyFileError(
-            f"--grace must be shorter than --time but got {request.grace_s:.0f} s of {request.time_s:.0f} s"
+            f"--grace must be shorter than --time but got {request.grace_s:.0f} s of "
+            f"{request.time_s:.0f} s"
         )
     budget_s = spec.search.time_budget
     usable_s = request.time_s - request.grace_s
     if budget_s is not None and budget_s > usable_s and not request.requeue:
         least_min = math.ceil((budget_s + request.grace_s) / 60)
         raise StudyFileError(
-            f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but got "
-            f"{format_seconds(budget_s)}: the job would end before the proof, for which the study keeps time back; ask "
+            f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but "
+            "got "
+            f"{format_seconds(budget_s)}: the job would end before the proof, for which the "
+            "study keeps time back; ask "
             f"for --time {least_min}m, lower --time-budget, or let it go on in the next "
             "job with --requeue"
         )
@@ -124,8 +135,12 @@ def estimate(request: JobRequest) -> str:
 # ---------------------------------------------------------------------- the script
 
 
-def render_script(spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool) -> str:
-    """Renders the batch script; StudyFileError if the study does not fit the job, or a text cannot be in a script."""
+def render_script(
+    spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool
+) -> str:
+    """Renders the batch script; StudyFileError if the study does not fit the job, or a text cannot
+    be in a script.
+    """
     check_request(spec, request)
     _check_setup(request.setup)
     filters = {"shell": shlex.join, "directive": _directive}
@@ -146,7 +161,8 @@ def _check_setup(lines: Sequence[str]) -> None:
     """Refuses set-up lines that look like a secret."""
     if secret := [line for line in lines if redact_text(line) != line]:
         raise StudyFileError(
-            f"a set-up line must hold no secret, for the script is a file, but got {redact_text(secret[0])!r}; set it "
+            "a set-up line must hold no secret, for the script is a file, but got "
+            f"{redact_text(secret[0])!r}; set it "
             "in the environment of your call instead, which the job inherits"
         )
 
@@ -157,7 +173,8 @@ def _directive(option: str) -> str:
         return option
     if any(c in '"\\' or not c.isprintable() for c in option):
         raise StudyFileError(
-            f"an option of sbatch must not hold quotes, backslashes or control characters but got {option!r}; "
+            "an option of sbatch must not hold quotes, backslashes or control characters but "
+            f"got {option!r}; "
             "choose another --run-dir or option"
         )
     name, equals, value = option.partition("=")
@@ -168,18 +185,25 @@ def _directive(option: str) -> str:
 
 
 def submit_script(program: Program, script: str, *, storage: str | None) -> str:
-    """Writes the script and submits it with the URL of the Optuna storage in its environment; returns the job's number.
+    """Writes the script and submits it with the URL of the Optuna storage in its environment;
+    returns the job's number.
 
     Raises:
         LaunchError: If SLURM refuses the job; no script is left behind.
     """
     env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
-    client = slurm_client_environment(env)  # variables of the caller's own job must not shape the new one
+    client = slurm_client_environment(
+        env
+    )  # variables of the caller's own job must not shape the new one
     ask_slurm(["sbatch", "--version"], client)  # nothing is written on a machine without SLURM
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
-        job = ask_slurm(["sbatch", "--parsable", str(program.script)], client).strip().partition(";")[0]
+        job = (
+            ask_slurm(["sbatch", "--parsable", str(program.script)], client)
+            .strip()
+            .partition(";")[0]
+        )
     except LaunchError:
         program.script.unlink()
         raise

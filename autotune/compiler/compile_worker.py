@@ -1,8 +1,10 @@
-"""A compile worker: a process that lowers a step once and compiles it under one flag set after another.
+"""A compile worker: a process that lowers a step once and compiles it under one flag set after
+another.
 
-XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside its dump. If those
-of the step's module name the dump folder of this compilation, its flags were parsed; all are compared with the given
-ones, for a workload may add its own. Without this an unchanged program does not show that a set is a no-op.
+XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside
+its dump. If those of the step's module name the dump folder of this compilation, its flags were
+parsed; all are compared with the given ones, for a workload may add its own. Without this an
+unchanged program does not show that a set is a no-op.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from autotune.child.packages import workloads_root
 from autotune.compiler.program import CompileResult
 from autotune.compiler.schedule import read_program
 from autotune.compiler.targets import Target, Topology, compiler_versions
-from autotune.machine.environment import caller_environment, child_environment, driver_python, with_packages
+from autotune.machine.environment import (
+    caller_environment,
+    child_environment,
+    driver_python,
+    with_packages,
+)
 from autotune.machine.files import COMPILES, Scratch
 from autotune.model.errors import LaunchError
 from autotune.model.flags import OPTION, FlagSet, parse_text_proto
@@ -46,7 +53,9 @@ ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its cost estimate of each kernel; the program stays the same."""
 
 KERNEL_CACHE = "xla_gpu_kernel_cache_file"
-"""Flag of a file of compiled kernels: those that the sets of a worker have in common are compiled once."""
+"""Flag of a file of compiled kernels: those that the sets of a worker have in common are compiled
+once.
+"""
 
 Progress = Callable[[str], None]
 
@@ -68,7 +77,9 @@ class CompileJob:
 
     @property
     def digest(self) -> str:
-        """Digest of all that decides the program besides the flag set, the user's source included."""
+        """Digest of all that decides the program besides the flag set, the user's source
+        included.
+        """
         facts = {
             "entry": self.entry,
             "options": self.options,
@@ -77,7 +88,9 @@ class CompileJob:
             "topology": str(self.topology),
             "versions": dict(self.versions),
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[
+            :16
+        ]
 
 
 def _source_digest(entry: str, paths: Sequence[str]) -> str:
@@ -94,7 +107,9 @@ def jax_settings(settings: FlagSet) -> FlagSet:
 
 
 def worker_settings(settings: FlagSet) -> FlagSet:
-    """Returns the part of a set that needs a worker of its own: JAX options and options of the workload."""
+    """Returns the part of a set that needs a worker of its own: JAX options and options of the
+    workload.
+    """
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
@@ -102,7 +117,13 @@ class CompileWorker:
     """A guarded compile worker process with its scratch folder."""
 
     def __init__(
-        self, job: CompileJob, shared: FlagSet, progress: Progress, *, lowers_first: bool, kept_to: frozenset[int]
+        self,
+        job: CompileJob,
+        shared: FlagSet,
+        progress: Progress,
+        *,
+        lowers_first: bool,
+        kept_to: frozenset[int],
     ) -> None:
         self._job = job
         self.kept_to = kept_to
@@ -110,10 +131,13 @@ class CompileWorker:
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
         devices = job.topology.device_count if job.target is None else None
-        env = with_packages(child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices))
+        env = with_packages(
+            child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
+        )
         env |= {
             "CUDA_VISIBLE_DEVICES": "",  # described GPUs only: attached ones are being measured
-            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # else the plugin requires cuPTI, useless without a GPU
+            # Else the plugin requires cuPTI, useless without a GPU.
+            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "OPENBLAS_NUM_THREADS": "1",  # threads that a fork would lose
             "TF_CPP_MIN_LOG_LEVEL": "1",
         }
@@ -135,11 +159,17 @@ class CompileWorker:
         self.is_touched = bool(answer.get("is_touched"))
 
     def _send(self, kind: str, **order: Any) -> None:
-        self._process.send({"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order})
+        self._process.send(
+            {"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order}
+        )
 
-    def compile(self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool) -> CompileResult | None:
+    def compile(
+        self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool
+    ) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        flags_given = settings.without(*(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))))
+        flags_given = settings.without(
+            *(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE)))
+        )
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)
             flags = [flags_given.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
@@ -150,7 +180,10 @@ class CompileWorker:
             self._send(
                 "compile",
                 folder=str(folder),
-                environment={**settings.of_kind("env").to_environment(), "XLA_FLAGS": " ".join(flags).strip()},
+                environment={
+                    **settings.of_kind("env").to_environment(),
+                    "XLA_FLAGS": " ".join(flags).strip(),
+                },
                 jax_options=list(jax_settings(settings)),
                 limit_s=limits.wall_s,
                 processor_s=limits.processor_s,
@@ -164,10 +197,14 @@ class CompileWorker:
                 failure = _failure(last_lines(folder / LOG), limits, answer, report)
                 return CompileResult(settings=settings, failure=failure, **cost)
             require_applied(
-                flags_given, marker=str(folder / "dump"), written=read_log(folder / OPTIONS),
+                flags_given,
+                marker=str(folder / "dump"),
+                written=read_log(folder / OPTIONS),
                 jax_options=report["jax_options"],
-            )  # fmt: skip
-            program = read_program(folder, report, self._job.topology, is_gpu=self._job.target is not None)
+            )
+            program = read_program(
+                folder, report, self._job.topology, is_gpu=self._job.target is not None
+            )
             return CompileResult(settings=settings, program=program, **cost)
 
     def _why_broken(self, answer: Mapping[str, Any]) -> Failure:
@@ -175,10 +212,15 @@ class CompileWorker:
         lines = tuple((self._process.end or {}).get("last_lines", ()))
         if answer.get("error_type"):
             kind = FailureKind.WORKLOAD_ERROR
-            message = f"the workload must build and lower but raised {answer['error_type']}: {answer['message']}"
+            message = (
+                f"the workload must build and lower but raised {answer['error_type']}: "
+                f"{answer['message']}"
+            )
         else:
             kind = FailureKind.LAUNCH
-            message = f"the compile worker did not start: {' | '.join(lines[-3:]) or 'it said nothing'}"
+            message = (
+                f"the compile worker did not start: {' | '.join(lines[-3:]) or 'it said nothing'}"
+            )
         return Failure(kind=kind, message=message, phase="lower", last_lines=lines)
 
     def close(self) -> None:
@@ -192,27 +234,43 @@ class CompileWorker:
 
 
 def _failure(
-    lines: tuple[str, ...], limits: CompileLimits, answer: Mapping[str, Any], report: Mapping[str, Any]
+    lines: tuple[str, ...],
+    limits: CompileLimits,
+    answer: Mapping[str, Any],
+    report: Mapping[str, Any],
 ) -> Failure:
-    """Returns the failure of a compilation, by the last lines of its log and what the worker says of its end."""
+    """Returns the failure of a compilation, by the last lines of its log and what the worker says
+    of its end.
+    """
     if answer["timed_out"]:
         message = f"the compiler did not finish within {limits.wall_s:.0f} s"
         return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
     if answer["exit_status"] == -signal.SIGXCPU and limits.processor_s is not None:
         message = (
-            f"the compiler did not finish within {limits.processor_s:.0f} s of processor time, at least "
+            f"the compiler did not finish within {limits.processor_s:.0f} s of processor time, "
+            "at least "
             f"{COMPILE_FACTOR:.0f} times what the default takes"
         )
         return Failure(
-            kind=FailureKind.COMPILE_ERROR, message=message, phase="compile", last_lines=lines, signal=TOO_SLOW
+            kind=FailureKind.COMPILE_ERROR,
+            message=message,
+            phase="compile",
+            last_lines=lines,
+            signal=TOO_SLOW,
         )
     return classify_failure(
-        exit_status=answer["exit_status"], phase="compile", error_type=report.get("error_type"),
-        message=report.get("message"), last_lines=lines, log=None,
-    )  # fmt: skip
+        exit_status=answer["exit_status"],
+        phase="compile",
+        error_type=report.get("error_type"),
+        message=report.get("message"),
+        last_lines=lines,
+        log=None,
+    )
 
 
-def require_applied(asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]) -> None:
+def require_applied(
+    asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
+) -> None:
     """Checks that one compilation ran under its flags.
 
     Args:
@@ -226,9 +284,13 @@ def require_applied(asked: FlagSet, *, marker: str, written: str, jax_options: M
     lost = [*check_options(asked, jax_options), *check_debug_options(asked, options)]
     if options.get("xla_dump_to") != [marker]:
         lost = ["XLA does not say that it read them"]
-    lost += [f"{n}: this JAX has no such option" for n in asked.of_kind("jax") if n not in jax_options]
+    lost += [
+        f"{n}: this JAX has no such option" for n in asked.of_kind("jax") if n not in jax_options
+    ]
     if lost:
         raise LaunchError(
-            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: {'; '.join(lost)}; a "
-            "workload must leave XLA_FLAGS and jax.config to autotune and compile nothing before it is asked to"
+            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: "
+            f"{'; '.join(lost)}; a "
+            "workload must leave XLA_FLAGS and jax.config to autotune and compile nothing before "
+            "it is asked to"
         )

@@ -1,7 +1,7 @@
 """Compiles flag sets in parallel workers and caches the results.
 
-The number of workers is limited by processors and by memory. The memory of a compilation is known from earlier ones,
-so the first one runs alone.
+The number of workers is limited by processors and by memory. The memory of a compilation is known
+from earlier ones, so the first one runs alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from autotune.compiler.compile_worker import TOO_SLOW, CompileJob, CompileWorker, Progress, worker_settings
+from autotune.compiler.compile_worker import (
+    TOO_SLOW,
+    CompileJob,
+    CompileWorker,
+    Progress,
+    worker_settings,
+)
 from autotune.compiler.program import SCHEMA_VERSION, CompileResult
 from autotune.compiler.targets import compiler_problem
 from autotune.machine.files import replace_file
@@ -43,7 +49,9 @@ class Cache:
             result = CompileResult.model_validate_json(self._path(settings).read_bytes())
         except (OSError, ValidationError):
             return None
-        return result.model_copy(update={"from_cache": True}) if result.settings == settings else None
+        return (
+            result.model_copy(update={"from_cache": True}) if result.settings == settings else None
+        )
 
     def store(self, result: CompileResult) -> None:
         """Caches a result unless it is a failure of the machine; disk errors are ignored."""
@@ -99,7 +107,8 @@ class Compiler:
         self._progress = progress
         self._processors = processors
         self.workers: dict[int, CompileWorker] = {}
-        # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's devices starts one.
+        # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's
+        # devices starts one.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
@@ -124,7 +133,9 @@ class Compiler:
         yield from self._side_by_side(missing)
 
     def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
-        """Returns the number of compilations at once; one until the memory of a compilation is known."""
+        """Returns the number of compilations at once; one until the memory of a compilation is
+        known.
+        """
         if not self._host_bytes:
             return 1
         room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
@@ -149,7 +160,9 @@ class Compiler:
                 except KeyboardInterrupt:
                     self.abort()
                     raise
-                for future in sorted(finished, key=lambda f: f.exception() is not None):  # so that each result counts
+                for future in sorted(
+                    finished, key=lambda f: f.exception() is not None
+                ):  # so that each result counts
                     free.append(running.pop(future))
                     yield future.result()
 
@@ -181,27 +194,45 @@ class Compiler:
             self._progress(f"compile {settings}")
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
-            if self._has_estimates and result is not None and _may_be_due_to_estimates(result.failure):
-                # XLA's cost models know only some GPUs, and another build may lack the flag: retry without it.
+            if (
+                self._has_estimates
+                and result is not None
+                and _may_be_due_to_estimates(result.failure)
+            ):
+                # XLA's cost models know only some GPUs, and another build may lack the flag: retry
+                # without it.
                 result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
             if result is not None:
                 return result
             self._end(seat)
-        failure = Failure(kind=FailureKind.CRASH, message="the compile worker died again and again", phase="compile")
+        failure = Failure(
+            kind=FailureKind.CRASH,
+            message="the compile worker died again and again",
+            phase="compile",
+        )
         return CompileResult(settings=settings, failure=failure)
 
     def _refuse_if_stopped(self) -> None:
         if self._is_stopped:
-            raise StoppedError("compiling was stopped; run the same command again, what is compiled is kept")
+            raise StoppedError(
+                "compiling was stopped; run the same command again, what is compiled is kept"
+            )
 
     def _start(self, seat: int, shared: FlagSet) -> CompileWorker:
-        """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its forks."""
+        """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its
+        forks.
+        """
         self._end(seat)
-        worker = CompileWorker(self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to)
+        worker = CompileWorker(
+            self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to
+        )
         self.workers[seat] = worker
         if worker.is_touched:
-            self._progress("the workload starts a backend as it is built: each set is built in a process of its own")
+            self._progress(
+                "the workload starts a backend as it is built: each set is built in a process of "
+                "its own"
+            )
             self._lowers_first = False
             return self._start(seat, shared)
         return worker
@@ -233,5 +264,9 @@ class Compiler:
 
 
 def _may_be_due_to_estimates(failure: Failure | None) -> bool:
-    """Whether a compilation may have failed because of `ESTIMATES`; one that took too long is not tried again."""
-    return failure is not None and failure.kind is not FailureKind.HANG and failure.signal != TOO_SLOW
+    """Whether a compilation may have failed because of `ESTIMATES`; one that took too long is not
+    tried again.
+    """
+    return (
+        failure is not None and failure.kind is not FailureKind.HANG and failure.signal != TOO_SLOW
+    )

@@ -1,10 +1,12 @@
 """Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-A pass that peels a loop loses its trip count. The loop's counter, a scalar integer, is then run until the condition
-ends the loop (before that xla/service/while_loop_analysis.cc counts). All else is unknown: a wrong count gives a wrong
-step time. Work follows XLA's cost analysis (xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2
-FLOPs for each multiplied pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a
-slice counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN's attention count as bytes only.
+A pass that peels a loop loses its trip count. The loop's counter, a scalar integer, is then run
+until the condition ends the loop (before that xla/service/while_loop_analysis.cc counts). All else
+is unknown: a wrong count gives a wrong step time. Work follows XLA's cost analysis
+(xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied
+pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a slice
+counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN's attention count as
+bytes only.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
 _LITERAL = re.compile(r"[su]\d+ (-?\d+)")
-_REFERENCE = re.compile(r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)")
+_REFERENCE = re.compile(
+    r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,9 @@ class Operand(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction, linked to those of its computation that it depends on and that depend on it."""
+    """One instruction, linked to those of its computation that it depends on and that depend on
+    it.
+    """
 
     name: str
     computation: Computation
@@ -86,10 +92,14 @@ class Instruction:
     """The arrays of its result, tuples flattened."""
     operands: tuple[Operand, ...] = ()
     inside: str = ""
-    """The text between its parentheses: operands, the number of a parameter, the value of a constant."""
+    """The text between its parentheses: operands, the number of a parameter, the value of a
+    constant.
+    """
     attributes: str = ""
     called: Mapping[str, Computation] = field(default_factory=dict)
-    """Computations that it runs, by attribute (``calls``, ``body``, ``condition``, ``to_apply``)."""
+    """Computations that it runs, by attribute (``calls``, ``body``, ``condition``,
+    ``to_apply``).
+    """
     users: list[Instruction] = field(default_factory=list)
     """Instructions that take its result, once for each operand."""
 
@@ -155,8 +165,12 @@ def parse_module(text: str) -> Module:
     return Module(computations)
 
 
-def _add_instruction(computation: Computation, name: str, rest: str, computations: Mapping[str, Computation]) -> None:
-    """Parses the right-hand side of an instruction, and links it; does nothing if it is of unknown form."""
+def _add_instruction(
+    computation: Computation, name: str, rest: str, computations: Mapping[str, Computation]
+) -> None:
+    """Parses the right-hand side of an instruction, and links it; does nothing if it is of unknown
+    form.
+    """
     end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     call = rest[end:].lstrip()
     opcode, parenthesis, _ = call.partition("(")
@@ -177,7 +191,11 @@ def _add_instruction(computation: Computation, name: str, rest: str, computation
         operands=tuple(operands),
         inside=inside,
         attributes=attributes,
-        called={kind: computations[body] for kind, body in _REFERENCE.findall(attributes) if body in computations},
+        called={
+            kind: computations[body]
+            for kind, body in _REFERENCE.findall(attributes)
+            if body in computations
+        },
     )
     computation.instructions[name] = instruction
     for operand in instruction.operands:
@@ -185,7 +203,9 @@ def _add_instruction(computation: Computation, name: str, rest: str, computation
 
 
 def _matching(text: str, start: int) -> int:
-    """Returns the index of the parenthesis that closes the one at `start`; braces of layouts hold parentheses too."""
+    """Returns the index of the parenthesis that closes the one at `start`; braces of layouts hold
+    parentheses too.
+    """
     depth = 0
     for i in range(start, len(text)):
         if text[i] == "(":
@@ -202,7 +222,9 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
     listed = instruction.attribute(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}")
     if listed is not None:
         return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed)]
-    iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes)
+    iota = re.search(
+        r"replica_groups=\[(\d+),(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes
+    )
     if iota:
         groups: list[list[int]] = _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
         return groups
@@ -211,13 +233,18 @@ def device_groups(instruction: Instruction, device_count: int) -> list[list[int]
 
 
 def _iota(text: str) -> Devices:
-    """Returns the device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in row-major order."""
-    dims, axes = ([int(n) for n in re.findall(r"\d+", numbers)] for numbers in text.partition("T")[::2])
+    """Returns the device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in
+    row-major order.
+    """
+    dims, axes = (
+        [int(n) for n in re.findall(r"\d+", numbers)] for numbers in text.partition("T")[::2]
+    )
     return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 
 def _mesh_groups(text: str) -> list[list[int]]:
-    """Returns the groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes in braces.
+    """Returns the groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes
+    in braces.
 
     ``'x':(2)2`` is a part of an axis: size 2 after 2 outer parts.
     """
@@ -240,9 +267,14 @@ def _mesh_groups(text: str) -> list[list[int]]:
 
 
 _DOES: Mapping[str, Callable[[int, int], int]] = {
-    "add": operator.add, "subtract": operator.sub, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
-    "GE": operator.ge, "NE": operator.ne,
-}  # fmt: skip
+    "add": operator.add,
+    "subtract": operator.sub,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "NE": operator.ne,
+}
 
 MOST_TRIPS = 10_000
 """Longest loop whose turns are counted."""
@@ -276,7 +308,9 @@ def _values(computation: Computation, arguments: list[Value]) -> dict[str, Value
     values: dict[str, Value] = {}
     for instruction in computation.instructions.values():
         if any(not array.dims for array in instruction.shape):
-            values[instruction.name] = _value(instruction, _operand_values(instruction, values), arguments)
+            values[instruction.name] = _value(
+                instruction, _operand_values(instruction, values), arguments
+            )
     return values
 
 
@@ -393,16 +427,23 @@ def _product(instruction: Instruction, factors: Sequence[Array]) -> Work:
 
 
 def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
-    """Returns the size of the left operand along the dimensions that a dot or library call names; None without any."""
+    """Returns the size of the left operand along the dimensions that a dot or library call names;
+    None without any.
+    """
     dimensions = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
-    return None if dimensions is None else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", dimensions))
+    return (
+        None
+        if dimensions is None
+        else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", dimensions))
+    )
 
 
 def _attention(call: Instruction, operands: Sequence[Array]) -> Work:
-    """Returns the work of attention: two products forward, five backward (FlashAttention-2, arXiv:2307.08691, part 3).
+    """Returns the work of attention: two products forward, five backward (FlashAttention-2,
+    arXiv:2307.08691, part 3).
 
-    Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section 3.1.1 there). Both
-    operands are [batch, length, heads, size].
+    Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section
+    3.1.1 there). Both operands are [batch, length, heads, size].
     """
     if [len(array.dims) for array in operands[:2]] != [4, 4]:
         return Work()
@@ -419,7 +460,9 @@ def _fusion_bytes(fusion: Instruction) -> int:
     fused = fusion.called["calls"]
     read = sum(_read_bytes(i) for i in fused.instructions.values() if i.opcode == "parameter")
     root = fused.instructions[fused.root_name]
-    results = [operand.instruction for operand in root.operands] if root.opcode == "tuple" else [root]
+    results = (
+        [operand.instruction for operand in root.operands] if root.opcode == "tuple" else [root]
+    )
     written = sum(_written_bytes(result) for result in results)
     return read + (written or fusion.bytes)
 

@@ -1,17 +1,21 @@
 """Interaction test: finds settings without an effect alone that change the program in combination.
 
-A row is one assignment of settings. Its context is the row without apparent no-ops. If the row has the program of its
-context, all combinations in it are covered at once (group testing). Where the program differs, delta debugging finds
-a minimal set that changes it, whose settings are active. The test ends when equal rows hold
+A row is one assignment of settings. Its context is the row without apparent no-ops. If the row has
+the program of its context, all combinations in it are covered at once (group testing). Where the
+program differs, delta debugging finds a minimal set that changes it, whose settings are active. The
+test ends when equal rows hold
 
 * every value of a no-op with every value of every other setting, and
-* every two settings, one of them a no-op, while any third one is left alone: it might switch them off,
+* every two settings, one of them a no-op, while any third one is left alone: it might switch them
+  off,
 
-and when every no-op was tried with its conditions fulfilled. In small spaces every two values are also tried alone.
-Larger combinations are found by chance: `benchmarks.soundness` measures how often.
+and when every no-op was tried with its conditions fulfilled. In small spaces every two values are
+also tried alone. Larger combinations are found by chance: `benchmarks.soundness` measures how
+often.
 
-A screen repeats the test under each kernel choice, because without a device XLA takes Triton's kernels for matrix
-products where a device's autotuner times them against cuBLAS. A third choice, cuDNN's fusions, cannot be forced.
+A screen repeats the test under each kernel choice, because without a device XLA takes Triton's
+kernels for matrix products where a device's autotuner times them against cuBLAS. A third choice,
+cuDNN's fusions, cannot be forced.
 """
 
 from __future__ import annotations
@@ -26,15 +30,18 @@ from autotune.model.flags import FlagSet
 from autotune.settings.shrink import shrink
 
 Programs = Callable[[Sequence[FlagSet]], list[str | None]]
-"""Fingerprints of the programs of sets, compiled side by side; None for one that does not compile. Raises
-`StoppedError` when the time is up."""
+"""Fingerprints of the programs of sets, compiled side by side; None for one that does not compile.
+Raises `StoppedError` when the time is up.
+"""
 
 Domains = Mapping[str, Sequence[str]]
 Chains = Mapping[str, Sequence[FlagSet]]
 """Setting to the sets under which its conditions are true."""
 
 Combination = tuple[str, ...]
-"""A setting and its value, two settings with their values, or two settings of any value and one that must be absent."""
+"""A setting and its value, two settings with their values, or two settings of any value and one
+that must be absent.
+"""
 
 ROWS_AHEAD = 2
 """Rows that are compiled side by side."""
@@ -51,19 +58,25 @@ PAIRS_ALONE = 64
 TRITON = "with Triton GEMMs"
 CUBLAS = "with cuBLAS GEMMs"
 
-CHOICES: Mapping[str, FlagSet] = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
+CHOICES: Mapping[str, FlagSet] = {
+    TRITON: FlagSet(),
+    CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False}),
+}
 """Flags that force each kernel choice; the first is the compiler's own."""
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """Returns the kernel choices that programs may meet: one on a CPU, and where the baseline leaves only one."""
+    """Returns the kernel choices that programs may meet: one on a CPU, and where the baseline
+    leaves only one.
+    """
     if not is_gpu:
         return {"": FlagSet()}
     return {CUBLAS: FlagSet()} if baseline.merge(CHOICES[CUBLAS]) == baseline else dict(CHOICES)
 
 
 class InteractionSearch:
-    """Finds combinations in which settings without an effect alone change the program; see the module's docstring.
+    """Finds combinations in which settings without an effect alone change the program; see the
+    module's docstring.
 
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
@@ -72,8 +85,8 @@ class InteractionSearch:
 
     Attributes:
         no_ops: Those that are left.
-        found_active: Active settings, each with those among which it acts: the others of a minimal set, and the
-            context, which was not minimized. Empty for what acts alone.
+        found_active: Active settings, each with those among which it acts: the others of a minimal
+            set, and the context, which was not minimized. Empty for what acts alone.
         is_settled: Whether the time sufficed; else nothing is known of the `no_ops` that are left.
     """
 
@@ -100,7 +113,8 @@ class InteractionSearch:
         self._asked = Counter[Combination]()
 
     def run(self, chains: Chains, progress: Callable[[int], None]) -> None:
-        """Compiles rows until all combinations are covered, or the time is up; `progress` gets the number of rows.
+        """Compiles rows until all combinations are covered, or the time is up; `progress` gets the
+        number of rows.
 
         Nothing is settled if the default does not compile.
         """
@@ -112,7 +126,13 @@ class InteractionSearch:
                 raise StoppedError("the default does not compile")
             self._queue = [*self._chained(chains), *self._mending()]
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
-                self._compile([s for row in self._queue[:ROWS_AHEAD] for s in (row.without(*self.no_ops), row)])
+                self._compile(
+                    [
+                        s
+                        for row in self._queue[:ROWS_AHEAD]
+                        for s in (row.without(*self.no_ops), row)
+                    ]
+                )
                 self._try(self._queue.pop(0))
                 rows += 1
                 progress(rows)
@@ -126,7 +146,9 @@ class InteractionSearch:
         return self._compile([settings])[0]
 
     def _mending(self) -> list[FlagSet]:
-        """Rows of values that do not compile alone, which leave the domains: a no-op that repairs one is active."""
+        """Rows of values that do not compile alone, which leave the domains: a no-op that repairs
+        one is active.
+        """
         longest = max(map(len, self.no_ops.values()))
         rows = [FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}) for i in range(longest)]
         mending = []
@@ -166,10 +188,14 @@ class InteractionSearch:
             if self._program(context.merge(minimal)) is None:
                 row = row.without(*minimal)
                 if not context:  # any set that holds them fails
-                    self._queue = [r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue]
+                    self._queue = [
+                        r.without(*minimal) if r.merge(minimal) == r else r for r in self._queue
+                    ]
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """Returns a minimal part of no-ops that changes the program of a context; that fails, where all of them do."""
+        """Returns a minimal part of no-ops that changes the program of a context; that fails, where
+        all of them do.
+        """
         base, whole = self._compile([context, context.merge(part)])
 
         def changes(some: FlagSet) -> bool:
@@ -195,7 +221,9 @@ class InteractionSearch:
             missing.pop(combination, None)
         while missing:
             seed = next(iter(missing))
-            rows = [self._row(seed) for _ in range(RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1)]
+            rows = [
+                self._row(seed) for _ in range(RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1)
+            ]
             best = max(rows, key=lambda row: sum(c in missing for c in self._combinations(row)))
             self._queue.append(best)
             self._asked[seed] += 1
@@ -212,7 +240,9 @@ class InteractionSearch:
         return bool(self._queue)
 
     def _wanted(self) -> Iterator[Combination]:
-        """Yields all combinations to cover, those of no-ops first: their rows have the cheapest context."""
+        """Yields all combinations to cover, those of no-ops first: their rows have the cheapest
+        context.
+        """
         active = [n for n in self._domains if n not in self.no_ops]
         for name in self.no_ops:
             yield from self._items(name)
@@ -220,7 +250,9 @@ class InteractionSearch:
         mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
         for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
             for pair in pairs:
-                yield from (item + other for item, other in itertools.product(*map(self._items, pair)))
+                yield from (
+                    item + other for item, other in itertools.product(*map(self._items, pair))
+                )
             for pair in pairs:
                 yield from ((*pair, third) for third in thirds if third not in pair)
 
@@ -237,7 +269,9 @@ class InteractionSearch:
                 yield from ((item[0], other[0], third) for third in absent)
 
     def _row(self, combination: Combination) -> FlagSet:
-        """Draws a row that holds a combination, many no-ops, and active settings if the combination has one."""
+        """Draws a row that holds a combination, many no-ops, and active settings if the combination
+        has one.
+        """
         draw = self._random
         absent = ""
         if len(combination) == 3:
@@ -248,7 +282,9 @@ class InteractionSearch:
         if self._asked[combination] >= FULL_ROWS:
             return FlagSet(row)
         share_no_ops = 2 / 3 if absent else 1.0
-        share_active = 0.0 if all(n in self.no_ops for n in row) else draw.choice((1 / 3, 1 / 2, 1.0))
+        share_active = (
+            0.0 if all(n in self.no_ops for n in row) else draw.choice((1 / 3, 1 / 2, 1.0))
+        )
         for name, values in self._domains.items():
             share = share_no_ops if name in self.no_ops else share_active
             if name not in row and name != absent and draw.random() < share:

@@ -1,8 +1,10 @@
-"""Predicts the step time of a compiled program without its GPUs: roofline, collectives, simulated streams.
+"""Predicts the step time of a compiled program without its GPUs: roofline, collectives, simulated
+streams.
 
-A prediction ignores kernel quality, clocks and temperature, and other traffic on the network. Use it to rank programs
-and to see where time goes. Sources: `autotune/data/step_time.toml`. The interval is of `autotune/data/published.json`,
-written by ``python -m benchmarks.published`` (`docs/predictions.md`).
+A prediction ignores kernel quality, clocks and temperature, and other traffic on the network. Use
+it to rank programs and to see where time goes. Sources: `autotune/data/step_time.toml`. The
+interval is of `autotune/data/published.json`, written by ``python -m benchmarks.published``
+(`docs/predictions.md`).
 """
 
 from __future__ import annotations
@@ -47,14 +49,18 @@ class Prediction:
     idle_s: float
     """Idle time of the compute stream without a pending collective: launches."""
     mfu: float | None
-    """Model FLOPs over the peak of the matrix units; None if the workload does not give its FLOPs."""
+    """Model FLOPs over the peak of the matrix units; None if the workload does not give its
+    FLOPs.
+    """
     tokens_per_s: float | None
     unknown_loops: tuple[str, ...]
     """Loops of unknown length, counted once; the step may take far longer."""
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
-    """Predicts the step time of a program; LaunchError if that is 0: the program is empty or could not be read."""
+    """Predicts the step time of a program; LaunchError if that is 0: the program is empty or could
+    not be read.
+    """
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
     compute_s = simulation.sums["compute"]
@@ -62,7 +68,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
     step_s = max(simulation.end_s, compute_s + exposed_s)
     if step_s <= 0:
         raise LaunchError(
-            f"a predicted step must take some time but program {program.fingerprint} launches nothing; delete the "
+            f"a predicted step must take some time but program {program.fingerprint} launches "
+            "nothing; delete the "
             "folder `screen` of the user's cache, and compile it again"
         )
     peak = target.flops_per_s["bf16"] * topology.device_count
@@ -79,15 +86,23 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
 
 
 def kernel_time(op: Op, target: Target) -> float:
-    """Returns the seconds of one kernel or copy: the slowest of matrix units, scalar units and memory.
+    """Returns the seconds of one kernel or copy: the slowest of matrix units, scalar units and
+    memory.
 
-    For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it knows repeated reads
-    and thread counts of a fusion, but is absurd for some, and of a product it takes a tiling that nobody chose.
+    For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it
+    knows repeated reads and thread counts of a fusion, but is absurd for some, and of a product it
+    takes a tiling that nobody chose.
     """
     memory_s = op.bytes / (target.memory_bytes_per_s * FIGURES["memory_share"])
-    roofline_s: float = max(_matrix_time(op, target), op.flops / target.flops_per_s["scalar"], memory_s)
+    roofline_s: float = max(
+        _matrix_time(op, target), op.flops / target.flops_per_s["scalar"], memory_s
+    )
     sane = FIGURES["sane"]
-    if op.matrix_flops or op.xla_s is None or not roofline_s / sane <= op.xla_s <= roofline_s * sane:
+    if (
+        op.matrix_flops
+        or op.xla_s is None
+        or not roofline_s / sane <= op.xla_s <= roofline_s * sane
+    ):
         return roofline_s
     return op.xla_s
 
@@ -99,7 +114,9 @@ def _matrix_time(op: Op, target: Target) -> float:
     peak = target.flops_per_s.get(rate, target.flops_per_s["scalar"])
     share = target.matrix_share
     if op.detail.startswith("__cudnn$fmha"):
-        share = FIGURES["attention_backward_share" if "Backward" in op.detail else "attention_share"]
+        share = FIGURES[
+            "attention_backward_share" if "Backward" in op.detail else "attention_share"
+        ]
     reached = peak * share
     if op.product is None:
         return op.matrix_flops / reached
@@ -218,7 +235,9 @@ class _Simulation:
 
 
 def collective_time(collective: Collective, network: Network, gpus_per_node: int) -> float:
-    """Returns the seconds of one collective with its launch, by the fastest algorithm and protocol."""
+    """Returns the seconds of one collective with its launch, by the fastest algorithm and
+    protocol.
+    """
     launch_s: float = FIGURES["nccl_launch_s"]
     if collective.group_size < 2 or collective.bytes == 0:
         return launch_s
@@ -229,12 +248,15 @@ def collective_time(collective: Collective, network: Network, gpus_per_node: int
 
 
 class _Links:
-    """Links that one GPU of a collective's group can use; `hop` is the place of a local one in NCCL's latencies."""
+    """Links that one GPU of a collective's group can use; `hop` is the place of a local one in
+    NCCL's latencies.
+    """
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
         self.local_count = max(1, collective.group_size // collective.node_count)
         self.nic_bytes_per_s: float = network.nic_bytes_per_s / (1 + FIGURES["header_overhead"])
-        # A group within one NVLink domain never uses the network, whatever machines it spreads over.
+        # A group within one NVLink domain never uses the network, whatever machines it spreads
+        # over.
         joined = network.joined_nodes(gpus_per_node)
         self.crosses = collective.node_count > joined
         self.node_count = math.ceil(collective.node_count / joined)
@@ -247,7 +269,9 @@ class _Links:
 
     @property
     def ring_bytes_per_s(self) -> float:
-        """Rate of a ring: the slower of the local links and the group's network cards on one machine."""
+        """Rate of a ring: the slower of the local links and the group's network cards on one
+        machine.
+        """
         rates = []
         if not self.crosses or self.local_count > 1:
             rates.append(self.local_bytes_per_s)
@@ -257,7 +281,9 @@ class _Links:
 
 
 def _candidates(collective: Collective, network: Network, link: _Links) -> Iterator[float]:
-    """Yields the seconds of a reduction or gather by each algorithm and protocol of NCCL, without the launch."""
+    """Yields the seconds of a reduction or gather by each algorithm and protocol of NCCL, without
+    the launch.
+    """
     size = collective.group_size
     rounds = FIGURES["rounds"][collective.kind]
     steps = rounds * (size - 1)
@@ -265,11 +291,17 @@ def _candidates(collective: Collective, network: Network, link: _Links) -> Itera
     for name, protocol in FIGURES["protocols"].items():
         rate = link.ring_bytes_per_s * _ring_share(name, collective.kind, link)
         ring = protocol["ring"]
-        yield ring[0] + (steps - outside) * ring[link.hop] + outside * ring[3] + collective.bytes * steps / size / rate
+        yield (
+            ring[0]
+            + (steps - outside) * ring[link.hop]
+            + outside * ring[3]
+            + collective.bytes * steps / size / rate
+        )
         if collective.kind == "all-reduce":
             yield _tree(collective, link, name, protocol["tree"])
     if collective.kind == "all-reduce" and network.nvls_share and not link.crosses:
-        # Each GPU sends its array once for the switch to reduce, and its share of the sum once more.
+        # Each GPU sends its array once for the switch to reduce, and its share of the sum once
+        # more.
         moved = collective.bytes * (1 + 1 / size) / (network.nvls_share * link.local_bytes_per_s)
         yield FIGURES["protocols"]["Simple"]["ring"][0] + moved
 
@@ -292,7 +324,9 @@ def _tree(collective: Collective, link: _Links, name: str, hops_s: Sequence[floa
 
 
 def _direct(collective: Collective, link: _Links) -> float:
-    """Returns the seconds of an all-to-all or permute, where each GPU sends directly to the others."""
+    """Returns the seconds of an all-to-all or permute, where each GPU sends directly to the
+    others.
+    """
     size = collective.group_size
     near = link.local_count if link.crosses else size
     share_out = (size - near) / size
@@ -300,13 +334,17 @@ def _direct(collective: Collective, link: _Links) -> float:
     if collective.kind in ("collective-permute", "send", "recv"):
         share_out = float(link.crosses)
         share_in = 1.0 - share_out
-    moved = collective.bytes * max(share_out / link.nic_bytes_per_s, share_in / link.local_bytes_per_s)
+    moved = collective.bytes * max(
+        share_out / link.nic_bytes_per_s, share_in / link.local_bytes_per_s
+    )
     simple = FIGURES["protocols"]["Simple"]["ring"]
     return float(simple[0] + simple[3 if link.crosses else link.hop] + moved)
 
 
 def product_time(product: tuple[int, int, int, int], flops_per_s: float, core_count: int) -> float:
-    """Returns the seconds of a matrix product on an idle GPU of `flops_per_s` in a large tile, without the launch."""
+    """Returns the seconds of a matrix product on an idle GPU of `flops_per_s` in a large tile,
+    without the launch.
+    """
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
     tiles: list[tuple[int, int, float]] = FIGURES["tiles"]
@@ -322,16 +360,19 @@ def published() -> dict[str, Any]:
     """Loads how predictions agree with published step times.
 
     Returns:
-        ``interval``: 95 % interval of measured over predicted step time of a framework that was not compared;
-        ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences (by the option
-        ``attention``, empty for the default) that were compared.
+        ``interval``: 95 % interval of measured over predicted step time of a framework that was not
+            compared;
+        ``words``: the agreement as a clause; ``families`` of models and ``lengths`` of sequences
+        (by the option ``attention``, empty for the default) that were compared.
     """
     agreement: dict[str, Any] = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
     return agreement
 
 
 def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
-    """Returns what was not compared with published step times, so that a prediction has no interval; else None."""
+    """Returns what was not compared with published step times, so that a prediction has no
+    interval; else None.
+    """
     compared = published()
     attention = str(options.get("attention", ""))
     if ":" in entry:
@@ -343,7 +384,9 @@ def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
     if entry.split("-")[0] not in compared["families"]:
         return f"a model like {entry}"
     lengths = compared["lengths"].get(attention, [])
-    if (attention and options.get("seq") not in lengths) or options.get("seq", 0) > max(lengths, default=0):
+    if (attention and options.get("seq") not in lengths) or options.get("seq", 0) > max(
+        lengths, default=0
+    ):
         return f"attention {attention or 'by default'} at this length"
     return None
 
@@ -352,14 +395,21 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     """Predicts one set as plain data; StudyFileError on the CPU.
 
     Returns:
-        settings, target and topology; `failure` if the set does not compile, else the fingerprint of its `program`,
-        `changes` in it and `not_modelled` (settings that act at run time). The default and sets of options alone have
-        a step time too, with its interval: no gain of a flag is predicted (`docs/predictions.md`).
+        settings, target and topology; `failure` if the set does not compile, else the fingerprint
+        of its `program`, `changes` in it and `not_modelled` (settings that act at run time). The
+        default and sets of options alone have a step time too, with its interval: no gain of a flag
+        is predicted (`docs/predictions.md`).
     """
     job = screener.job
     if job.target is None:
-        raise StudyFileError("times are predicted for GPUs only: add --target, such as --target h100-sxm")
-    row: dict[str, Any] = {"settings": dict(settings), "target": job.target.name, "topology": str(job.topology)}
+        raise StudyFileError(
+            "times are predicted for GPUs only: add --target, such as --target h100-sxm"
+        )
+    row: dict[str, Any] = {
+        "settings": dict(settings),
+        "target": job.target.name,
+        "topology": str(job.topology),
+    }
     result = screener.result(settings)
     if result.program is None:
         return {**row, "failure": result.failure.message if result.failure else ""}
@@ -375,5 +425,10 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
         why_not = why_no_interval(job.entry, {**job.options, **options_in(settings)})
         ends = published()["interval"] if why_not is None else ()
         interval_s = [prediction.step_s * end for end in ends] or None
-        row |= {"predicted": True, **asdict(prediction), "no_interval": why_not, "interval_s": interval_s}
+        row |= {
+            "predicted": True,
+            **asdict(prediction),
+            "no_interval": why_not,
+            "interval_s": interval_s,
+        }
     return row

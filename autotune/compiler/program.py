@@ -37,7 +37,9 @@ class Collective(Record):
     """One collective of a program."""
 
     kind: str
-    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute`` ..."""
+    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``
+    ...
+    """
     bytes: int
     """Bytes of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
     dtype: str
@@ -58,7 +60,9 @@ class Op(Work):
     async_id: int | None = None
     """Pairs a start with its done."""
     content: tuple[Op, ...] = ()
-    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches, which all count."""
+    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches, which all
+    count.
+    """
     condition: tuple[Op, ...] = ()
     """Entries of a loop's condition."""
     trip_count: int | None = None
@@ -124,7 +128,8 @@ class CompileResult(Record):
 def walk(
     ops: tuple[Op, ...], times: int = 1, within: frozenset[OpKind] = frozenset()
 ) -> Iterator[tuple[Op, int, frozenset[OpKind]]]:
-    """Yields every entry of a schedule, how often a step runs it, and the kinds of the entries around it.
+    """Yields every entry of a schedule, how often a step runs it, and the kinds of the entries
+    around it.
 
     Loops of unknown length count once.
     """
@@ -156,7 +161,9 @@ def figures(program: CompiledProgram) -> Counter[str]:
         counts["kernels in command buffers"] += OpKind.GRAPH in within and op.kind in _LAUNCHED
         counts["kernel launches a step"] += times * (op.kind is OpKind.KERNEL)
     if program.schedule:
-        counts.update({f"custom calls: {name}": count for name, count in program.custom_calls.items()})
+        counts.update(
+            {f"custom calls: {name}": count for name, count in program.custom_calls.items()}
+        )
     else:  # XLA:CPU shows no thunks
         counts.update({f"instructions: {name}": count for name, count in program.opcodes.items()})
     if program.memory is not None:
@@ -164,16 +171,27 @@ def figures(program: CompiledProgram) -> Counter[str]:
         counts["temporary bytes"] = program.memory.temp_bytes
         counts["peak bytes"] = program.memory.peak_bytes
     collectives = tuple(NAMES["collectives"])
-    return Counter({name: counts[name] for name in sorted(counts, key=lambda n: (not n.startswith(collectives), n))})
+    return Counter(
+        {
+            name: counts[name]
+            for name in sorted(counts, key=lambda n: (not n.startswith(collectives), n))
+        }
+    )
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:
-    """Returns the differences, such as ``all-gather (async): 9 -> 3``; none only for equal programs."""
+    """Returns the differences, such as ``all-gather (async): 9 -> 3``; none only for equal
+    programs.
+    """
     if reference.fingerprint == candidate.fingerprint:
         return []
     before = figures(reference)
     after = figures(candidate)
-    clauses = [_clause(name, before[name], after[name]) for name in before | after if before[name] != after[name]]
+    clauses = [
+        _clause(name, before[name], after[name])
+        for name in before | after
+        if before[name] != after[name]
+    ]
     return clauses or ["same figures, but other machine code, buffers or order"]
 
 
@@ -182,4 +200,7 @@ def _clause(name: str, before: int, after: int) -> str:
         return f"{name}: {before} -> {after}"
     sign = "+" if after > before else "-"
     difference = f"{sign}{format_bytes(abs(after - before))}"
-    return f"{name.replace(' bytes', '')}: {format_bytes(before)} -> {format_bytes(after)} ({difference})"
+    return (
+        f"{name.replace(' bytes', '')}: {format_bytes(before)} -> {format_bytes(after)} "
+        f"({difference})"
+    )

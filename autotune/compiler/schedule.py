@@ -1,4 +1,6 @@
-"""Reads a program from a compilation's folder: the HLO, and the thunk sequence that the host issues."""
+"""Reads a program from a compilation's folder: the HLO, and the thunk sequence that the host
+issues.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.fingerprint import HLO, METADATA, THUNKS
-from autotune.compiler.hlo import NAMES, Instruction, Module, device_groups, kernel_work, parse_module, trip_count
+from autotune.compiler.hlo import (
+    NAMES,
+    Instruction,
+    Module,
+    device_groups,
+    kernel_work,
+    parse_module,
+    trip_count,
+)
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Topology
 from autotune.model.errors import LaunchError
@@ -44,13 +54,16 @@ class Thunk:
     @property
     def nested(self) -> list[Thunk]:
         """All nested thunks except a loop's condition."""
-        return [t for name, section in self.sections.items() if name != "condition" for t in section]
+        return [
+            t for name, section in self.sections.items() if name != "condition" for t in section
+        ]
 
 
 def parse_thunks(text: str) -> list[Thunk]:
     """Parses the nested thunks of a dump.
 
-    A line ``condition:`` or ``body:`` belongs to the innermost open loop; the dump does not indent it reliably.
+    A line ``condition:`` or ``body:`` belongs to the innermost open loop; the dump does not indent
+    it reliably.
     """
     top = Thunk(-1, "", "", -1)
     stack = [top]
@@ -71,7 +84,9 @@ def parse_thunks(text: str) -> list[Thunk]:
 
 
 def _open_section(stack: list[Thunk], name: str) -> None:
-    """Assigns the next deeper lines to a section of the innermost open loop; branches have no sections here."""
+    """Assigns the next deeper lines to a section of the innermost open loop; branches have no
+    sections here.
+    """
     previous = {"condition": "", "body": "condition"}.get(name)
     loop = next((t for t in reversed(stack) if t.kind == "While" and t.current == previous), None)
     if loop is not None:
@@ -79,17 +94,22 @@ def _open_section(stack: list[Thunk], name: str) -> None:
 
 
 def fingerprint(hlo_digest: str, thunks: str) -> str:
-    """Returns the digest of a program compiled for a described GPU; `thunks` counts without its notes on neighbours.
+    """Returns the digest of a program compiled for a described GPU; `thunks` counts without its
+    notes on neighbours.
 
     Kernels are numbered in order, for their names depend on which of them XLA had in its cache.
     """
     kernels: dict[str, str] = {}
-    numbered = _KERNEL.sub(lambda kernel: kernels.setdefault(kernel[0], f"kernel {len(kernels)}"), thunks)
+    numbered = _KERNEL.sub(
+        lambda kernel: kernels.setdefault(kernel[0], f"kernel {len(kernels)}"), thunks
+    )
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', numbered)}".encode()).hexdigest()[:16]
 
 
 class Reader:
-    """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO instructions."""
+    """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO
+    instructions.
+    """
 
     def __init__(self, module: Module, names: Mapping[int, str], topology: Topology) -> None:
         self._instructions = module.instructions()
@@ -117,7 +137,9 @@ class Reader:
             kind = OpKind.COLLECTIVE
             fields["collective"] = collective
         elif kind not in (OpKind.GRAPH, OpKind.DONE) and instruction is not None:
-            if thunk.kind == "DynamicSliceFusion":  # runs its content at computed addresses; the fusion says how much
+            if (
+                thunk.kind == "DynamicSliceFusion"
+            ):  # runs its content at computed addresses; the fusion says how much
                 kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
                 fields["content"] = ()
             if kind is not OpKind.OTHER:
@@ -156,15 +178,25 @@ def _kernel_fields(instruction: Instruction) -> dict[str, object]:
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """Returns the kind of an unlisted thunk: a kernel that moves its arrays, so that it costs time."""
-    is_done = instruction is None or "Done" in thunk.kind or instruction.opcode.endswith(("-start", "-done"))
+    """Returns the kind of an unlisted thunk: a kernel that moves its arrays, so that it costs
+    time.
+    """
+    is_done = (
+        instruction is None
+        or "Done" in thunk.kind
+        or instruction.opcode.endswith(("-start", "-done"))
+    )
     return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
 
 
 def _estimate(instruction: Instruction) -> float | None:
-    """Returns the seconds of a kernel by XLA's cost model; XLA writes microseconds, of products by other models too."""
+    """Returns the seconds of a kernel by XLA's cost model; XLA writes microseconds, of products by
+    other models too.
+    """
     estimates = json.loads(instruction.attribute(r'"reification_cost":(\[[^\]]*\])') or "[]")
-    microseconds = sum(estimate.get("exec_time_us", 0.0) for estimate in estimates if estimate.get("name") == "")
+    microseconds = sum(
+        estimate.get("exec_time_us", 0.0) for estimate in estimates if estimate.get("name") == ""
+    )
     return microseconds * 1e-6 or None
 
 
@@ -193,15 +225,20 @@ def counts(module: Module) -> tuple[Counter[str], Counter[str]]:
     return Counter(i.opcode for i in outside), targets
 
 
-def read_program(folder: Path, report: Mapping[str, Any], topology: Topology, *, is_gpu: bool) -> CompiledProgram:
-    """Reads the program in the folder of a worker's fork; LaunchError without instructions, or a GPU's thunks."""
+def read_program(
+    folder: Path, report: Mapping[str, Any], topology: Topology, *, is_gpu: bool
+) -> CompiledProgram:
+    """Reads the program in the folder of a worker's fork; LaunchError without instructions, or a
+    GPU's thunks.
+    """
     hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, METADATA))
     module = parse_module(hlo)
     parsed = parse_thunks(thunks)
     if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
         missing = "thunks" if hlo else "optimized HLO"
         raise LaunchError(
-            f"a compiled step must have instructions and a GPU's must have thunks but XLA's dump holds no {missing}; "
+            "a compiled step must have instructions and a GPU's must have thunks but XLA's dump "
+            f"holds no {missing}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
     reader = Reader(module, {int(number): name for name, number in _NAME.findall(names)}, topology)

@@ -14,7 +14,14 @@ from autotune.compiler.compile_worker import CompileJob, Progress
 from autotune.compiler.compiler import Compiler
 from autotune.compiler.interaction import Chains, Domains, InteractionSearch, kernel_choices
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
-from autotune.compiler.targets import Target, Topology, load_target, memory_fraction, parse_topology, target_here
+from autotune.compiler.targets import (
+    Target,
+    Topology,
+    load_target,
+    memory_fraction,
+    parse_topology,
+    target_here,
+)
 from autotune.model.errors import LaunchError, StoppedError, StudyFileError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
@@ -30,7 +37,9 @@ DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes by default (jax/_src/xla_bridge.py)."""
 
 GPU_CANARIES = (
-    FlagSet({"xla_gpu_enable_command_buffer": ""}),  # costs no more than the reference, but not every step has graphs
+    FlagSet(
+        {"xla_gpu_enable_command_buffer": ""}
+    ),  # costs no more than the reference, but not every step has graphs
     FlagSet({"xla_disable_hlo_passes": "fusion,priority-fusion,multi_output_fusion"}),
 )
 CPU_CANARIES = (
@@ -46,10 +55,10 @@ MOST_VALUES = 5
 class Effect(StrEnum):
     """Effect of a setting on the program.
 
-    ``active``: some value changes it. ``no-op``: none does, alone or with others (`autotune.compiler.interaction`).
-    ``alone``: none does by itself, and what they do with others is not known yet.
-    ``measure``: read at run time or by the on-device autotuner, so equal programs prove nothing. ``fails``: no value
-    changes it, and some do not compile.
+    ``active``: some value changes it. ``no-op``: none does, alone or with others
+    (`autotune.compiler.interaction`). ``alone``: none does by itself, and what they do with others
+    is not known yet. ``measure``: read at run time or by the on-device autotuner, so equal programs
+    prove nothing. ``fails``: no value changes it, and some do not compile.
     """
 
     ACTIVE = "active"
@@ -116,7 +125,9 @@ class ScreenReport(Record):
         return [s for s in self.settings if s.effect == effect]
 
     def settled(self, verdicts: Mapping[str, Mapping[str, Any]]) -> ScreenReport:
-        """Returns the report with verdicts on settings without an effect alone; those without a verdict are skipped."""
+        """Returns the report with verdicts on settings without an effect alone; those without a
+        verdict are skipped.
+        """
         settings = [s.model_copy(update=verdicts.get(s.name)) for s in self.settings]
         alone = sorted(s.name for s in settings if s.effect is Effect.ALONE)
         decided = tuple(s for s in settings if s.effect is not Effect.ALONE)
@@ -124,7 +135,9 @@ class ScreenReport(Record):
 
 
 def find_canary(screener: Screener) -> FlagSet:
-    """Finds the first canary that changes the reference's program; LaunchError, and nothing is kept, if none does."""
+    """Finds the first canary that changes the reference's program; LaunchError, and nothing is
+    kept, if none does.
+    """
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
     without_effect = (None, screener.reference().fingerprint)
     for settings in canaries:
@@ -134,13 +147,16 @@ def find_canary(screener: Screener) -> FlagSet:
     screener.forget((FlagSet(), *canaries))
     tried = "; ".join(f"[{settings}]" for settings in canaries)
     raise LaunchError(
-        f"a screen must be able to see that a setting changes the program but no canary does: {tried}; flags do not "
+        "a screen must be able to see that a setting changes the program but no canary does: "
+        f"{tried}; flags do not "
         "seem to reach the compiler, so nothing is called a no-op"
     )
 
 
 class Screener:
-    """Compiles sets of a study, each merged into the baseline, and compares their programs with the reference's."""
+    """Compiles sets of a study, each merged into the baseline, and compares their programs with the
+    reference's.
+    """
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet) -> None:
         self.compiler = compiler
@@ -158,7 +174,9 @@ class Screener:
         progress: Progress = lambda done: None,
         is_over: IsOver = lambda: False,
     ) -> ScreenReport:
-        """Screens settings alone, then those without an effect alone in groups; see those methods."""
+        """Screens settings alone, then those without an effect alone in groups; see those
+        methods.
+        """
         report = self.alone(domains, progress=progress, is_over=is_over)
         return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
 
@@ -173,7 +191,8 @@ class Screener:
 
         Args:
             progress: Called with what is done.
-            is_over: Called before each compilation but those of the reference; once it is true, the rest is skipped.
+            is_over: Called before each compilation but those of the reference; once it is true, the
+                rest is skipped.
 
         Raises:
             LaunchError: If the reference does not compile, or flags do not act.
@@ -183,7 +202,11 @@ class Screener:
         acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
         wanted = [FlagSet({name: value}) for name in acting for value in domains[name]]
         with contextlib.suppress(StoppedError):  # what is known by then is reported
-            self.compile_all(wanted, is_over, lambda done: progress(f"{done} of {len(wanted)} single sets compiled"))
+            self.compile_all(
+                wanted,
+                is_over,
+                lambda done: progress(f"{done} of {len(wanted)} single sets compiled"),
+            )
         unknown = {name for settings in wanted if not self.is_known(settings) for name in settings}
         judged = [n for n in domains if n not in unknown or self.stage(n) is not Stage.PROGRAM]
         return ScreenReport(
@@ -209,8 +232,12 @@ class Screener:
         is_over: IsOver = lambda: False,
         progress: Callable[[int], None] = lambda done: None,
     ) -> None:
-        """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`, ended it early."""
-        missing = [s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results]
+        """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`,
+        ended it early.
+        """
+        missing = [
+            s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results
+        ]
         with contextlib.closing(self.compiler.compile(missing)) as results:
             for done in range(len(wanted) - len(missing), len(wanted)):
                 if is_over():
@@ -232,10 +259,13 @@ class Screener:
         """Returns the device memory that JAX takes under these settings; None for the CPU."""
         if self.job.target is None:
             return None
-        return int(self.job.target.memory_bytes * (memory_fraction(settings) or DEFAULT_MEMORY_FRACTION))
+        return int(
+            self.job.target.memory_bytes * (memory_fraction(settings) or DEFAULT_MEMORY_FRACTION)
+        )
 
     def program_key(self, settings: FlagSet) -> str | None:
-        """Returns the key of sets with one program and the same run-time settings, which need only one measurement.
+        """Returns the key of sets with one program and the same run-time settings, which need only
+        one measurement.
 
         None if the set does not compile, or holds a setting of the on-device autotuner.
         """
@@ -278,14 +308,19 @@ class Screener:
         if result.program is None:
             failure = result.failure
             reason = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
-            raise LaunchError(f"the reference (baseline settings: {self.baseline}) must compile but did not: {reason}")
+            raise LaunchError(
+                f"the reference (baseline settings: {self.baseline}) must compile but did not: "
+                f"{reason}"
+            )
         return result.program
 
     def _setting(self, name: str, values: Sequence[str]) -> SettingReport:
         stage = self.stage(name)
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
-        reports = tuple(ValueReport(value=value, **self._compiled(FlagSet({name: value}))) for value in values)
+        reports = tuple(
+            ValueReport(value=value, **self._compiled(FlagSet({name: value}))) for value in values
+        )
         effect = Effect.ALONE
         if any(r.changes for r in reports):
             effect = Effect.ACTIVE
@@ -319,16 +354,20 @@ class Screener:
         is_over: IsOver = lambda: False,
         on: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> ScreenReport:
-        """Settles, under each kernel choice, whether what does nothing alone acts with others; the rest is skipped.
+        """Settles, under each kernel choice, whether what does nothing alone acts with others; the
+        rest is skipped.
 
         Args:
             report: Of `alone`, with the same `domains`.
-            is_over: Called before each compilation; once it is true, what is not settled is skipped.
+            is_over: Called before each compilation; once it is true, what is not settled is
+                skipped.
             on: Does what compiles, elsewhere if need be, and returns its result.
         """
         # Settings of the autotuner are always measured, and may interact with others.
         values = {s.name: [v.value for v in s.values] for s in report.settings}
-        active = values | {n: list(v) for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER}
+        active = values | {
+            n: list(v) for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER
+        }
         no_ops = {s.name: active.pop(s.name) for s in report.of_effect(Effect.ALONE)}
 
         def programs(sets: Sequence[FlagSet]) -> list[str | None]:
@@ -355,7 +394,9 @@ class Screener:
 
 
 def topology_of(spec: StudySpec, target: Target | None) -> Topology:
-    """Returns the cluster of a study's devices; where it does not name their number, one machine as it is sold."""
+    """Returns the cluster of a study's devices; where it does not name their number, one machine as
+    it is sold.
+    """
     device = spec.device
     if target is None:
         return Topology(1, device.count or 1)
@@ -365,7 +406,9 @@ def topology_of(spec: StudySpec, target: Target | None) -> Topology:
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target | None, Topology]:
-    """Returns the GPU and the cluster that a study names, else those that ran it; None for an unknown GPU."""
+    """Returns the GPU and the cluster that a study names, else those that ran it; None for an
+    unknown GPU.
+    """
     target = None
     if spec.screen.target:
         target = load_target(spec.screen.target)
@@ -402,7 +445,8 @@ def open_screener(
     """
     if spec.workload.entry is None:
         raise StudyFileError(
-            "to compile without running, a study must name a workload by `workload.entry` but this one runs a "
+            "to compile without running, a study must name a workload by `workload.entry` but "
+            "this one runs a "
             "command; write the step as module:function (see workloads/example.py)"
         )
     if target is None and (topology is not None or spec.device.platform == "cuda"):
@@ -412,11 +456,17 @@ def open_screener(
         )
     cluster = topology or topology_of(spec, target)
     platform = "cuda" if target else "cpu"
-    device = type(spec.device)(platform=platform, count=cluster.device_count, node_count=cluster.nodes)
+    device = type(spec.device)(
+        platform=platform, count=cluster.device_count, node_count=cluster.nodes
+    )
     moved = spec.model_copy(update={"device": device})
-    if target is not None:  # as in the reference: XLA's scheduler overlaps less where memory is short
+    if (
+        target is not None
+    ):  # as in the reference: XLA's scheduler overlaps less where memory is short
         share = memory_fraction(spec.baseline) or target.memory_share
-        target = dataclasses.replace(target, memory_share=share).on_network(spec.device.nic_bytes_per_s)
+        target = dataclasses.replace(target, memory_share=share).on_network(
+            spec.device.nic_bytes_per_s
+        )
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,
@@ -424,7 +474,9 @@ def open_screener(
         topology=cluster,
         paths=(str(study_dir),),
     )
-    with Compiler(job, cache_dir=cache_dir, progress=progress, processors=_usable_processors) as compiler:
+    with Compiler(
+        job, cache_dir=cache_dir, progress=progress, processors=_usable_processors
+    ) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline)
 
 
@@ -432,41 +484,61 @@ def _usable_processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def narrowed(space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False) -> SearchSpace:
+def narrowed(
+    space: SearchSpace, report: ScreenReport, *, keeps_no_ops: bool = False
+) -> SearchSpace:
     """Removes no-ops, and what does nothing alone so far, from a space.
 
-    Values that failed to compile stay, except for this machine's CPU: some sets fail only without a device. A condition
-    on a no-op is removed: all values of a no-op give one program, so the parameter's own verdict holds under each.
+    Values that failed to compile stay, except for this machine's CPU: some sets fail only without a
+    device. A condition on a no-op is removed: all values of a no-op give one program, so the
+    parameter's own verdict holds under each.
 
     Args:
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
     inert = () if keeps_no_ops else (Effect.NO_OP, Effect.ALONE)
     reasons = {s.name: _no_op_reason(s, report) for s in report.settings if s.effect in inert}
-    refused = {(s.name, v.value) for s in report.settings for v in s.values if v.message and report.limit_bytes is None}
+    refused = {
+        (s.name, v.value)
+        for s in report.settings
+        for v in s.values
+        if v.message and report.limit_bytes is None
+    }
     parameters: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        condition = {n: v for n, v in (parameter.condition or {}).items() if n not in reasons} or None
+        condition = {
+            n: v for n, v in (parameter.condition or {}).items() if n not in reasons
+        } or None
         choices = tuple(c for c in parameter.choices if (parameter.name, c) not in refused)
         if choices:
             parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
         else:
             reasons[parameter.name] = "no value of it compiles here"
-    return dataclasses.replace(space, parameters=tuple(parameters), left_out={**space.left_out, **reasons})
+    return dataclasses.replace(
+        space, parameters=tuple(parameters), left_out={**space.left_out, **reasons}
+    )
 
 
 def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
     tried = ", ".join(v.value or "(empty)" for v in setting.values)
-    return f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) changes the program"
+    return (
+        f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) "
+        "changes the program"
+    )
 
 
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
-    """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling value."""
+    """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling
+    value.
+    """
     by_name = {p.name: p for p in space.parameters}
     conditions = {p.name: p.condition or {} for p in space.parameters}
-    longest = max((len(values) for condition in conditions.values() for values in condition.values()), default=0)
+    longest = max(
+        (len(values) for condition in conditions.values() for values in condition.values()),
+        default=0,
+    )
 
     def needed(name: str, index: int) -> FlagSet:
         settings = FlagSet()
@@ -477,7 +549,11 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
         return settings
 
     sets = {name: [needed(name, index) for index in range(longest)] for name in by_name}
-    return {name: list(filter(None, dict.fromkeys(of_name))) for name, of_name in sets.items() if any(of_name)}
+    return {
+        name: list(filter(None, dict.fromkeys(of_name)))
+        for name, of_name in sets.items()
+        if any(of_name)
+    }
 
 
 def domains(space: SearchSpace) -> Mapping[str, list[str]]:

@@ -1,4 +1,6 @@
-"""GPUs and clusters to compile for: data files, topologies, XLA's description of a GPU, CUDA plugins."""
+"""GPUs and clusters to compile for: data files, topologies, XLA's description of a GPU, CUDA
+plugins.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +45,13 @@ class Network:
     pcie_bytes_per_s: float = 31.5e9
     """Rate of the GPU's slot, one direction."""
     host_bytes_per_s: float | None = None
-    """Rate of the link to the host's memory, one direction, where that is not the slot (NVLink-C2C)."""
+    """Rate of the link to the host's memory, one direction, where that is not the slot
+    (NVLink-C2C).
+    """
     nvls_share: float = 0.0
-    """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without it."""
+    """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without
+    it.
+    """
 
     def joined_nodes(self, gpus_per_node: int) -> int:
         """Returns the number of machines that NVLink connects; 1 where it ends at the machine."""
@@ -64,7 +70,9 @@ class Target:
     device: Mapping[str, Any]
     """Fields of XLA's ``GpuDeviceInfoProto``."""
     flops_per_s: Mapping[str, float]
-    """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and ``scalar``."""
+    """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and
+    ``scalar``.
+    """
     network: Network
     matrix_share: float = 0.65  # that of an H100, see docs/predictions.md
     """Share of the matrix units' peak that large products reach during training."""
@@ -94,12 +102,16 @@ class Target:
     def config_text(self) -> str:
         """A ``stream_executor.GpuTargetConfigProto`` for XLA, as text.
 
-        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where memory is short;
-        without one XLA assumes 80 % of the described memory (xla/service/gpu/gpu_hlo_schedule.cc).
+        On a GPU, JAX passes its allocator's limit to XLA's scheduler, which overlaps less where
+        memory is short; without one XLA assumes 80 % of the described memory
+        (xla/service/gpu/gpu_hlo_schedule.cc).
         """
         share = 1.0 if self.memory_share is None else self.memory_share / _COUNTED_ON
         config = {
-            "gpu_device_info": {**self.device, "device_memory_size": round(self.memory_bytes * share)},
+            "gpu_device_info": {
+                **self.device,
+                "device_memory_size": round(self.memory_bytes * share),
+            },
             "platform_name": "CUDA",
             "dnn_version_info": self.dnn,
             "device_description_str": self.device["name"],
@@ -112,7 +124,9 @@ class Target:
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
     def scopes(self, topology: Topology | None) -> dict[Scope, bool]:
-        """Returns which scopes of the catalogue such machines have or lack; None for a cluster that is not known."""
+        """Returns which scopes of the catalogue such machines have or lack; None for a cluster that
+        is not known.
+        """
         links = self.network
         generation = self.device["cuda_compute_capability"]["major"]
         scopes = {
@@ -135,7 +149,8 @@ class Target:
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
-    """Returns the share of a GPU's memory that settings give to JAX's client; None without a valid one.
+    """Returns the share of a GPU's memory that settings give to JAX's client; None without a valid
+    one.
 
     A share above 1 means unified memory and counts as 1.
     """
@@ -162,10 +177,11 @@ class Topology:
         return f"{self.nodes}x{self.gpus_per_node}"
 
     def for_xla(self, network: Network) -> str:
-        """Returns the topology for XLA's plugin: partitions x hosts of a partition x GPUs of a host.
+        """Returns the topology for XLA's plugin: partitions x hosts of a partition x GPUs of a
+        host.
 
-        A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts in one partition
-        crashed jaxlib 0.12.0.1 for some programs.
+        A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts
+        in one partition crashed jaxlib 0.12.0.1 for some programs.
 
         Raises:
             StudyFileError: If the machines do not fill the NVLink domains.
@@ -173,34 +189,43 @@ class Topology:
         hosts = min(self.nodes, network.joined_nodes(self.gpus_per_node))
         if self.nodes % hosts:
             raise StudyFileError(
-                f"the number of nodes must be a multiple of {hosts} (an NVLink domain of {network.nvlink_domain} GPUs, "
+                f"the number of nodes must be a multiple of {hosts} (an NVLink domain of "
+                f"{network.nvlink_domain} GPUs, "
                 f"{self.gpus_per_node} on each node) but got {self.nodes}"
             )
         return f"{self.nodes // hosts}x{hosts}x{self.gpus_per_node}"
 
 
 def parse_topology(text: str) -> Topology:
-    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any other text."""
+    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any
+    other text.
+    """
     match = re.fullmatch(r"(?:0*([1-9]\d{0,4})x)?0*([1-9]\d{0,2})", text.strip().lower())
     if not match:
         raise StudyFileError(
-            f"a topology must look like 8x8 (nodes x GPUs on each) or 8 (GPUs of one node) but got {text!r}"
+            "a topology must look like 8x8 (nodes x GPUs on each) or 8 (GPUs of one node) but "
+            f"got {text!r}"
         )
     return Topology(int(match[1] or 1), int(match[2]))
 
 
 def target_names() -> list[str]:
     """Returns the names of the targets in the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml"))
+    return sorted(
+        p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml")
+    )
 
 
-def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[str, str] | None = None) -> Target:
+def load_target(
+    name: str, *, facts: GpuFacts | None = None, versions: Mapping[str, str] | None = None
+) -> Target:
     """Loads a target.
 
     Args:
         name: One of `target_names`, or the path of a ``.toml`` file of the same form.
         facts: Driver, memory and processors reported by such a GPU; they override the file.
-        versions: Versions of the distributions that decide CUDA and cuDNN; None for the installed ones.
+        versions: Versions of the distributions that decide CUDA and cuDNN; None for the installed
+            ones.
 
     Raises:
         StudyFileError: If there is no such target, or the file is unreadable or incomplete.
@@ -210,7 +235,12 @@ def load_target(name: str, *, facts: GpuFacts | None = None, versions: Mapping[s
     if versions is None:
         versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
     plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
-    device = {**cuda["limits"], **_versions(plugin, versions), **target.device, **_reported(target.device, facts)}
+    device = {
+        **cuda["limits"],
+        **_versions(plugin, versions),
+        **target.device,
+        **_reported(target.device, facts),
+    }
     if target.network.nvlink_links:
         device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
     dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
@@ -228,17 +258,22 @@ def _read_target(name: str) -> Target:
         try:
             return read_data(Path(name), Target)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise StudyFileError(f"the target file must be readable TOML but {name}: {error}") from error
+            raise StudyFileError(
+                f"the target file must be readable TOML but {name}: {error}"
+            ) from error
     if name not in target_names():
         raise StudyFileError(
-            f"a target must be one of {', '.join(target_names())}, or a .toml file of the same form, but got {name!r}"
+            f"a target must be one of {', '.join(target_names())}, or a .toml file of the same "
+            f"form, but got {name!r}"
             f"{close_matches(name, target_names())}"
         )
     return read_data(_FOLDER / f"{name}.toml", Target)
 
 
 def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
-    """XLA's version fields of CUDA: the runtime of the installed wheel, else the one that the plugin is built for."""
+    """XLA's version fields of CUDA: the runtime of the installed wheel, else the one that the
+    plugin is built for.
+    """
     wheels = [_numbers(versions[name]) for name in plugin["runtime_wheels"] if name in versions]
     built_for = _numbers(plugin["cuda"])
     major, minor, _ = next((wheel for wheel in wheels if wheel[0] == built_for[0]), built_for)
@@ -268,17 +303,24 @@ def _reported(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, An
 
 
 def target_of(device_kind: str) -> Target | None:
-    """Returns the target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or several fit."""
+    """Returns the target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or
+    several fit.
+    """
     kind = device_kind.strip()
     targets = {name: target for target in map(load_target, target_names()) for name in target.kinds}
     if kind in targets:
         return targets[kind]
-    alike = {t.name: t for name, t in targets.items() if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")}
+    alike = {
+        t.name: t
+        for name, t in targets.items()
+        if name.startswith(f"{kind} ") or kind.startswith(f"{name} ")
+    }
     return alike.popitem()[1] if len(alike) == 1 else None
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
-    """Returns the target of a GPU, with its own report of its properties if it is attached; None for an unknown kind.
+    """Returns the target of a GPU, with its own report of its properties if it is attached; None
+    for an unknown kind.
 
     Args:
         device_kind: Its name in JAX; None for the first GPU that this process may use.
@@ -294,7 +336,9 @@ def target_here(device_kind: str | None = None) -> Target | None:
 
 
 def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
-    """Formats a nested mapping as protobuf text; texts are quoted, except for the enum `feature_extension`."""
+    """Formats a nested mapping as protobuf text; texts are quoted, except for the enum
+    `feature_extension`.
+    """
     lines = []
     for name, value in fields.items():
         if isinstance(value, Mapping):
@@ -312,19 +356,23 @@ def compiler_versions() -> dict[str, str]:
 
 
 def compiler_problem(versions: Mapping[str, str]) -> str | None:
-    """Returns why `compiler_versions` cannot compile for a described GPU, and what to install; None if they can."""
+    """Returns why `compiler_versions` cannot compile for a described GPU, and what to install; None
+    if they can.
+    """
     jaxlib = versions.get("jaxlib")
     installed = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(plugin <= installed.keys() for plugin in _WHOLE_PLUGINS):
         count = f"only {', '.join(installed)}" if installed else "none"
         return (
-            f"compiling for a GPU needs XLA's CUDA plugin but {count} is installed; in autotune's folder run: "
+            f"compiling for a GPU needs XLA's CUDA plugin but {count} is installed; in "
+            "autotune's folder run: "
             "pip install -e '.[screen]'"
         )
     wrong = [f"{name} {version}" for name, version in installed.items() if version != jaxlib]
     if wrong:
         fix = " ".join(f"{name}=={jaxlib}" for name in installed)
         return (
-            f"the CUDA plugin must be of jaxlib's version {jaxlib} but got {', '.join(wrong)}; run: pip install {fix}"
+            f"the CUDA plugin must be of jaxlib's version {jaxlib} but got "
+            f"{', '.join(wrong)}; run: pip install {fix}"
         )
     return None

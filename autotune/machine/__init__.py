@@ -1,1 +1,3 @@
-"""This machine: environment variables, devices, versions, telemetry, files, and SLURM's commands."""
+"""This machine: environment variables, devices, versions, telemetry, files, and SLURM's
+commands.
+"""

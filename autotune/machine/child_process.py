@@ -23,7 +23,11 @@ LONGEST_LINE = 4_000_000
 
 def format_end(status: int) -> str:
     """Formats an exit status, below 0 a signal, as a clause."""
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return (
+        f"was ended by {signal.Signals(-status).name}"
+        if status < 0
+        else f"ended with status {status}"
+    )
 
 
 class ChildProcess:
@@ -42,12 +46,23 @@ class ChildProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], env: Environment, *, errors: int | IO[bytes], cwd: str | None = None
+        self,
+        command: Sequence[str],
+        env: Environment,
+        *,
+        errors: int | IO[bytes],
+        cwd: str | None = None,
     ) -> None:
         self._process = subprocess.Popen(
-            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=dict(env), bufsize=0,
-            start_new_session=True, cwd=cwd,
-        )  # fmt: skip
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=dict(env),
+            bufsize=0,
+            start_new_session=True,
+            cwd=cwd,
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in = self._process.stdin
@@ -72,7 +87,9 @@ class ChildProcess:
         return (self._status() or 0) < 0
 
     def _status(self) -> int | None:
-        """Returns the exit status; None while it runs. A process whose stdout has ended gets a moment to end."""
+        """Returns the exit status; None while it runs. A process whose stdout has ended gets a
+        moment to end.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout=LAST_MOMENT_S if self.is_over else 0.0)
         return None
@@ -84,7 +101,9 @@ class ChildProcess:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one message; the next receive notices a broken pipe."""
-        with contextlib.suppress(OSError, ValueError):  # a pipe that broke, or was closed by `abort`
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a pipe that broke, or was closed by `abort`
             self._in.write(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
@@ -99,7 +118,9 @@ class ChildProcess:
         return [message for message in map(_parse, lines) if message is not None]
 
     def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Yields messages until the child's stdout ends or `limit_s` seconds have passed; raises as `check_stop`."""
+        """Yields messages until the child's stdout ends or `limit_s` seconds have passed; raises as
+        `check_stop`.
+        """
         watch = Stopwatch()  # does not count the time for which both are suspended with their job
         while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
             check_stop()
@@ -115,11 +136,15 @@ class ChildProcess:
             self._in.close()
 
     def close(self, patience_s: float) -> None:
-        """Closes the child's stdin, which should end the child; kills it after `patience_s` seconds."""
+        """Closes the child's stdin, which should end the child; kills it after `patience_s`
+        seconds.
+        """
         self.abort()
         deadline = time.monotonic() + patience_s
         while not self.is_over and (remaining := deadline - time.monotonic()) > 0:
-            self._received_within(remaining)  # the child's last messages must not block on a full pipe
+            self._received_within(
+                remaining
+            )  # the child's last messages must not block on a full pipe
         try:
             self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

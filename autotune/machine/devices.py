@@ -1,4 +1,6 @@
-"""Parses device lists, restricts a process to devices, and reserves them against other studies on this machine."""
+"""Parses device lists, restricts a process to devices, and reserves them against other studies on
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9/_-]*\Z")
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Parses device ids such as ``0,1`` or ``4-7``, or NVIDIA's UUIDs; StudyFileError if malformed or named twice."""
+    """Parses device ids such as ``0,1`` or ``4-7``, or NVIDIA's UUIDs; StudyFileError if malformed
+    or named twice.
+    """
     devices: list[str] = []
     for item in (p.strip() for p in text.split(",")):
         ids = _DEVICE.findall(item)
@@ -35,7 +39,9 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
-    """Restricts this process and its children to some GPUs or cores; LaunchError if this machine lacks the cores."""
+    """Restricts this process and its children to some GPUs or cores; LaunchError if this machine
+    lacks the cores.
+    """
     if platform_name == "cuda":
         os.environ[VISIBLE] = ",".join(devices)
         return
@@ -44,29 +50,38 @@ def restrict_devices(platform_name: str, devices: Sequence[str]) -> None:
     except (ValueError, OSError) as error:
         usable = ",".join(str(c) for c in sorted(os.sched_getaffinity(0)))
         raise LaunchError(
-            f"devices of a CPU must be cores that this process may use ({usable}) but got {','.join(devices)}"
+            f"devices of a CPU must be cores that this process may use ({usable}) but got "
+            f"{','.join(devices)}"
         ) from error
 
 
 @contextlib.contextmanager
 def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
-    """Reserves devices of this machine against other studies of this user; `kind` is ``cuda`` or ``cpu``.
+    """Reserves devices of this machine against other studies of this user; `kind` is ``cuda`` or
+    ``cpu``.
 
-    Each is an abstract socket: the kernel gives its name to one process, and frees it however that process ends.
+    Each is an abstract socket: the kernel gives its name to one process, and frees it however that
+    process ends.
 
     Raises:
         LaunchError: If another study has one of them.
     """
-    place = Path(tempfile.gettempdir()).stat()  # a study with a temporary folder of its own, as in tests, stands apart
+    place = Path(
+        tempfile.gettempdir()
+    ).stat()  # a study with a temporary folder of its own, as in tests, stands apart
     with contextlib.ExitStack() as stack:
         for device in sorted(devices):
             name = f"autotune-{os.getuid()}-{place.st_dev}-{place.st_ino}-{kind}-{device}"
             try:
                 stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:
-                owners = (c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}")
+                owners = (
+                    c.pid for c in psutil.net_connections("unix") if str(c.laddr) == f"@{name}"
+                )
                 raise LaunchError(
-                    f"a device must be used by one study at a time but {kind} device {device} is in use by another "
-                    f"(process {next(owners, None) or 'unknown'}); name other devices with --devices, or wait"
+                    f"a device must be used by one study at a time but {kind} device {device} is "
+                    "in use by another "
+                    f"(process {next(owners, None) or 'unknown'}); name other devices with "
+                    "--devices, or wait"
                 ) from error
         yield

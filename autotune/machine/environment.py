@@ -1,7 +1,7 @@
 """Environments of child processes; the only reader of `os.environ`.
 
-A worker gets the caller's environment without everything that steers performance, plus exactly the settings under
-trial. Only allow-listed variables are ever stored.
+A worker gets the caller's environment without everything that steers performance, plus exactly the
+settings under trial. Only allow-listed variables are ever stored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ STORED = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["storable"]]))
 _NOT_FOR_TRIALS = re.compile("|".join(_KNOWN["not_for_trials"]))
 
 PLATFORMS = {"cuda": "cuda,cpu"}
-"""JAX_PLATFORMS of a platform, where it is more than its name: host callbacks of GPU programs need the CPU, too."""
+"""JAX_PLATFORMS of a platform, where it is more than its name: host callbacks of GPU programs need
+the CPU, too.
+"""
 
 
 def caller_environment() -> dict[str, str]:
@@ -38,7 +40,9 @@ def caller_environment() -> dict[str, str]:
 
 
 def steering_settings(environment: Environment) -> FlagSet:
-    """Returns the settings of an environment that steer performance; SettingError if XLA cannot parse its XLA_FLAGS."""
+    """Returns the settings of an environment that steer performance; SettingError if XLA cannot
+    parse its XLA_FLAGS.
+    """
     skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
     names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
     return FlagSet.from_environment(environment, names)
@@ -47,13 +51,20 @@ def steering_settings(environment: Environment) -> FlagSet:
 def child_environment(
     base: Environment, settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
-    """Returns a worker's whole environment: `base` without what steers performance, plus exactly `settings`."""
-    env = {n: v for n, v in base.items() if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)}
+    """Returns a worker's whole environment: `base` without what steers performance, plus exactly
+    `settings`.
+    """
+    env = {
+        n: v
+        for n, v in base.items()
+        if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)
+    }
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
     return env | {
         "JAX_PLATFORMS": PLATFORMS.get(platform_name, platform_name),
-        # A cache of the program's own would hand one set's compilation to another; see `autotune.workers.caches`.
+        # A cache of the program's own would hand one set's compilation to another; see
+        # `autotune.workers.caches`.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "PYTHONUNBUFFERED": "1",
         **settings.to_environment(),
@@ -65,11 +76,16 @@ def with_packages(env: Environment) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
         return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])])}
+    return {
+        **env,
+        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])]),
+    }
 
 
 def storable(environment: Environment) -> dict[str, str]:
-    """Returns the allow-listed part of an environment that may be kept in a run directory; secrets are never in it."""
+    """Returns the allow-listed part of an environment that may be kept in a run directory; secrets
+    are never in it.
+    """
     return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
 
 
@@ -78,8 +94,11 @@ def driver_python() -> str:
     return sys.executable
 
 
-def merge_for_exec(own: Environment, settings: FlagSet, baseline: FlagSet) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner, whose values count, into the caller's environment `own`; also returns a line for each setting.
+def merge_for_exec(
+    own: Environment, settings: FlagSet, baseline: FlagSet
+) -> tuple[dict[str, str], list[str]]:
+    """Merges a winner, whose values count, into the caller's environment `own`; also returns a line
+    for each setting.
 
     Args:
         baseline: Those of `settings` that the reference had, too.
@@ -94,7 +113,10 @@ def merge_for_exec(own: Environment, settings: FlagSet, baseline: FlagSet) -> tu
         if name in settings:
             yours = callers.get(name, value)
             whose = "baseline of the study" if baseline.get(name) == value else "winner"
-            lines.append(f"{name}={value} ({whose}{'' if yours == value else f', in place of your {yours!r}'})")
+            lines.append(
+                f"{name}={value} "
+                f"({whose}{'' if yours == value else f', in place of your {yours!r}'})"
+            )
         elif kind_of(name) == "xla":
             lines.append(f"{name}={value} (your XLA_FLAGS, kept)")
     return {**own, **merged.to_environment()}, lines
@@ -102,7 +124,13 @@ def merge_for_exec(own: Environment, settings: FlagSet, baseline: FlagSet) -> tu
 
 def variables_of(names: Iterable[str]) -> list[str]:
     """Returns the environment variables that carry these settings."""
-    return sorted({{"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n) for n in names if kind_of(n) != "option"})
+    return sorted(
+        {
+            {"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n)
+            for n in names
+            if kind_of(n) != "option"
+        }
+    )
 
 
 def default_cache_dir() -> Path:

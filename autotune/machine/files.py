@@ -1,4 +1,6 @@
-"""Writes files atomically and durably, and makes scratch folders that are removed with their process."""
+"""Writes files atomically and durably, and makes scratch folders that are removed with their
+process.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-COMPILES, LANE, FOLDERS, CACHES = "autotune-screen-", "autotune-held-", "autotune-folder-", "autotune-cache-"
+COMPILES, LANE, FOLDERS, CACHES = (
+    "autotune-screen-",
+    "autotune-held-",
+    "autotune-folder-",
+    "autotune-cache-",
+)
 PROBES = "autotune-probe-"
 """Prefixes of scratch folders."""
 
@@ -21,14 +28,18 @@ _YOUNG_S = 60.0
 
 
 def like_folder(folder: Path) -> int:
-    """Returns a new file's mode: only who may enter its folder may read it; OSError if there is no such folder."""
+    """Returns a new file's mode: only who may enter its folder may read it; OSError if there is no
+    such folder.
+    """
     return folder.stat().st_mode & 0o666 | 0o600
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically (temporary name beside it, sync, rename), and makes its folder if it is missing.
+    """Writes a file atomically (temporary name beside it, sync, rename), and makes its folder if it
+    is missing.
 
-    On return the file is on disk under its name. A symbolic link in its place is replaced, not followed.
+    On return the file is on disk under its name. A symbolic link in its place is replaced, not
+    followed.
 
     Raises:
         OSError: If it cannot be written; the old file is unchanged.
@@ -68,15 +79,23 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk: a power cut loses the others; OSError if the disk fails."""
+    """Waits until the names in a folder are on disk: a power cut loses the others; OSError if the
+    disk fails.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder that may be entered and written but not read: its names reach the disk in time
+    except (
+        PermissionError
+    ):  # a folder that may be entered and written but not read: its names reach the disk in time
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # file systems that cannot sync a folder
+        if error.errno not in (
+            errno.EINVAL,
+            errno.ENOTSUP,
+            errno.ENOSYS,
+        ):  # file systems that cannot sync a folder
             raise
     finally:
         os.close(descriptor)
@@ -88,7 +107,8 @@ def sync_folder(path: Path) -> None:
 class Scratch:
     """A temporary folder of this user alone, locked as long as this process lives.
 
-    Folders of the same prefix that killed processes left are removed first: the kernel has freed their locks.
+    Folders of the same prefix that killed processes left are removed first: the kernel has freed
+    their locks.
     """
 
     def __init__(self, prefix: str, root: Path | None = None) -> None:
@@ -108,7 +128,8 @@ class Scratch:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder as far as it can, folders without permissions included: a mounted overlay leaves one.
+    """Removes a folder as far as it can, folders without permissions included: a mounted overlay
+    leaves one.
 
     Modes of what is beside the folder, or behind a link in it, stay as they are.
     """
@@ -128,10 +149,15 @@ def remove_tree(path: Path) -> None:
 
 
 def sweep(root: Path, prefix: str) -> list[Path]:
-    """Removes folders that killed processes of this user left; links, young folders and locked ones stay."""
+    """Removes folders that killed processes of this user left; links, young folders and locked ones
+    stay.
+    """
     removed = []
     for path in root.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # no folder, or its owner lives
+        with (
+            contextlib.suppress(OSError),
+            contextlib.ExitStack() as stack,
+        ):  # no folder, or its owner lives
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)

@@ -16,7 +16,16 @@ from autotune.machine.environment import Environment
 Runner = Callable[[Sequence[str]], str]
 """Runs a program and returns its output; an empty text if it is missing, fails or hangs."""
 
-_QUERY = ("index", "uuid", "name", "memory.total", "memory.used", "driver_version", "compute_cap", "utilization.gpu")
+_QUERY = (
+    "index",
+    "uuid",
+    "name",
+    "memory.total",
+    "memory.used",
+    "driver_version",
+    "compute_cap",
+    "utilization.gpu",
+)
 _ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew, GPU by GPU
 
 
@@ -34,21 +43,29 @@ class Gpu:
     busy_percent: int | None
 
 
-def run_program(command: Sequence[str], env: Environment | None = None, *, limit_s: float = _ANSWER_LIMIT_S) -> str:
+def run_program(
+    command: Sequence[str], env: Environment | None = None, *, limit_s: float = _ANSWER_LIMIT_S
+) -> str:
     """Runs a program with a time limit; see `Runner`."""
     if shutil.which(command[0]) is None:  # no process is started to find that out
         return ""
     try:
-        process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=limit_s, check=True)
+        process = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=limit_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return process.stdout
 
 
 def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
-    """Lists all GPUs of this machine, even those that this process may not use; none without nvidia-smi."""
+    """Lists all GPUs of this machine, even those that this process may not use; none without
+    nvidia-smi.
+    """
     gpus = []
-    for line in run(["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]).splitlines():
+    for line in run(
+        ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
+    ).splitlines():
         cells = [c.strip() for c in line.split(",")]
         if len(cells) == len(_QUERY) and cells[0].isdigit():
             index, uuid, name, total, used, driver, capability, busy = cells
@@ -74,15 +91,22 @@ def _number(cell: str) -> int | None:
 def visible_gpus(environment: Environment) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order."""
     gpus = {g.index: g for g in find_gpus()}
-    return tuple(gpus[i] for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE)))
+    return tuple(
+        gpus[i]
+        for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE))
+    )
 
 
 def visible_gpu_ids(environment: Environment) -> str:
-    """Returns the ids of the GPUs visible under this environment, without starting their driver; empty if unknown."""
+    """Returns the ids of the GPUs visible under this environment, without starting their driver;
+    empty if unknown.
+    """
     if (visible := environment.get(VISIBLE)) is not None:
         return visible
     with contextlib.suppress(OSError):
-        return ",".join(str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir()))))
+        return ",".join(
+            str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir())))
+        )
     return ""
 
 
@@ -93,20 +117,27 @@ def are_hidden(environment: Environment) -> bool:
 
 def has_device_file(root: Path = Path("/")) -> bool:
     """Returns whether there is a device file of a GPU, below the folder that stands for ``/``."""
-    return any((root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu"))
+    return any(
+        (root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu")
+    )
 
 
 def is_without_gpus(environment: Environment) -> bool:
-    """Returns whether a process with this environment certainly sees no GPU, without asking a driver."""
+    """Returns whether a process with this environment certainly sees no GPU, without asking a
+    driver.
+    """
     return are_hidden(environment) or not has_device_file()
 
 
-# ---------------------------------------------------------------------- what programs are compiled for
+# ---------------------------------------------------------------------- what programs are compiled
+# for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """Properties in which an attached GPU may differ from others of its kind; None where NVML gives none."""
+    """Properties in which an attached GPU may differ from others of its kind; None where NVML gives
+    none.
+    """
 
     name: str
     """JAX's device kind, such as ``NVIDIA H200``."""
@@ -118,10 +149,16 @@ class GpuFacts:
     """The newest CUDA that the driver can run, ``major.minor.0``."""
 
 
-def gpu_facts(environment: Environment, load: Callable[[], Any] = load_nvml) -> tuple[GpuFacts, ...]:
-    """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or not installed."""
+def gpu_facts(
+    environment: Environment, load: Callable[[], Any] = load_nvml
+) -> tuple[GpuFacts, ...]:
+    """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or
+    not installed.
+    """
     nvml = load()
-    return tuple(_facts(nvml, handle) for handle in visible_devices(nvml, environment.get(VISIBLE)).values())
+    return tuple(
+        _facts(nvml, handle) for handle in visible_devices(nvml, environment.get(VISIBLE)).values()
+    )
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:

@@ -1,4 +1,6 @@
-"""Processors, memory and library versions of this machine, and its provenance record, which names no person."""
+"""Processors, memory and library versions of this machine, and its provenance record, which names
+no person.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,22 @@ from pydantic import TypeAdapter
 from autotune.child.gpus import kernel_text
 from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
 from autotune.machine.devices import parse_devices
-from autotune.machine.environment import Environment, caller_environment, driver_python, storable, with_packages
+from autotune.machine.environment import (
+    Environment,
+    caller_environment,
+    driver_python,
+    storable,
+    with_packages,
+)
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
 
 CGROUP = Path("/sys/fs/cgroup")
 
-_CGROUP_FILES = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 """Limit and use of a container, in control groups of version 2 and 1."""
 
 _PACKAGES = Path(__file__).parents[1] / "child" / "packages.py"
@@ -37,7 +48,9 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of the caller's."""
+    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of
+    the caller's.
+    """
     gpus = find_gpus()
     return {
         "date": utc_now(),
@@ -69,8 +82,11 @@ def processor_name() -> str:
     return model.group(1).strip() if model else platform.processor() or platform.machine()
 
 
-def spare_processors(device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")) -> set[int]:
-    """Returns processors for work beside a measurement: whole cores, at most half of them; none where all are needed.
+def spare_processors(
+    device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")
+) -> set[int]:
+    """Returns processors for work beside a measurement: whole cores, at most half of them; none
+    where all are needed.
 
     At least one core for each device, whose host thread needs it, and one more are left.
     """
@@ -83,7 +99,9 @@ def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
     """Groups processors by core; a processor without topology is a core of its own."""
     cores = {}
     for processor in usable:
-        siblings = _numbers(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        siblings = _numbers(
+            root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        )
         core = tuple(sorted((siblings | {processor}) & set(usable)))
         cores[core[0]] = core
     return [cores[processor_number] for processor_number in sorted(cores)]
@@ -96,7 +114,9 @@ def _numbers(file: Path) -> set[int]:
 
 
 def available_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Returns the bytes of memory that are free or hold caches, in a container at most what its limit leaves."""
+    """Returns the bytes of memory that are free or hold caches, in a container at most what its
+    limit leaves.
+    """
     free = int(psutil.virtual_memory().available)
     for limit, used in _CGROUP_FILES:
         try:
@@ -124,7 +144,9 @@ class Packages:
 def packages_of(
     python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
-    """Asks a Python for its version, versions of distributions and package folders; ValueError without an answer."""
+    """Asks a Python for its version, versions of distributions and package folders; ValueError
+    without an answer.
+    """
     question = json.dumps({"versions": list(names), "folders": list(folders)})
     # As a text, for the interpreter may be in a container without these files.
     return Packages(**json.loads(run([python, "-P", "-c", _PACKAGES.read_text("utf-8"), question])))
@@ -136,13 +158,17 @@ def measured_versions() -> dict[str, str]:
 
 
 def cuda_plugin(versions: Mapping[str, str]) -> str | None:
-    """Returns the CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
+    """Returns the CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None
+    without one.
+    """
     return next((f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanOn:
-    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see `autotune.child.gpus`."""
+    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see
+    `autotune.child.gpus`.
+    """
 
     versions: Mapping[str, str]
     gpus: tuple[GpuState, ...]
@@ -152,12 +178,15 @@ _RAN_ON = TypeAdapter(RanOn)
 
 
 def would_run_on(environment: Environment, count: int | None = None) -> RanOn:
-    """Returns the libraries, driver, firmware and clocks that a workload on `count` visible GPUs would run on.
+    """Returns the libraries, driver, firmware and clocks that a workload on `count` visible GPUs
+    would run on.
 
     A child process loads the libraries that JAX would, and starts nothing on a GPU.
     """
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     try:
-        return _RAN_ON.validate_json(run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S))
+        return _RAN_ON.validate_json(
+            run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S)
+        )
     except ValueError:
         return RanOn(versions={}, gpus=())

@@ -21,7 +21,9 @@ ANSWER_LIMIT_S = 60.0
 TRIAL_STEP_LIMIT_S = 20.0
 """Time limit within which a node that is alive starts an empty step."""
 
-_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)")
+_KEPT = re.compile(
+    r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)"
+)
 _JOB_IS_OVER = re.compile(r"already complet|Invalid job id|expired", re.IGNORECASE)
 _OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
 
@@ -36,30 +38,44 @@ def has_slurm() -> bool:
 
 
 def slurm_client_environment(base: Environment) -> dict[str, str]:
-    """Removes the SLURM variables of the caller's own task, which ``srun`` would read as options."""
+    """Removes the SLURM variables of the caller's own task, which ``srun`` would read as
+    options.
+    """
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
 def ask_slurm(command: Sequence[str], env: Environment) -> str:
-    """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or takes too long."""
+    """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or
+    takes too long.
+    """
     try:
         process = subprocess.run(
-            list(command), env=slurm_client_environment(env), capture_output=True, text=True, check=False,
-            timeout=ANSWER_LIMIT_S, stdin=subprocess.DEVNULL, errors="replace",
-        )  # fmt: skip
+            list(command),
+            env=slurm_client_environment(env),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=ANSWER_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
     except OSError as error:
         raise SlurmError(
-            f"SLURM's command {command[0]} must be on this machine but cannot be started: {error.strerror}; "
+            f"SLURM's command {command[0]} must be on this machine but cannot be started: "
+            f"{error.strerror}; "
             "call autotune on a machine of the cluster (a login node)"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
-            f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see with `scontrol ping` "
+            f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see "
+            "with `scontrol ping` "
             "whether its controller is down, then try again"
         ) from error
     if process.returncode != 0:
         message = " ".join(line.strip() for line in process.stderr.splitlines() if line.strip())
-        raise SlurmError(f"SLURM refuses `{command[0]}`: {message or f'exit status {process.returncode}'}")
+        raise SlurmError(
+            f"SLURM refuses `{command[0]}`: {message or f'exit status {process.returncode}'}"
+        )
     return process.stdout
 
 
@@ -69,17 +85,20 @@ def slurm_hosts(node_list: str, env: Environment) -> tuple[str, ...]:
 
 
 def slurm_address(node: str, env: Environment) -> str:
-    """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a node or an answer."""
+    """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a
+    node or an answer.
+    """
     description = ask_slurm(["scontrol", "--oneliner", "show", "node", node], env)
     address = re.search(r"\bNodeAddr=(\S+)", description)
     return address.group(1) if address else node
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
-    """Returns the nodes of this job that are gone, each with the reason; empty if all of them still start steps.
+    """Returns the nodes of this job that are gone, each with the reason; empty if all of them still
+    start steps.
 
-    SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused because the job is
-    over says nothing about its node.
+    SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused
+    because the job is over says nothing about its node.
     """
     lost: dict[str, str] = {}
     client = slurm_client_environment(env)
@@ -87,9 +106,16 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
         command = [*slurm_step_command(node, client), "true"]
         try:
             step = subprocess.run(
-                command, env=client, capture_output=True, text=True, errors="replace", check=False,
-                stdin=subprocess.DEVNULL, timeout=TRIAL_STEP_LIMIT_S, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=client,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
+                stdin=subprocess.DEVNULL,
+                timeout=TRIAL_STEP_LIMIT_S,
+                start_new_session=True,
+            )
         except subprocess.TimeoutExpired:
             lost[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
             continue
@@ -106,8 +132,18 @@ def end_slurm_step(step: str, env: Environment) -> None:
 
 
 def slurm_step_command(node: str, env: Environment, *extra: str) -> list[str]:
-    """Returns the ``srun`` command of one process on one node of this job, with all its GPUs, beside other steps."""
+    """Returns the ``srun`` command of one process on one node of this job, with all its GPUs,
+    beside other steps.
+    """
     return [
-        "srun", f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--overlap",
-        "--export=ALL", "--cpu-bind=none", "--mpi=none", *extra,
-    ]  # fmt: skip
+        "srun",
+        f"--jobid={env.get('SLURM_JOB_ID', '')}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+        "--overlap",
+        "--export=ALL",
+        "--cpu-bind=none",
+        "--mpi=none",
+        *extra,
+    ]

@@ -1,16 +1,18 @@
 """One comparison of two sets, as A/A runs, trials, proofs and ablations make it.
 
-Interleaved: both processes live side by side and run blocks in pairs, one idle while the other runs: it waits for
-orders, or signals pause it. Within each pair a fresh fair coin decides who goes first: the statistics rest on that (see
-`autotune.stats.estimates`). Isolated: fresh runs one after the other, where two do not fit into the device's memory or
-the program can neither wait nor be paused. Trials are then ABA runs (reference, candidate, reference), so that a steady
-drift of the machine cancels and what is left of it widens the interval; they are stored as two pairs that have the
-candidate's run in common.
+Interleaved: both processes live side by side and run blocks in pairs, one idle while the other
+runs: it waits for orders, or signals pause it. Within each pair a fresh fair coin decides who goes
+first: the statistics rest on that (see `autotune.stats.estimates`). Isolated: fresh runs one after
+the other, where two do not fit into the device's memory or the program can neither wait nor be
+paused. Trials are then ABA runs (reference, candidate, reference), so that a steady drift of the
+machine cancels and what is left of it widens the interval; they are stored as two pairs that have
+the candidate's run in common.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import random
@@ -28,7 +30,12 @@ import numpy.typing as npt
 from autotune.measure.context import MeasurementContext, ReferenceFailed, work_between
 from autotune.measure.durations import AA_SHARE, LEAST_AA, beside_reference_s, refuse_short_budget
 from autotune.measure.loss_gate import LossTrace
-from autotune.measure.pausing import LONG_BLOCKS, refuse_dishonest, refuse_long_pause, why_not_paused
+from autotune.measure.pausing import (
+    LONG_BLOCKS,
+    refuse_dishonest,
+    refuse_long_pause,
+    why_not_paused,
+)
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
@@ -69,38 +76,58 @@ from autotune.workers.failures import collision_of
 R = TypeVar("R")
 
 CANDIDATE_RETRIES = 2
-"""How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is measured once more."""
+"""How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is
+measured once more.
+"""
 
 AA_PAIRS = 8
 MOST_AA_PAIRS = 20
-"""Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a moment."""
+"""Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a
+moment.
+"""
 
 LEAST_AA_PAIRS = 2
-"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
+"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8
+(tests/stats/test_gpu_blocks.py).
+"""
 
 LARGEST_GAP = 0.1
-"""Share by which the steps of a program that runs on by itself may miss the time over which its energy was counted."""
+"""Share by which the steps of a program that runs on by itself may miss the time over which its
+energy was counted.
+"""
 
 Inspect = Callable[[WorkerReport, WorkerReport], bool]
-"""Says from the reports of reference and candidate whether they need no measurement; may raise WorkerFailed."""
+"""Says from the reports of reference and candidate whether they need no measurement; may raise
+WorkerFailed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When an interleaved comparison ends (a reason, or None), and the estimate that is honest under that rule."""
+    """When an interleaved comparison ends (a reason, or None), and the estimate that is honest
+    under that rule.
+    """
 
     stop: Callable[[list[float]], str | None]
     estimate: Callable[[list[float]], Estimate]
 
 
 def sequential(
-    plan: SequentialPlan, *, min_effect: float, incumbent: Estimate | None, spread: float = 0.0, most: int | None = None
+    plan: SequentialPlan,
+    *,
+    min_effect: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
+    most: int | None = None,
 ) -> StoppingRule:
-    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all looks.
+    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all
+    looks.
 
     Args:
-        spread: What one pair of equal processes may differ by, in log; it is in the estimate's interval.
-        most: Pairs for which there is time: it ends at the last look within them, but never before the first one.
+        spread: What one pair of equal processes may differ by, in log; it is in the estimate's
+            interval.
+        most: Pairs for which there is time: it ends at the last look within them, but never before
+            the first one.
     """
     last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
 
@@ -111,15 +138,21 @@ def sequential(
         count = len(ratios)
         if count not in plan.looks and count < plan.cap:
             return None
-        reason = reason_to_stop(estimate(ratios), plan, min_effect=min_effect, incumbent=incumbent, spread=spread)
+        reason = reason_to_stop(
+            estimate(ratios), plan, min_effect=min_effect, incumbent=incumbent, spread=spread
+        )
         return reason or ("no time for more pairs" if count >= last else None)
 
     return StoppingRule(stop, estimate)
 
 
 def fixed(count: int) -> StoppingRule:
-    """The rule of a proof, and of each process of an A/A run: a number of pairs settled beforehand."""
-    return StoppingRule(lambda ratios: f"all {count} pairs run" if len(ratios) >= count else None, estimate_pairs)
+    """The rule of a proof, and of each process of an A/A run: a number of pairs settled
+    beforehand.
+    """
+    return StoppingRule(
+        lambda ratios: f"all {count} pairs run" if len(ratios) >= count else None, estimate_pairs
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +180,9 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Result of a comparison: its pairs and their figures; none where the reports needed no measurement."""
+    """Result of a comparison: its pairs and their figures; none where the reports needed no
+    measurement.
+    """
 
     reference: WorkerReport
     candidate: WorkerReport
@@ -157,7 +192,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AaRun:
-    """The living reference against other processes of itself (`seconds`), with the pairs of all of them in order."""
+    """The living reference against other processes of itself (`seconds`), with the pairs of all of
+    them in order.
+    """
 
     reference: WorkerReport
     seconds: Sequence[WorkerReport]
@@ -179,21 +216,28 @@ class Comparer(ABC):
         """Measures a set until its interval is as good as it gets.
 
         Raises:
-            WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no reference outlived it.
+            WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no
+                reference outlived it.
             LaunchError: If the reference cannot be started.
         """
         return self._until_reference_holds(
-            lambda way: way._compare(request), request.sets, is_replaceable=request.is_proof or request.against is None
+            lambda way: way._compare(request),
+            request.sets,
+            is_replaceable=request.is_proof or request.against is None,
         )
 
     def aa_run(self, folder: Path) -> AaRun:
         """Measures the reference against other processes of itself; see `compare`."""
-        return self._until_reference_holds(lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True)
+        return self._until_reference_holds(
+            lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True
+        )
 
     def _until_reference_holds(
         self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
     ) -> R:
-        """Tries again what was not the candidate's fault, a few times; whose it was, its process tells."""
+        """Tries again what was not the candidate's fault, a few times; whose it was, its process
+        tells.
+        """
         comparer = self.for_sets(*sets)
         retries = 0
         while True:
@@ -205,7 +249,11 @@ class Comparer(ABC):
                     comparer = way
                 elif is_replaceable and isinstance(error, ReferenceFailed):
                     self.context.lose_reference(error)
-                elif error.infrastructure and error.failure.phase == "step" and retries < CANDIDATE_RETRIES:
+                elif (
+                    error.infrastructure
+                    and error.failure.phase == "step"
+                    and retries < CANDIDATE_RETRIES
+                ):
                     retries += 1
                     self.context.progress.incident(f"measured once more after: {error}")
                 else:
@@ -216,7 +264,9 @@ class Comparer(ABC):
         return self
 
     def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """The way to compare reference and candidate when this one is why they failed; None if that is not so."""
+        """The way to compare reference and candidate when this one is why they failed; None if that
+        is not so.
+        """
         return None
 
     @abstractmethod
@@ -228,7 +278,12 @@ class Comparer(ABC):
         """One try of `aa_run`."""
 
     def _figures(
-        self, pairs: Sequence[Pair], estimate: Estimate, *, stopped: str, work: WorkPerStep | None = None
+        self,
+        pairs: Sequence[Pair],
+        estimate: Estimate,
+        *,
+        stopped: str,
+        work: WorkPerStep | None = None,
     ) -> Comparison:
         looked = self.context.gpus.take()
         meter = self.context.meter
@@ -250,7 +305,9 @@ class Comparer(ABC):
 
 
 class Interleaved(Comparer):
-    """Both processes side by side; isolated where the two turn out not to fit into the device's memory."""
+    """Both processes side by side; isolated where the two turn out not to fit into the device's
+    memory.
+    """
 
     mode = INTERLEAVED
 
@@ -258,7 +315,9 @@ class Interleaved(Comparer):
         context = self.context
         with contextlib.ExitStack() as stack:
             if request.is_proof or request.against is not None:
-                reference, candidate = context.start_both(*request.sets, request.folder, name=request.name)
+                reference, candidate = context.start_both(
+                    *request.sets, request.folder, name=request.name
+                )
                 stack.callback(reference.close)
                 trace = LossTrace(context.spec, reference)
             else:
@@ -281,28 +340,35 @@ class Interleaved(Comparer):
         pairs, stopped = blocks.measure(request.rule.stop, seed=request.name, check=check)
         estimate = request.rule.estimate([log_ratio(p, work) for p in pairs])
         comparison = self._figures(pairs, estimate, stopped=stopped, work=work)
-        return Compared(reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison)
+        return Compared(
+            reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison
+        )
 
     def for_sets(self, *sets: FlagSet) -> Comparer:
         """Isolated for sets that turned out not to fit beside another process."""
         return self._isolated() if self.context.share.is_known_isolated(*sets) else self
 
     def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """Isolated, if pausing, one port, lock or the device's memory is why, and the study leaves the choice."""
+        """Isolated, if pausing, one port, lock or the device's memory is why, and the study leaves
+        the choice.
+        """
         if not self.context.spec.workload.can_wait:
             is_reference = isinstance(error, ReferenceFailed) or not sets[1]
             if why := why_not_paused(self.context, error, is_reference=is_reference):
                 return self._unpaused(why)
         if self.context.spec.measure.mode == "auto" and (what := collision_of(error.failure)):
             self.context.progress.incident(
-                f"two processes of this program want the same {what}, so they run one at a time from now on, as by "
+                f"two processes of this program want the same {what}, so they run one at a time "
+                "from now on, as by "
                 f'measure.mode = "{ABA}": {error.failure.message}'
             )
             return self._isolated()
         if not self.context.share.is_too_small(error.failure):
             return None
         failed = sets[0] if isinstance(error, ReferenceFailed) else sets[1]
-        if failed or not isinstance(error, ReferenceFailed):  # of the study's reference the A/A run tells
+        if failed or not isinstance(
+            error, ReferenceFailed
+        ):  # of the study's reference the A/A run tells
             self.context.share.remember(failed)
         return self._isolated()
 
@@ -310,10 +376,12 @@ class Interleaved(Comparer):
         """Isolated, for a program that must not be paused; LaunchError if the study asks for it."""
         if self.context.spec.measure.mode == INTERLEAVED:
             raise LaunchError(
-                f'measure.mode = "{INTERLEAVED}" must be able to pause the program, but {why}; write "auto" or "{ABA}"'
+                f'measure.mode = "{INTERLEAVED}" must be able to pause the program, but {why}; '
+                f'write "auto" or "{ABA}"'
             )
         self.context.progress.incident(
-            f"this program is not paused while another one runs, for {why}; it runs one process at a time, as by "
+            f"this program is not paused while another one runs, for {why}; it runs one process "
+            "at a time, as by "
             f'measure.mode = "{ABA}"'
         )
         return self._isolated()
@@ -323,7 +391,9 @@ class Interleaved(Comparer):
         return Isolated(self.context)
 
     def _aa_run(self, folder: Path) -> AaRun:
-        """One process after the other beside the living reference; raw pairs of all in one file, in order."""
+        """One process after the other beside the living reference; raw pairs of all in one file, in
+        order.
+        """
         context = self.context
         spec = context.spec
         trace = context.reference()
@@ -334,7 +404,9 @@ class Interleaved(Comparer):
         count = aa_pairs(report, block_steps)
         start_s = report.start_s  # in the end it starts once more, in another rounding
         each_s = beside_reference_s(report, steps=2 * count * block_steps)
-        refuse_short_budget(spec, report, begun_s=context.assignment.at_s, aa_s=start_s + LEAST_AA * each_s)
+        refuse_short_budget(
+            spec, report, begun_s=context.assignment.at_s, aa_s=start_s + LEAST_AA * each_s
+        )
         budget_s = spec.search.time_budget or math.inf
         planned_s = AA_SHARE * budget_s - 2.0 * start_s
         limit_s = context.now_s + AA_SHARE / 2.0 * budget_s  # the plan may be too short
@@ -374,10 +446,14 @@ class Interleaved(Comparer):
             least=LEAST_AA_PAIRS,
         )
         if context.sizes.settle_s:
-            noise = shortened(noise, pairs, context.sizes, has_own_blocks=spec.measure.block_s != "auto")
+            noise = shortened(
+                noise, pairs, context.sizes, has_own_blocks=spec.measure.block_s != "auto"
+            )
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
         comparison = self._figures(pairs, noise.estimate, stopped=stopped)
-        return AaRun(reference=report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise)
+        return AaRun(
+            reference=report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +475,9 @@ class InterleavedBlocks:
         check: Callable[[Pair], None] = lambda pair: None,
         begin: int = 0,
     ) -> tuple[list[Pair], str]:
-        """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and that reason."""
+        """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and
+        that reason.
+        """
         context = self.context
         rng = random.Random(f"{context.spec.seed}/{seed}")
         steps = context.steps_for(self.traces[0].worker)
@@ -414,7 +492,8 @@ class InterleavedBlocks:
             check(pair)
             pairs.append(pair)
             ratios.append(log_ratio(pair, self.work))
-            context.gpus.look()  # for other people's processes, between two pairs, when nothing is timed
+            # For other people's processes, between two pairs, when nothing is timed.
+            context.gpus.look()
             if (reason := stop(ratios)) is not None:
                 return pairs, reason
 
@@ -437,13 +516,17 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        if worker.report.line_s and joules is not None and worker.last_clock_s is not None:  # of lines that count, too
+        if (
+            worker.report.line_s and joules is not None and worker.last_clock_s is not None
+        ):  # of lines that count, too
             joules *= worker.last_clock_s / (time.monotonic() - begun)
         return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
 
 
 class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that count."""
+    """Seconds of the steps of a block or run: those in which the device settles, and those that
+    count.
+    """
 
     settling_s: tuple[float, ...]
     counted_s: tuple[float, ...]
@@ -452,7 +535,9 @@ class Timed(NamedTuple):
     """Of all steps, by a clock that is not the program's."""
 
 
-def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None) -> Pair:
+def _make_pair(
+    index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None
+) -> Pair:
     return Pair(
         index=index,
         first=first,
@@ -469,7 +554,9 @@ def _make_pair(index: int, first: Arm, at_s: float, reference: Timed, candidate:
     )
 
 
-def shortened(noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has_own_blocks: bool) -> AaNoise:
+def shortened(
+    noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has_own_blocks: bool
+) -> AaNoise:
     """Returns the noise of an A/A run with what it says of the lengths of later blocks.
 
     Args:
@@ -488,7 +575,9 @@ def shortened(noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as `moments` asks."""
+    """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as
+    `moments` asks.
+    """
     pair_s = 2 * steps * report.step_s
     if pair_s <= 0:
         return MOST_AA_PAIRS
@@ -524,7 +613,9 @@ class Isolated(Comparer):
     def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
         super().__init__(context)
         self._beside = beside
-        """Interleaved blocks of each arm in the pairs with which its runs are compared; None if all are isolated."""
+        """Interleaved blocks of each arm in the pairs with which its runs are compared; None if all
+        are isolated.
+        """
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest) -> Compared:
@@ -550,11 +641,16 @@ class Isolated(Comparer):
         estimate = estimate_of([log_ratio(pair, work) for pair in pairs])
         comparison = self._figures(pairs, estimate, stopped="all runs measured", work=work)
         return Compared(
-            reference=reports[Arm.REFERENCE], candidate=reports[Arm.CANDIDATE], pairs=pairs, comparison=comparison
+            reference=reports[Arm.REFERENCE],
+            candidate=reports[Arm.CANDIDATE],
+            pairs=pairs,
+            comparison=comparison,
         )
 
     def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
-        """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides who goes first."""
+        """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides
+        who goes first.
+        """
         if not request.is_proof:
             return [[*Arm, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
         is_last = random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5
@@ -563,7 +659,9 @@ class Isolated(Comparer):
     def _start(self, request: ComparisonRequest, arm: Arm) -> Worker:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         is_candidate = arm is Arm.CANDIDATE
-        folder = request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
+        folder = (
+            request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
+        )
         with self._blaming(arm):
             worker = self.context.start(request.sets[is_candidate], folder, isolated=True)
         return worker
@@ -571,10 +669,16 @@ class Isolated(Comparer):
     def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context = self.context
         at_s = context.now_s
-        if not any(request.sets) and self._run_steps is None:  # the first run of all: is there time for the others?
+        if (
+            not any(request.sets) and self._run_steps is None
+        ):  # the first run of all: is there time for the others?
             run_s = beside_reference_s(worker.report, steps=self._steps_of(worker))
-            left_s = 3 * context.spec.measure.aba_runs * run_s  # one in another rounding is yet to start
-            refuse_short_budget(context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s)
+            left_s = (
+                3 * context.spec.measure.aba_runs * run_s
+            )  # one in another rounding is yet to start
+            refuse_short_budget(
+                context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s
+            )
         trace = LossTrace(context.spec, worker)
         with self._blaming(arm):
             timed = self._measure(trace, arm)
@@ -594,7 +698,14 @@ class Isolated(Comparer):
                 raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
 
-    def _keep(self, request: ComparisonRequest, index: int, first: Run, second: Run, work: WorkPerStep | None) -> Pair:
+    def _keep(
+        self,
+        request: ComparisonRequest,
+        index: int,
+        first: Run,
+        second: Run,
+        work: WorkPerStep | None,
+    ) -> Pair:
         """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
         reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
         told = candidate.trace.beside(reference.trace)
@@ -613,7 +724,8 @@ class Isolated(Comparer):
         can_wait = self.context.spec.workload.can_wait
         steps = self._run_steps or self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
-        # In blocks where it can be, as if interleaved: each has new batches, so that nothing is learned by heart.
+        # In blocks where it can be, as if interleaved: each has new batches, so that nothing is
+        # learned by heart.
         block = math.ceil(steps / (self._beside or 1)) if can_wait else steps
         trace.settle(self.context.settle_steps)
         begun = time.monotonic()
@@ -623,14 +735,17 @@ class Isolated(Comparer):
         while len(times) < steps:
             count = min(block, steps - len(times))
             with self.context.gpus.block(arm, settle_s=max(0.0, sizes.steady_s - sum(times))):
-                more, drawn = self.context.meter.measure(lambda count=count: worker.run_block(count))  # type: ignore[misc]
+                run_block = functools.partial(worker.run_block, count)
+                more, drawn = self.context.meter.measure(run_block)
             times += more
             joules.append(drawn)
             clocks.append(worker.last_clock_s)
             trace.take(count)
         metered_s = time.monotonic() - begun
         if not can_wait and abs(sum(times) - metered_s) >= LARGEST_GAP * metered_s:
-            joules = [None]  # it runs on whether it is asked or not, so that its steps are not all that drew them
+            joules = [
+                None
+            ]  # it runs on whether it is asked or not, so that its steps are not all that drew them
         self.context.gpus.look()
         return Timed(*sizes.split_isolated(times), _sum_if_known(joules), _sum_if_known(clocks))
 
@@ -647,7 +762,9 @@ class Isolated(Comparer):
     def _aa_run(self, folder: Path) -> AaRun:
         """Each isolated run is a fresh process already, so they are few."""
         measure = self.context.spec.measure
-        request = ComparisonRequest(candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs))
+        request = ComparisonRequest(
+            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
+        )
         compared = self._compare(request)
         assert compared.comparison is not None
         first = self.context.first_report
@@ -668,14 +785,17 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
     """Returns what ABA runs of the reference with itself, stored as pairs, say about this machine.
 
-    With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and these against each
-    other have 2 v, independently; of equal runs both are 0 in the mean, so none of either is lost to estimating that.
+    With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and
+    these against each other have 2 v, independently; of equal runs both are 0 in the mean, so none
+    of either is lost to estimating that.
     """
     log_ratios = [log_ratio(pair) for pair in pairs]
     degrees = len(pairs)
     middles, drifts = aba_runs(log_ratios)
     variance = float(np.sum(middles**2) / 1.5 + np.sum(drifts**2) / 2.0) / degrees
-    lasted_s = [max(p.lasted_s, (p.reference_clock_s or 0.0) + (p.candidate_clock_s or 0.0)) for p in pairs]
+    lasted_s = [
+        max(p.lasted_s, (p.reference_clock_s or 0.0) + (p.candidate_clock_s or 0.0)) for p in pairs
+    ]
     return AaNoise(
         estimate=estimate_aba(log_ratios),
         process_sd=math.sqrt(variance),

@@ -1,4 +1,6 @@
-"""Where measurements are made: starts workers, keeps the living reference, and knows which program a worker holds."""
+"""Where measurements are made: starts workers, keeps the living reference, and knows which program
+a worker holds.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class ProgressSink(Protocol):
         """What is under way."""
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a step's differs."""
+        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a
+        step's differs.
+        """
 
     def incident(self, what: str) -> None:
         """Something happened to the tuner, not to a trial."""
@@ -74,7 +78,9 @@ class ProgressSink(Protocol):
 class MeasurementContext:
     """The place where comparisons are made; each lane has one."""
 
-    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
+    def __init__(
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink
+    ) -> None:
         self.spec = spec
         self.folders = folders
         self.progress = progress
@@ -102,7 +108,8 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, aa_run)
         is_aa_run = isinstance(assignment.task, AaTask)
         is_search = isinstance(assignment.task, TrialTask | AblationTask)
-        # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times its own kernels.
+        # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times
+        # its own kernels.
         is_allowed = self.spec.device.rank_count == 1
         times_kernels = self.spec.block_sizes.in_order
         self._launcher.caches.begin(
@@ -110,7 +117,9 @@ class MeasurementContext:
             kernels=is_allowed and is_search and times_kernels,
             anew=is_aa_run,  # it tells how long a first start takes
         )
-        self._launcher.keep_spare(is_search and is_allowed and len(os.sched_getaffinity(0)) >= CORES_FOR_SPARE)
+        self._launcher.keep_spare(
+            is_search and is_allowed and len(os.sched_getaffinity(0)) >= CORES_FOR_SPARE
+        )
 
     @property
     def settle_steps(self) -> int:
@@ -124,7 +133,9 @@ class MeasurementContext:
 
     @property
     def first_report(self) -> WorkerReport:
-        """The report of the lane's first process: others may load what it compiled, and so start sooner."""
+        """The report of the lane's first process: others may load what it compiled, and so start
+        sooner.
+        """
         assert self._first_report is not None
         return self._first_report
 
@@ -140,11 +151,13 @@ class MeasurementContext:
     # ------------------------------------------------------------------ workers
 
     def start(self, settings: FlagSet, folder: Path, *, isolated: bool = False) -> Worker:
-        """Starts a worker under the baseline plus `settings`; faults of the machine are retried, others never.
+        """Starts a worker under the baseline plus `settings`; faults of the machine are retried,
+        others never.
 
         Raises:
             WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
-            LaunchError: If its program goes on where an earlier run ended, or the reference's loss is no number.
+            LaunchError: If its program goes on where an earlier run ended, or the reference's loss
+                is no number.
         """
         attempt = 0
         while True:
@@ -157,7 +170,10 @@ class MeasurementContext:
                 if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
                         self.share.is_programs_own = True
-                        said = "the program sets its share of the GPU's memory itself, so it is left to it"
+                        said = (
+                            "the program sets its share of the GPU's memory itself, so it is "
+                            "left to it"
+                        )
                         self.progress.incident(f"{said}: {error}")
                     continue
                 # A kill is a fault of the machine where no setting could have caused it.
@@ -165,9 +181,12 @@ class MeasurementContext:
                 if not error.infrastructure and not is_reference:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
-                    if error.failure.kind is FailureKind.NODE_LOST:  # no trial can run here any more
+                    if (
+                        error.failure.kind is FailureKind.NODE_LOST
+                    ):  # no trial can run here any more
                         raise NodeLostError(
-                            f"all nodes of a trial must start it but: {error}; everything so far is kept; run the same "
+                            f"all nodes of a trial must start it but: {error}; everything so far "
+                            "is kept; run the same "
                             "command again on other nodes, and it continues"
                         ) from error
                     raise
@@ -176,12 +195,16 @@ class MeasurementContext:
                 time.sleep(0.5 * attempt)
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
-        """Seconds between lines of the user's program under the baseline plus `settings`; see `Launcher`."""
+        """Seconds between lines of the user's program under the baseline plus `settings`; see
+        `Launcher`.
+        """
         merged = self.spec.baseline.merge(settings).merge(self.share.given(settings, isolated=True))
         return self._launcher.pace_outside(merged, folder, limit_s=limit_s)
 
     def where_it_fits(self, work: Callable[[bool], R], *, isolated: bool) -> R:
-        """Has `work` start and end a process, told whether it is alone; alone where memory was short beside another."""
+        """Has `work` start and end a process, told whether it is alone; alone where memory was
+        short beside another.
+        """
         try:
             return work(isolated)
         except WorkerFailed as error:
@@ -191,7 +214,9 @@ class MeasurementContext:
         return work(True)
 
     def _checked(self, worker: Worker, settings: FlagSet, *, isolated: bool) -> Worker:
-        """A worker whose report holds what the study file says of its work; ended if it is not within the limits."""
+        """A worker whose report holds what the study file says of its work; ended if it is not
+        within the limits.
+        """
         try:
             if not isolated:
                 worker.pause()
@@ -208,15 +233,22 @@ class MeasurementContext:
             raise
         return worker
 
-    def start_both(self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str) -> tuple[Worker, Worker]:
+    def start_both(
+        self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str
+    ) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, one after the other.
 
-        A coin, seeded by `name`, decides who is first: the second chooses its kernels, memory and cores beside another.
+        A coin, seeded by `name`, decides who is first: the second chooses its kernels, memory and
+        cores beside another.
 
         Raises:
-            WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever became of the other.
+            WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever
+                became of the other.
         """
-        arms = {Arm.REFERENCE: (reference, self.folder_in(folder, "reference")), Arm.CANDIDATE: (candidate, folder)}
+        arms = {
+            Arm.REFERENCE: (reference, self.folder_in(folder, "reference")),
+            Arm.CANDIDATE: (candidate, folder),
+        }
         order = [*Arm]
         random.Random(f"{self.spec.seed}/{name}/start").shuffle(order)
 
@@ -226,12 +258,16 @@ class MeasurementContext:
             except WorkerFailed as error:
                 return error
 
-        with ThreadPoolExecutor(max_workers=1 if self.spec.block_sizes.in_order else len(order)) as pool:
+        with ThreadPoolExecutor(
+            max_workers=1 if self.spec.block_sizes.in_order else len(order)
+        ) as pool:
             futures = {arm: pool.submit(start, arm) for arm in order}
             try:
                 first = result_of(futures[Arm.REFERENCE])
                 second = result_of(futures[Arm.CANDIDATE])
-            except BaseException:  # interrupted, or nothing can start here: do not wait until all have compiled
+            except (
+                BaseException
+            ):  # interrupted, or nothing can start here: do not wait until all have compiled
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.close()
                 raise
@@ -245,7 +281,8 @@ class MeasurementContext:
         return first, second
 
     def reference(self) -> LossTrace:
-        """The living reference, started when first asked for and, a few times, after it died; and its losses so far.
+        """The living reference, started when first asked for and, a few times, after it died; and
+        its losses so far.
 
         Raises:
             ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
@@ -261,7 +298,9 @@ class MeasurementContext:
                 if self.share.is_too_small(error.failure):
                     raise ReferenceFailed(error) from error
                 is_stopped = error.infrastructure and may_be_killed_from_outside(error.failure)
-                raise (StoppedError if is_stopped else LaunchError)(self.reference_cannot_run(error.failure)) from error
+                raise (StoppedError if is_stopped else LaunchError)(
+                    self.reference_cannot_run(error.failure)
+                ) from error
             self._reference = LossTrace(self.spec, worker)
             self.has_run = True
         return self._reference
@@ -270,7 +309,8 @@ class MeasurementContext:
         """Ends the reference, to be started anew when next asked for.
 
         Raises:
-            ReferenceFailed: If that happened too often over the task in hand: it is not tried again, but others are.
+            ReferenceFailed: If that happened too often over the task in hand: it is not tried
+                again, but others are.
             LaunchError: If its loss is no number.
         """
         self.release_reference()
@@ -281,10 +321,14 @@ class MeasurementContext:
         if self.restarts > REFERENCE_RESTARTS:
             message = f"the reference beside it ended {self.restarts} times; the last time: {error}"
             lost = error.failure.model_copy(update={"message": message[:2000]})
-            raise ReferenceFailed(WorkerFailed(lost, infrastructure=error.infrastructure)) from error
+            raise ReferenceFailed(
+                WorkerFailed(lost, infrastructure=error.infrastructure)
+            ) from error
 
     def release_reference(self) -> None:
-        """Ends the living reference, so that another process is alone; it is started again when next asked for."""
+        """Ends the living reference, so that another process is alone; it is started again when
+        next asked for.
+        """
         if self._reference is not None:
             self._reference.worker.close()
             self._reference = None
@@ -292,10 +336,17 @@ class MeasurementContext:
     def reference_cannot_run(self, failure: Failure) -> str:
         """Returns what to tell a user whose reference cannot run."""
         lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
-        log = f"  its log is {failure.log}; its last lines:\n{lines}\n" if failure.log is not None else ""
-        advice = _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
+        log = (
+            f"  its log is {failure.log}; its last lines:\n{lines}\n"
+            if failure.log is not None
+            else ""
+        )
+        advice = (
+            _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
+        )
         return (
-            f"the reference (baseline settings: {self.spec.baseline}) must run but did not: {failure.kind}: "
+            f"the reference (baseline settings: {self.spec.baseline}) must run but did not: "
+            f"{failure.kind}: "
             f"{failure.message}\n{log}{advice}, then run the same command again"
         )
 
@@ -314,7 +365,9 @@ class MeasurementContext:
         return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
-        """Names what really runs: the compiled program, plus the settings that are read at run time."""
+        """Names what really runs: the compiled program, plus the settings that are read at run
+        time.
+        """
         merged = self.spec.baseline.merge(settings)
         read = self.assignment.runtime
         runtime = {n: v for n, v in merged.items() if n in read}
@@ -338,26 +391,40 @@ def _open_watch(spec: StudySpec) -> GpuWatch:
     if spec.device.platform != "cuda":
         return NO_WATCH
     count = spec.device.count
-    return open_watch(caller_environment(), None if count is None else max(1, count // spec.device.node_count))
+    return open_watch(
+        caller_environment(), None if count is None else max(1, count // spec.device.node_count)
+    )
 
 
 def _why_no_gpu(spec: StudySpec) -> str:
-    """Returns what keeps JAX from the GPUs of this machine, one line each with the command that mends it."""
+    """Returns what keeps JAX from the GPUs of this machine, one line each with the command that
+    mends it.
+    """
     found = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
-    lines = [f"    {f.problem}: {f.command}" for f in found] or ["    nothing that keeps JAX from a GPU"]
-    return "\n".join(["  `autotune doctor` finds here:", *lines, '  or write device.platform = "cpu"'])
+    lines = [f"    {f.problem}: {f.command}" for f in found] or [
+        "    nothing that keeps JAX from a GPU"
+    ]
+    return "\n".join(
+        ["  `autotune doctor` finds here:", *lines, '  or write device.platform = "cpu"']
+    )
 
 
 # ---------------------------------------------------------------------- work of a step
 
-HOW_TO_SAY = 'say what a step does: `workload.tokens_per_step = "batch * seq"`, a product of options'
+HOW_TO_SAY = (
+    'say what a step does: `workload.tokens_per_step = "batch * seq"`, a product of options'
+)
 
 
-def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]) -> WorkPerStep | None:
-    """Returns what a step of reference and candidate does; None where both do the same, or neither tells.
+def work_between(
+    settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]
+) -> WorkPerStep | None:
+    """Returns what a step of reference and candidate does; None where both do the same, or neither
+    tells.
 
     Raises:
-        WorkerFailed: If one of them tells and the other does not, or if they differ though their options are the same.
+        WorkerFailed: If one of them tells and the other does not, or if they differ though their
+            options are the same.
     """
     reference = reports[0].tokens_per_step or 0
     candidate = reports[1].tokens_per_step or 0
@@ -365,19 +432,24 @@ def work_between(settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport,
         return None
     if not (reference and candidate):
         raise not_comparable(
-            f"both arms must report their work per step but the reference says {reference or 'nothing'}, the candidate "
+            "both arms must report their work per step but the reference says "
+            f"{reference or 'nothing'}, the candidate "
             f"{candidate or 'nothing'}; {HOW_TO_SAY}"
         )
     if settings[0].of_kind("option") == settings[1].of_kind("option"):
         raise not_comparable(
-            f"a step must do the same under the same options but the reference says {reference} tokens and the "
-            f"candidate {candidate}; flags change how fast it is, so the program reports something else than it does"
+            f"a step must do the same under the same options but the reference says {reference} "
+            "tokens and the "
+            f"candidate {candidate}; flags change how fast it is, so the program reports "
+            "something else than it does"
         )
     return WorkPerStep(reference=reference, candidate=candidate)
 
 
 def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport) -> WorkerReport:
-    """A report with what the study file says of a step; a WorkerFailed if the program says another number of tokens."""
+    """A report with what the study file says of a step; a WorkerFailed if the program says another
+    number of tokens.
+    """
     try:
         declared = spec.work_under(settings)
     except ValueError as error:
@@ -387,16 +459,20 @@ def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport)
     told = report.tokens_per_step
     if told and told != declared:
         raise not_comparable(
-            f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but the program says "
+            f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but "
+            "the program says "
             f"{told} tokens a step; mend the expression, or take it out"
         )
     return report.model_copy(update={"tokens_per_step": declared})
 
 
 def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
-    """Refuses a search of options whose effect on the work of a step nobody tells, by a LaunchError."""
+    """Refuses a search of options whose effect on the work of a step nobody tells, by a
+    LaunchError.
+    """
     if spec.workload.entry is not None and spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
-            "where options are searched, the work of a step must be known but the workload does not tell its tokens "
+            "where options are searched, the work of a step must be known but the workload does "
+            "not tell its tokens "
             f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
         )

@@ -22,7 +22,9 @@ LEAST_AA = 2
 """Processes beside the living reference that an A/A run needs to tell a spread."""
 
 PROOF_AA_RUNS = 6.0
-"""What a study with one proof takes, about, over its least A/A run: 18 pairs of processes after 4 starts."""
+"""What a study with one proof takes, about, over its least A/A run: 18 pairs of processes after 4
+starts.
+"""
 
 RECENT = 20
 """Latest pairs of processes from which their duration is estimated."""
@@ -51,7 +53,8 @@ class Durations:
 
 
 def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None where the A/A run does not say how long a pair takes.
+    """Returns the durations of a study's pieces; None where the A/A run does not say how long a
+    pair takes.
 
     Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
     """
@@ -71,19 +74,27 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
         pairs = proof_size(noise, starts=sizes.starts)
         pair_s = both_start_s + pairs * block_pair_s
         trial_s = start_s + trial_plan(noise, most=most).first * block_pair_s
-        ablation_s = both_start_s + trial_plan(noise, most=most, starts=sizes.starts).first * block_pair_s
+        ablation_s = (
+            both_start_s + trial_plan(noise, most=most, starts=sizes.starts).first * block_pair_s
+        )
         steps_s = pairs * block_pair_s / 2.0
         if spec.workload.can_wait:
             least = spec.measure.run_steps
-            steps_s = step_s * sizes.isolated_steps(step_s, start_s=start_s, blocks=pairs, least=least)
+            steps_s = step_s * sizes.isolated_steps(
+                step_s, start_s=start_s, blocks=pairs, least=least
+            )
         if spec.confirm.isolated:
             isolated_s = ISOLATED_PAIRS * 2.0 * (start_s + steps_s)
     else:
         pair_s = 2.0 * start_s + noise.pair_s
         trial_s = spec.measure.aba_runs * 1.5 * pair_s
         ablation_s = trial_s
-    took = [r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None][-RECENT:]
-    longer = max(1.0, statistics.median(took) / pair_s) if took else 1.0  # candidates may choose kernels
+    took = [
+        r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None
+    ][-RECENT:]
+    longer = (
+        max(1.0, statistics.median(took) / pair_s) if took else 1.0
+    )  # candidates may choose kernels
     soak_s = 0.0
     if spec.confirm.soak:
         line_s = max(step_s, result.reference.line_s)
@@ -104,7 +115,9 @@ def minimising_s(spec: StudySpec, takes: Durations) -> float:
     return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
-def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float) -> None:
+def refuse_short_budget(
+    spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float
+) -> None:
     """Ends a study whose time budget is used up by its A/A run, by a LaunchError.
 
     Its reference was started at `begun_s`; the rest of the A/A run takes `aa_s` at least.
@@ -114,15 +127,20 @@ def refuse_short_budget(spec: StudySpec, reference: WorkerReport, *, begun_s: fl
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
         return
     raise LaunchError(
-        f"search.time_budget must hold the A/A run, search and proof but is {format_seconds(budget_s)}: the "
-        f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end only after "
+        "search.time_budget must hold the A/A run, search and proof but is "
+        f"{format_seconds(budget_s)}: the "
+        f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end "
+        "only after "
         f"{format_seconds(used_s + aa_s)}, and a proof takes several times that. Give it at least "
-        f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a smaller model)"
+        f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a "
+        "smaller model)"
     )
 
 
 def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
-    """Returns the seconds of a process of an A/A run beside the living reference, in which both run so many steps."""
+    """Returns the seconds of a process of an A/A run beside the living reference, in which both run
+    so many steps.
+    """
     return reference.start_s + steps * reference.step_s
 
 
@@ -130,7 +148,9 @@ def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
 
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it is not known."""
+    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it
+    is not known.
+    """
     noise = result.noise
     confirm = spec.confirm
     takes = durations_of(spec, result, ())
@@ -138,7 +158,9 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED
     pairs = proof_size(noise, starts=spec.block_sizes.starts) if is_interleaved else 1
-    pair_sd = math.hypot(math.sqrt(2.0) * noise.cautious_process_sd(), noise.later_sd / math.sqrt(pairs))
+    pair_sd = math.hypot(
+        math.sqrt(2.0) * noise.cautious_process_sd(), noise.later_sd / math.sqrt(pairs)
+    )
     smallest = smallest_gain(
         pair_sd,
         most=confirm.processes,
@@ -147,9 +169,13 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
         min_effect=spec.measure.min_effect,
     )
     proof_s = proofs_s(spec, takes)
-    return PowerAnalysis(pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s)
+    return PowerAnalysis(
+        pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s
+    )
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are planned for the proof of the best finalist on one lane, isolated runs included."""
+    """Returns the seconds that are planned for the proof of the best finalist on one lane, isolated
+    runs included.
+    """
     return planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

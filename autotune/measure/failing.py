@@ -1,4 +1,6 @@
-"""The minimal failing set of a set that crashes or hangs, by delta debugging; no trial contains it again."""
+"""The minimal failing set of a set that crashes or hangs, by delta debugging; no trial contains it
+again.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ from autotune.settings.shrink import shrink
 from autotune.workers.base import WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
-"""Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on the data."""
+"""Failures whose minimal set is looked for; out of memory depends on the workload, a wrong loss on
+the data.
+"""
 
 MOST_STARTS, MOST_LONG_STARTS = 12, 4
 """Starts that search for a minimal set; of hangs, each of which takes its whole time limit, few."""
 
 
 def most_again(failure: Failure) -> int:
-    """Returns how often a set is started again before it is blamed: more often where chance ends processes so, too."""
+    """Returns how often a set is started again before it is blamed: more often where chance ends
+    processes so, too.
+    """
     if failure.kind not in SEARCHED:
         return 0
     return 2 if failure.kind is FailureKind.HANG or failure.signal is not None else 1
@@ -37,15 +43,21 @@ def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:
     return not is_done and not contains_failing(trial.settings, [b.smallest for b in known])
 
 
-def failing_task(trial: TrialResult, kind: FailureKind, results: Sequence[TrialResult]) -> FailingSetTask:
-    """Makes the search for a trial's minimal failing set; what other trials tell is not started again."""
+def failing_task(
+    trial: TrialResult, kind: FailureKind, results: Sequence[TrialResult]
+) -> FailingSetTask:
+    """Makes the search for a trial's minimal failing set; what other trials tell is not started
+    again.
+    """
     known = []
     for result in results:
         if result.status is TrialStatus.MEASURED:
             known.append((result.settings, False))
         elif result.failure is not None and result.failure.kind is kind:
             known.append((result.settings, True))
-    return FailingSetTask(trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known))
+    return FailingSetTask(
+        trial=trial.number, settings=trial.settings, failure_kind=kind, known=tuple(known)
+    )
 
 
 def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
@@ -61,7 +73,9 @@ def most_starts(kind: FailureKind) -> int:
 def minimise_failure(
     context: MeasurementContext, task: FailingSetTask, folder: Path, *, isolated: bool
 ) -> FailingSetRecord:
-    """Finds the smallest part of a failing set that fails in the same way; `isolated`: with nothing beside it."""
+    """Finds the smallest part of a failing set that fails in the same way; `isolated`: with nothing
+    beside it.
+    """
     kind = task.failure_kind
     starts = 0
     most = most_starts(kind)
@@ -74,7 +88,9 @@ def minimise_failure(
             if starts == most:
                 return None
             starts += 1
-            context.progress.phase(f"minimal failing set ({kind}): start {starts} of at most {most}")
+            context.progress.phase(
+                f"minimal failing set ({kind}): start {starts} of at most {most}"
+            )
             own = context.folder_in(folder, f"{starts:02d}")
             known[part] = _fails(context, part, own, kind, isolated=isolated)
         return known[part]
@@ -90,7 +106,9 @@ def minimise_failure(
     )
 
 
-def _fails(context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, isolated: bool) -> bool:
+def _fails(
+    context: MeasurementContext, part: FlagSet, folder: Path, kind: FailureKind, *, isolated: bool
+) -> bool:
     """Returns whether a part fails in the same way, at its start or in its first blocks."""
 
     def look(isolated: bool) -> None:

@@ -1,7 +1,9 @@
-"""The program of a lane that is a process of its own, on this machine or another: takes tasks, tells results.
+"""The program of a lane that is a process of its own, on this machine or another: takes tasks,
+tells results.
 
-Run behind a guard as ``python -m autotune.measure.lane``. Its first message is the study; see `cluster.engine`.
-Its logs go into the run directory where that is a disk that both see, and are sent to the driver otherwise.
+Run behind a guard as ``python -m autotune.measure.lane``. Its first message is the study; see
+`cluster.engine`. Its logs go into the run directory where that is a disk that both see, and are
+sent to the driver otherwise.
 """
 
 from __future__ import annotations
@@ -98,11 +100,18 @@ def main() -> int:
             return 1
         stack.callback(runner.close)
         while (told := channel.receive())["type"] == "task":
-            _do(runner, Assignment.model_validate(told["assignment"]), progress, None if sees_run else folders)
+            _do(
+                runner,
+                Assignment.model_validate(told["assignment"]),
+                progress,
+                None if sees_run else folders,
+            )
     return 0
 
 
-def _do(runner: TaskRunner, assignment: Assignment, progress: _Progress, logs: Folders | None) -> None:
+def _do(
+    runner: TaskRunner, assignment: Assignment, progress: _Progress, logs: Folders | None
+) -> None:
     """Does one task and sends its result, after the logs where the driver cannot see them."""
     try:
         record = runner.do(assignment)
@@ -123,7 +132,9 @@ def _send_logs(progress: _Progress, folders: Folders, folder: tuple[str, ...]) -
         if len(data) > 2 * MOST_SENT:
             data = data[:MOST_SENT] + b"\n[... left out here ...]\n" + data[-MOST_SENT:]
         text = data.decode(errors="replace")
-        progress.send("file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text)
+        progress.send(
+            "file", folder=folders.relative(file.parent).split("/"), name=file.name, text=text
+        )
         file.unlink()
 
 

@@ -1,4 +1,6 @@
-"""Whether a program that does not wait for orders can be measured by pausing it while another one runs."""
+"""Whether a program that does not wait for orders can be measured by pausing it while another one
+runs.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ from autotune.stats.estimates import estimate_pairs
 from autotune.workers.base import PAUSE_PHASE, CannotPause, WorkerFailed
 
 LONGEST_PAUSE_S = 30.0
-"""Longest planned block of one arm, for which the other is paused: `jax.distributed` gives a process up after 100 s."""
+"""Longest planned block of one arm, for which the other is paused: `jax.distributed` gives a
+process up after 100 s.
+"""
 
 AFTER_PAUSE = 0.1
-"""Share by which the first half of a block may be slower or faster than the second, and blocks than a long one's end
-beside what they scatter."""
+"""Share by which the first half of a block may be slower or faster than the second, and blocks than
+a long one's end beside what they scatter.
+"""
 
 SCATTER = 3.0
 """How many standard deviations of a block that is."""
@@ -27,15 +32,20 @@ LONG_BLOCKS = 3
 """Blocks that a long one of the A/A run is as long as."""
 
 WENT_ON = 0.1
-"""Share of a step's time before the first pause below which steps after one cannot have been made after it."""
+"""Share of a step's time before the first pause below which steps after one cannot have been made
+after it.
+"""
 
 
 def refuse_long_pause(report: WorkerReport, steps: int) -> None:
-    """Refuses, by `CannotPause`, to pause another process for as long as a block of so many steps takes."""
+    """Refuses, by `CannotPause`, to pause another process for as long as a block of so many steps
+    takes.
+    """
     block_s = report.line_s * (steps + PAUSED_LINES)
     if block_s > LONGEST_PAUSE_S:
         raise CannotPause(
-            f"it prints a line every {format_seconds(report.line_s)}, so a block would pause the other process "
+            f"it prints a line every {format_seconds(report.line_s)}, so a block would pause the "
+            "other process "
             f"for {format_seconds(block_s)}, longer than {format_seconds(LONGEST_PAUSE_S)}"
         )
 
@@ -54,7 +64,8 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
     after_s = statistics.median(steps_s)
     if after_s < WENT_ON * before_s:
         raise CannotPause(
-            f"a step took {format_seconds(before_s)} before the first pause and {format_seconds(after_s)} after one, "
+            f"a step took {format_seconds(before_s)} before the first pause and "
+            f"{format_seconds(after_s)} after one, "
             "as if the program had gone on meanwhile"
         )
     ratios: list[float] = []
@@ -63,22 +74,34 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
         ratios.append(math.log(block_step_s(times[:half]) / block_step_s(times[-half:])))
     early = estimate_pairs(ratios)
     if early.low > 1.0 + AFTER_PAUSE or early.high < 1.0 - AFTER_PAUSE:
-        raise CannotPause(f"right after a pause a step takes {early.ratio:.2f} times as long as later")
+        raise CannotPause(
+            f"right after a pause a step takes {early.ratio:.2f} times as long as later"
+        )
     later_s = block_step_s(long_s[-(len(long_s) // LONG_BLOCKS) :])
     scatter = statistics.pstdev(map(math.log, steps_s))
     if abs(math.log(after_s / later_s)) > AFTER_PAUSE + SCATTER * scatter:
-        raise CannotPause(f"in a block a step takes {after_s / later_s:.2f} times as long as long after a pause")
+        raise CannotPause(
+            f"in a block a step takes {after_s / later_s:.2f} times as long as long after a pause"
+        )
 
 
 def why_not_paused(context: MeasurementContext, error: WorkerFailed, *, is_reference: bool) -> str:
-    """Why a program that failed is to be paused no more, as a clause; empty if that would change nothing."""
+    """Why a program that failed is to be paused no more, as a clause; empty if that would change
+    nothing.
+    """
     failure = error.failure
     if failure.phase == PAUSE_PHASE:
         return failure.message
     if failure.phase != "step" or failure.kind is FailureKind.WRONG_LOSS:
         return ""
     # A living reference ends some day; what ends it twice in one comparison will end it again.
-    is_lasting = context.restarts > 0 or (context.assignment.aa_run is None and not error.infrastructure)
+    is_lasting = context.restarts > 0 or (
+        context.assignment.aa_run is None and not error.infrastructure
+    )
     if failure.exit_status == 0 and (is_lasting or not is_reference):
         return f"it is too short to live through a comparison ({failure.message})"
-    return f"after a pause it did not go on as before ({failure.message})" if is_reference and is_lasting else ""
+    return (
+        f"after a pause it did not go on as before ({failure.message})"
+        if is_reference and is_lasting
+        else ""
+    )

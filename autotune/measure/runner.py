@@ -1,4 +1,6 @@
-"""Does the tasks of one lane: the far side of `autotune.study.lanes`, in this process or in one of its own."""
+"""Does the tasks of one lane: the far side of `autotune.study.lanes`, in this process or in one of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,25 @@ from autotune.measure.context import MeasurementContext, ProgressSink, Reference
 from autotune.measure.failing import minimise_failure, most_again
 from autotune.measure.loss_gate import ROUNDINGS, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_isolated
-from autotune.measure.tasks import AaTask, AblationTask, Assignment, FailingSetTask, PairTask, SoakTask, TrialTask
+from autotune.measure.tasks import (
+    AaTask,
+    AblationTask,
+    Assignment,
+    FailingSetTask,
+    PairTask,
+    SoakTask,
+    TrialTask,
+)
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import ABA, Comparison, Failure, FailureKind, LossCheck, WorkerReport
+from autotune.model.measurement import (
+    ABA,
+    Comparison,
+    Failure,
+    FailureKind,
+    LossCheck,
+    WorkerReport,
+)
 from autotune.model.proofs import figures_of
 from autotune.model.records import (
     REFERENCE_NUMBER,
@@ -56,9 +73,13 @@ ONLY_LANE = ""
 
 
 class TaskRunner:
-    """One lane's measurement context, and how it compares: that may change once the A/A run tells what fits."""
+    """One lane's measurement context, and how it compares: that may change once the A/A run tells
+    what fits.
+    """
 
-    def __init__(self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink) -> None:
+    def __init__(
+        self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink
+    ) -> None:
         self._lost_in_a_row = 0
         self.context = MeasurementContext(spec, folders, launcher, progress)
         self.comparer = self._open_comparer(spec.measure.mode)
@@ -78,20 +99,27 @@ class TaskRunner:
         context = self.context
         started = time.monotonic()
         context.begin(assignment)
-        if assignment.aa_run is not None and assignment.aa_run.comparison.mode != self.comparer.mode:
+        if (
+            assignment.aa_run is not None
+            and assignment.aa_run.comparison.mode != self.comparer.mode
+        ):
             self.comparer = self._open_comparer(assignment.aa_run.comparison.mode)
         if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
-            context.release_reference()  # proofs start fresh processes of both arms, and nothing else may run beside
+            # Proofs start fresh processes of both arms, and nothing else may run beside.
+            context.release_reference()
         folder = context.folders.folder(*assignment.folder)
         try:
             record = self._record(assignment, folder)
             self._lost_in_a_row = 0
         except WorkerFailed as error:
-            self._lost_in_a_row = self._lost_in_a_row + 1 if isinstance(error, ReferenceFailed) else 0
+            self._lost_in_a_row = (
+                self._lost_in_a_row + 1 if isinstance(error, ReferenceFailed) else 0
+            )
             if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, AaTask):
                 raise LaunchError(
                     f"the reference must stay alive but {error.failure.message}. Look at "
-                    f"{'/'.join(assignment.folder)} and aa_run/reference/worker.log, then run the same command again"
+                    f"{'/'.join(assignment.folder)} and aa_run/reference/worker.log, then run "
+                    "the same command again"
                 ) from error
             record = task.failed(error.failure)
         done: dict[str, object] = {"directory": "/".join(assignment.folder)}
@@ -119,7 +147,9 @@ class TaskRunner:
             case SoakTask() as task:
                 return soak_isolated(self.context, task, folder)
             case FailingSetTask() as task:
-                return minimise_failure(self.context, task, folder, isolated=self.comparer.mode == ABA)
+                return minimise_failure(
+                    self.context, task, folder, isolated=self.comparer.mode == ABA
+                )
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -134,8 +164,10 @@ class TaskRunner:
         spread = spread_of_aa_run(reports, aa_run.pairs)
         if spread.has_other_data:
             self.context.progress.incident(
-                f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its order differs: sets "
-                "are compared by the mean loss of a long run; a fixed seed lets every step be compared"
+                f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its "
+                "order differs: sets "
+                "are compared by the mean loss of a long run; a fixed seed lets every step be "
+                "compared"
             )
         else:
             spread = spread.joined(self._rounding(aa_run, folder))
@@ -155,16 +187,23 @@ class TaskRunner:
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
-                if error.failure.phase != "step" and error.failure.kind is not FailureKind.WRONG_LOSS:
+                if (
+                    error.failure.phase != "step"
+                    and error.failure.kind is not FailureKind.WRONG_LOSS
+                ):
                     raise LaunchError(
-                        f"a second reference must run beside the first but did not: {error}; its log is "
-                        f"{error.failure.log}. If both cannot have the same {collision_of(error.failure) or 'memory'}, "
+                        f"a second reference must run beside the first but did not: {error}; its "
+                        "log is "
+                        f"{error.failure.log}. If both cannot have the same "
+                        f"{collision_of(error.failure) or 'memory'}, "
                         'let them run one at a time (measure.mode = "auto" or "aba")'
                     ) from error
                 self.context.lose_reference(error)
 
     def _rounding(self, aa_run: AaRun, folder: Path) -> LossSpread:
-        """How far the reference in another rounding is off, over the steps that the A/A run's reference reported."""
+        """How far the reference in another rounding is off, over the steps that the A/A run's
+        reference reported.
+        """
         context = self.context
         beside = context.folder_in(folder, "rounding")
 
@@ -174,21 +213,32 @@ class TaskRunner:
 
         for settings in ROUNDINGS:
             try:
-                return context.where_it_fits(functools.partial(look, settings), isolated=aa_run.comparison.mode == ABA)
+                return context.where_it_fits(
+                    functools.partial(look, settings), isolated=aa_run.comparison.mode == ABA
+                )
             except (WorkerFailed, ValueError) as error:
-                context.progress.incident(f"what rounding does to the loss is not known from {settings}: {error}")
+                context.progress.incident(
+                    f"what rounding does to the loss is not known from {settings}: {error}"
+                )
         return LossSpread()
 
-    # ------------------------------------------------------------------ trials, proofs and ablations
+    # ------------------------------------------------------------------ trials, proofs and
+    # ablations
 
-    def _rule(self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0) -> StoppingRule:
+    def _rule(
+        self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0
+    ) -> StoppingRule:
         measure = self.context.spec.measure
         noise = self.context.assignment.noise
         plan = trial_plan(noise, most=measure.pairs_cap, starts=starts)
-        return sequential(plan, min_effect=measure.min_effect, incumbent=incumbent, spread=noise.spread, most=most)
+        return sequential(
+            plan, min_effect=measure.min_effect, incumbent=incumbent, spread=noise.spread, most=most
+        )
 
     def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
-        """Measures a set, unless its program is known already; then the driver adds the duplicate's figures."""
+        """Measures a set, unless its program is known already; then the driver adds the duplicate's
+        figures.
+        """
         context = self.context
         settings = task.config.settings
         report: WorkerReport | None = None
@@ -201,12 +251,17 @@ class TaskRunner:
             report = candidate
             key = context.program_key(settings, candidate)
             loss = context.losses.check(settings, (reference, candidate))
-            programs = {**context.assignment.programs, context.program_key(FlagSet(), reference): REFERENCE_NUMBER}
+            programs = {
+                **context.assignment.programs,
+                context.program_key(FlagSet(), reference): REFERENCE_NUMBER,
+            }
             same_as = programs.get(key)
             return same_as is not None
 
         rule = self._rule(task.most, task.incumbent)
-        request = ComparisonRequest(candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect)
+        request = ComparisonRequest(
+            candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect
+        )
         try:
             compared = self._compare(request)
         except ReferenceFailed:
@@ -223,11 +278,17 @@ class TaskRunner:
                     # it compiles more as it runs, or another program each time
                     report = compared.candidate
                     key = None
-        known = {"worker": report, "program_key": key, "compiled_key": task.compiled_key, "loss": loss}
+        known = {
+            "worker": report,
+            "program_key": key,
+            "compiled_key": task.compiled_key,
+            "loss": loss,
+        }
         return TrialResult(**dict(task.config), **dict(outcome), **known)
 
     def _compare(self, request: ComparisonRequest) -> Compared:
-        """Returns the comparison of a set, which is started again before it is blamed for a failure.
+        """Returns the comparison of a set, which is started again before it is blamed for a
+        failure.
 
         Raises:
             WorkerFailed: If it failed each time.
@@ -243,12 +304,16 @@ class TaskRunner:
                 failures.append(error.failure)
                 if len(failures) > min(map(most_again, failures)):
                     raise
-                self.context.progress.incident(f"started again before its settings are blamed: {error}")
+                self.context.progress.incident(
+                    f"started again before its settings are blamed: {error}"
+                )
         if not failures or compared.comparison is None:
             return compared
         flaky = f"flaky: {failures[0].kind} in {len(failures)} of {len(failures) + 1} starts"
         warnings = (*compared.comparison.warnings, flaky)
-        return replace(compared, comparison=compared.comparison.model_copy(update={"warnings": warnings}))
+        return replace(
+            compared, comparison=compared.comparison.model_copy(update={"warnings": warnings})
+        )
 
     def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
         """One fresh pair of processes."""
@@ -264,7 +329,12 @@ class TaskRunner:
         rule = fixed(task.pairs)
         compared = comparer.compare(
             ComparisonRequest(
-                candidate=task.settings, folder=folder, name=name, rule=rule, is_proof=True, inspect=inspect
+                candidate=task.settings,
+                folder=folder,
+                name=name,
+                rule=rule,
+                is_proof=True,
+                inspect=inspect,
             )
         )
         figures = compared.comparison
@@ -293,19 +363,30 @@ class TaskRunner:
 
         rule = self._rule(task.most, starts=context.spec.block_sizes.starts)
         request = ComparisonRequest(
-            candidate=less, folder=folder, name=name, rule=rule, against=settings, inspect=is_one_program
+            candidate=less,
+            folder=folder,
+            name=name,
+            rule=rule,
+            against=settings,
+            inspect=is_one_program,
         )
         base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
         try:
             compared = self.comparer.compare(request)
         except WorkerFailed as error:
-            return base.model_copy(update={"failure": error.failure, "reason": "the rest does not run without it"})
+            return base.model_copy(
+                update={"failure": error.failure, "reason": "the rest does not run without it"}
+            )
         kept, reason = pays(compared.comparison, min_effect)
-        return base.model_copy(update={"comparison": compared.comparison, "kept": kept, "reason": reason})
+        return base.model_copy(
+            update={"comparison": compared.comparison, "kept": kept, "reason": reason}
+        )
 
 
 def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
-    """Whether a setting stays, from what leaving it out does (None: nothing, the program is the same), and why."""
+    """Whether a setting stays, from what leaving it out does (None: nothing, the program is the
+    same), and why.
+    """
     if comparison is None:
         return False, "the program is the same without it"
     # Of the set without it, in two processes: no proof either.
@@ -319,11 +400,14 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
     return False, "no sign of a gain"
 
 
-# ---------------------------------------------------------------------- this process as the only lane
+# ---------------------------------------------------------------------- this process as the only
+# lane
 
 
 class LocalExecutor(Engine):
-    """The engine of a study with one lane: this very process; see `autotune.cluster.engine.Engine`."""
+    """The engine of a study with one lane: this very process; see
+    `autotune.cluster.engine.Engine`.
+    """
 
     words = "this process"
 
@@ -340,7 +424,9 @@ class LocalExecutor(Engine):
         """Does what there is to do, however long it takes."""
         if not self._has_joined:
             self._has_joined = True
-            return [Told(ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None})]
+            return [
+                Told(ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None})
+            ]
         if self._next is None:
             return []
         assignment = self._next

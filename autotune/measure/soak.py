@@ -1,8 +1,10 @@
-"""Long run (soak) of a winner under a watchdog: some settings hang, diverge, stall or leak after hundreds of steps.
+"""Long run (soak) of a winner under a watchdog: some settings hang, diverge, stall or leak after
+hundreds of steps.
 
-Then the reference runs as many steps: total time, stalls and memory of both are compared (`autotune.model.proofs`),
-and, where the candidate's options change dtype or batch, their losses, for which both learn from batches that they have
-not seen before. What speaks against a set by its time or memory must come again in a second process of it.
+Then the reference runs as many steps: total time, stalls and memory of both are compared
+(`autotune.model.proofs`), and, where the candidate's options change dtype or batch, their losses,
+for which both learn from batches that they have not seen before. What speaks against a set by its
+time or memory must come again in a second process of it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from autotune.stats.long_run import LEAK_LOOKS, find_stalls, segments
 from autotune.workers.base import Worker, WorkerFailed
 
 SAMPLES = 24
-"""Blocks, about, into which a process's run is cut at least: each tells one loss, and the memory in use."""
+"""Blocks, about, into which a process's run is cut at least: each tells one loss, and the memory in
+use.
+"""
 
 KEPT_SAMPLES = 96
 """Samples of memory that a record keeps."""
@@ -34,16 +38,24 @@ KEPT_SAMPLES = 96
 REFERENCE_TRIES = 2
 
 OUTSIDE_SHARE, OUTSIDE_TRIES = 0.25, 3
-"""Share of a long run for which each program runs from outside, and how often all must speak against a set."""
+"""Share of a long run for which each program runs from outside, and how often all must speak
+against a set.
+"""
 
 LEAST_AWAY, SDS_AWAY = 0.01, 4.0
-"""By how much, in log and in standard deviations between processes, one such run must be off to speak against it."""
+"""By how much, in log and in standard deviations between processes, one such run must be off to
+speak against it.
+"""
 
 END_SHARE = 0.5
-"""Share of a long run for which a program that runs by itself may go on after it, to come to its own end."""
+"""Share of a long run for which a program that runs by itself may go on after it, to come to its
+own end.
+"""
 
 LONGEST_REFERENCE = 64
-"""Steps of the reference for each of the candidate, at most: a bound for a program that tells nonsense of its work."""
+"""Steps of the reference for each of the candidate, at most: a bound for a program that tells
+nonsense of its work.
+"""
 
 
 @dataclass(slots=True)
@@ -52,11 +64,15 @@ class LongRun:
 
     times: list[float] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """Steps of the first process up to the end of a block, and the loss there, as far as it is told."""
+    """Steps of the first process up to the end of a block, and the loss there, as far as it is
+    told.
+    """
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)
     """Likewise of memory in use."""
     lasted_s: float = 0.0
-    """Seconds of its steps, those between the lines of a program that does not print each step included."""
+    """Seconds of its steps, those between the lines of a program that does not print each step
+    included.
+    """
     starts: int = 0
     longest: int = 0
     """Steps of the process that ran longest."""
@@ -69,7 +85,9 @@ class LongRun:
     end: Failure | None = None
     """How it failed at its own end, after the long run."""
     written: tuple[int, int] | None = None
-    """Files that its only process left in its folder, and their bytes; None where that is not known."""
+    """Files that its only process left in its folder, and their bytes; None where that is not
+    known.
+    """
     exit_status: int | None = None
     """With which a process ended that was asked to; None where that is not known."""
 
@@ -91,12 +109,18 @@ class _Goal:
     block: int = 0
     """Steps of a block; 0 where the run is to find its own."""
     end_s: float = 0.0
-    """Seconds of steps in which a program that runs by itself may come to its own end after its long run."""
+    """Seconds of steps in which a program that runs by itself may come to its own end after its
+    long run.
+    """
 
     def is_met(self, run: LongRun) -> bool:
         """Returns whether a run is long enough."""
         steps = len(run.times)
-        is_long = run.lasted_s >= self.least_s and steps >= self.least_steps and run.work >= self.least_work
+        is_long = (
+            run.lasted_s >= self.least_s
+            and steps >= self.least_steps
+            and run.work >= self.least_work
+        )
         return is_long or steps >= self.most_steps
 
 
@@ -110,7 +134,9 @@ class _Soak:
 
     @property
     def has_fresh_batches(self) -> bool:
-        """Whether losses are compared by work done: every step gets a batch of its own, if a worker makes batches."""
+        """Whether losses are compared by work done: every step gets a batch of its own, if a worker
+        makes batches.
+        """
         return self.task.basis not in STEP_BY_STEP
 
     def run_both(self, folder: Path, *, end_s: float = 0.0) -> tuple[LongRun, LongRun]:
@@ -122,7 +148,9 @@ class _Soak:
         return run, self._run_reference(run, folder, end_s=2.0 * end_s if run.has_ended else 0.0)
 
     def _run_reference(self, run: LongRun, folder: Path, *, end_s: float) -> LongRun:
-        """Runs the reference alone for as many steps, and, where losses are compared, for as much work; tried twice."""
+        """Runs the reference alone for as many steps, and, where losses are compared, for as much
+        work; tried twice.
+        """
         steps = len(run.times)
         goal = _Goal(
             least_s=0.0,
@@ -136,7 +164,9 @@ class _Soak:
             reference = self._run(FlagSet(), self.context.folder_in(folder, "reference"), goal)
             if reference.failure is None:
                 break
-            self.context.progress.incident(f"the reference beside a soak failed: {reference.failure.message}")
+            self.context.progress.incident(
+                f"the reference beside a soak failed: {reference.failure.message}"
+            )
         return reference
 
     def _run(self, settings: FlagSet, folder: Path, goal: _Goal) -> LongRun:
@@ -145,7 +175,9 @@ class _Soak:
         can_wait = self.context.spec.workload.can_wait
         while run.failure is None and not goal.is_met(run):
             try:
-                with contextlib.closing(self.context.start(settings, folder, isolated=True)) as worker:
+                with contextlib.closing(
+                    self.context.start(settings, folder, isolated=True)
+                ) as worker:
                     run.starts += 1
                     run.report = worker.report
                     worker.fresh_batches = self.has_fresh_batches
@@ -171,7 +203,9 @@ class _Soak:
             run.longest = max(run.longest, len(run.times) - before)
             clock_s = worker.last_clock_s or 0.0
             run.lasted_s += max(sum(times), clock_s) if worker.may_end else sum(times)
-            if is_first and worker.last_loss is not None:  # a second process learns from the start again
+            if (
+                is_first and worker.last_loss is not None
+            ):  # a second process learns from the start again
                 run.losses.append((len(run.times), worker.last_loss))
             if is_first and worker.last_memory is not None:
                 run.memory.append((len(run.times), worker.last_memory))
@@ -189,7 +223,9 @@ class _Soak:
         return max(1, min(longest, steps // SAMPLES))
 
     def _let_end(self, worker: Worker, goal: _Goal, run: LongRun) -> None:
-        """Lets a program that runs by itself go on to its own end for a while: some settings crash only there."""
+        """Lets a program that runs by itself go on to its own end for a while: some settings crash
+        only there.
+        """
         passed_s = 0.0
         self.context.progress.phase("waiting for the program's own end")
         try:
@@ -205,7 +241,9 @@ class _Soak:
         """One look at both arms."""
         if reference.failure is not None:
             return SoakLook(candidate=self._arm(run, ()))
-        return SoakLook(candidate=self._arm(run, reference.times), reference=self._arm(reference, run.times))
+        return SoakLook(
+            candidate=self._arm(run, reference.times), reference=self._arm(reference, run.times)
+        )
 
     def _arm(self, run: LongRun, beside_s: Sequence[float]) -> SoakArm:
         """The record of a long run; `beside_s` are the steps of the other one."""
@@ -225,7 +263,9 @@ class _Soak:
         )
 
     def _early(self, run: LongRun) -> list[float]:
-        """Seconds of first steps, as many as a proof measured of a process; none of a program that ended before."""
+        """Seconds of first steps, as many as a proof measured of a process; none of a program that
+        ended before.
+        """
         if run.starts != 1:
             return []
         count = len(run.times)
@@ -233,11 +273,18 @@ class _Soak:
         first = min(max(self.context.settle_steps, len(settling)), count // 4)
         return run.times[first : min(first + self.task.proven_steps, count // 2)]
 
-    def judge(self, run: LongRun, reference: LongRun) -> tuple[SoakArms, Failure | None, str | None]:
-        """Returns what both arms did, what that says against the set, and why it does not show that its gain stays."""
+    def judge(
+        self, run: LongRun, reference: LongRun
+    ) -> tuple[SoakArms, Failure | None, str | None]:
+        """Returns what both arms did, what that says against the set, and why it does not show that
+        its gain stays.
+        """
         task = self.task
         arms = SoakArms(
-            looks=(self.look(run, reference),), most=task.most, proven=task.proven, process_sd=task.process_sd
+            looks=(self.look(run, reference),),
+            most=task.most,
+            proven=task.proven,
+            process_sd=task.process_sd,
         )
         if reference.report is not None and run.report is not None and reference.failure is None:
             try:
@@ -258,7 +305,9 @@ class _Soak:
             arms = arms.model_copy(update={"looks": (*arms.looks, self.look(again, beside))})
 
     def judge_loss(self, run: LongRun, reference: LongRun) -> LossCheck | None:
-        """Holds the losses of a long run to those of the reference; None where that adds nothing to its blocks."""
+        """Holds the losses of a long run to those of the reference; None where that adds nothing to
+        its blocks.
+        """
         basis = self.task.basis
         if reference.report is None or run.report is None or reference.failure is not None:
             why = reference.failure.message if reference.failure is not None else "it did not start"
@@ -271,7 +320,9 @@ class _Soak:
         return check if is_news or self.has_fresh_batches else None
 
     def check_from_outside(self, run: LongRun) -> tuple[float | None, Failure | None]:
-        """Ratio of both programs' pace as a user runs them, and what it says against the set, if all tries do."""
+        """Ratio of both programs' pace as a user runs them, and what it says against the set, if
+        all tries do.
+        """
         task = self.task
         start_s = run.report.start_s if run.report is not None else 0.0
         limit_s = 2.0 * start_s + OUTSIDE_SHARE * task.least_s
@@ -290,14 +341,17 @@ class _Soak:
             if ratio < 1.0 or ratio <= most:
                 return ratio, None
         message = (
-            f"timed from outside by its lines, without hook or reader, it is {format_change(ratio)} than the reference "
+            "timed from outside by its lines, without hook or reader, it is "
+            f"{format_change(ratio)} than the reference "
             f"though a typical step is {format_change(typical)}"
         )
         return ratio, Failure(kind=FailureKind.SLOWER_IN_TOTAL, message=message, phase="outside")
 
 
 def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> SoakRecord:
-    """Runs a set alone for as long as is asked, then the reference; both again until all tell that its gain stays."""
+    """Runs a set alone for as long as is asked, then the reference; both again until all tell that
+    its gain stays.
+    """
     soak = _Soak(context, task, folder)
     run, reference = soak.run_both(folder, end_s=END_SHARE * task.least_s)
     record = SoakRecord(
@@ -315,7 +369,9 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
     if failure is not None:
         return record
     try:
-        record = record.model_copy(update={"loss": soak.judge_loss(run, reference), "unsettled": unsettled})
+        record = record.model_copy(
+            update={"loss": soak.judge_loss(run, reference), "unsettled": unsettled}
+        )
     except WorkerFailed as error:
         return record.model_copy(update={"failure": error.failure})
     if unsettled is not None or arms.work is not None:
@@ -325,13 +381,16 @@ def soak_isolated(context: MeasurementContext, task: SoakTask, folder: Path) -> 
 
 
 def _bad_end(run: LongRun, reference: LongRun) -> Failure | None:
-    """Returns how a set's process ends where the reference's does not; None if it ends like that, or nobody saw it."""
+    """Returns how a set's process ends where the reference's does not; None if it ends like that,
+    or nobody saw it.
+    """
     if run.end is not None:
         is_alike = reference.end is not None and reference.end.kind is run.end.kind
         return None if is_alike else run.end
     if not run.exit_status or reference.exit_status in (None, run.exit_status):
         return None
     message = (
-        f"its process ends with status {run.exit_status} after its loop, the reference's with {reference.exit_status}"
+        f"its process ends with status {run.exit_status} after its loop, the reference's "
+        f"with {reference.exit_status}"
     )
     return Failure(kind=FailureKind.CRASH, message=message, phase="exit")

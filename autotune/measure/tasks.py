@@ -1,7 +1,9 @@
-"""Tasks: what a lane is asked to do, whole, and what the driver records if no lane lives through it.
+"""Tasks: what a lane is asked to do, whole, and what the driver records if no lane lives through
+it.
 
-A task is data, for it may travel to another machine. What comes back is a record of the study, measured under the
-driver's own rules: an assignment carries all that the lane needs to know of other trials.
+A task is data, for it may travel to another machine. What comes back is a record of the study,
+measured under the driver's own rules: an assignment carries all that the lane needs to know of
+other trials.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Task(Record):
 
 
 class AaTask(Record):
-    """The A/A run, each lane's first task. It has no record of a failure: without a reference there is no lane."""
+    """The A/A run, each lane's first task. It has no record of a failure: without a reference there
+    is no lane.
+    """
 
     kind: Literal["aa_run"] = "aa_run"
 
@@ -64,7 +68,9 @@ class TrialTask(Task):
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""
         status = TrialStatus.FAILED
-        return TrialResult(**dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key)
+        return TrialResult(
+            **dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key
+        )
 
 
 class PairTask(Task):
@@ -86,9 +92,13 @@ class PairTask(Task):
     def base(self) -> ConfirmRun:
         """The record, but for its figures."""
         return ConfirmRun(
-            stage=self.stage, settings=self.settings, trial=self.trial, repeat=self.repeat, pair_count=0,
+            stage=self.stage,
+            settings=self.settings,
+            trial=self.trial,
+            repeat=self.repeat,
+            pair_count=0,
             is_isolated=self.is_isolated,
-        )  # fmt: skip
+        )
 
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""
@@ -96,7 +106,9 @@ class PairTask(Task):
 
 
 class AblationTask(Task):
-    """A set without one setting, or without several, against the whole set; `most` as in `TrialTask`."""
+    """A set without one setting, or without several, against the whole set; `most` as in
+    `TrialTask`.
+    """
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -124,7 +136,9 @@ class SoakTask(Task):
     basis: LossBasis = LossBasis.STEPS
     """By what its loss can be compared with the reference's."""
     proven: Estimate | None = None
-    """Ratio of the typical step, per unit of work, with the interval that holds over all looks at the proof."""
+    """Ratio of the typical step, per unit of work, with the interval that holds over all looks at
+    the proof.
+    """
     process_sd: float = 0.0
     """Standard deviation of that from one pair of processes to the next, alone or not."""
     proven_steps: int = 0
@@ -135,9 +149,12 @@ class SoakTask(Task):
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`."""
         return SoakRecord(
-            settings=self.settings, steps_s=0.0, step_count=0,
-            starts=0, failure=failure,
-        )  # fmt: skip
+            settings=self.settings,
+            steps_s=0.0,
+            step_count=0,
+            starts=0,
+            failure=failure,
+        )
 
 
 class FailingSetTask(Task):
@@ -153,13 +170,18 @@ class FailingSetTask(Task):
     def failed(self, failure: Failure) -> AnyRecord:
         """See `Task`: the whole set is what is known to fail."""
         return FailingSetRecord(
-            trial=self.trial, failure_kind=self.failure_kind, settings=self.settings, smallest=self.settings,
-            is_minimal=False, starts=0,
-        )  # fmt: skip
+            trial=self.trial,
+            failure_kind=self.failure_kind,
+            settings=self.settings,
+            smallest=self.settings,
+            is_minimal=False,
+            starts=0,
+        )
 
 
 AnyTask = Annotated[
-    AaTask | TrialTask | PairTask | AblationTask | SoakTask | FailingSetTask, Field(discriminator="kind")
+    AaTask | TrialTask | PairTask | AblationTask | SoakTask | FailingSetTask,
+    Field(discriminator="kind"),
 ]
 
 
@@ -175,8 +197,9 @@ class Assignment(Record):
     aa_run: AaRecord | None = None
     """The lane's A/A run; None before it."""
     runtime: tuple[str, ...] = ()
-    """Names among the settings in question that are read when a program runs, not when it is compiled: programs that
-    are equal but for those must both be measured."""
+    """Names among the settings in question that are read when a program runs, not when it is
+    compiled: programs that are equal but for those must both be measured.
+    """
     programs: dict[str, int] = Field(default_factory=dict)
     """Names of the programs that were measured, each with its trial's number."""
     at_s: float = 0.0
@@ -202,5 +225,11 @@ class PendingTask:
 
     @property
     def own_folder(self) -> tuple[str, ...]:
-        """The folder of this attempt: a lane that only seemed lost may still write logs into the last one's."""
-        return self.folder if not self.lost else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")
+        """The folder of this attempt: a lane that only seemed lost may still write logs into the
+        last one's.
+        """
+        return (
+            self.folder
+            if not self.lost
+            else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")
+        )

@@ -1,8 +1,8 @@
 """Sizes of blocks and isolated runs by platform, and what they cost in time.
 
-A CPU's blocks are short against the drift of a shared machine. A GPU's clocks follow its power within seconds, so a
-short block runs at a mixture of both arms' clocks: there blocks last seconds, and steps in the first of them are kept
-raw and not counted.
+A CPU's blocks are short against the drift of a shared machine. A GPU's clocks follow its power
+within seconds, so a short block runs at a mixture of both arms' clocks: there blocks last seconds,
+and steps in the first of them are kept raw and not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ BLOCK_STEPS = 3
 """Fewest counted steps of a block."""
 
 LEAST_LINES, LEAST_PAUSED_S = 5, 0.5
-"""Fewest counted lines, and seconds, of a block of a paused program: a pause costs two lines and some milliseconds."""
+"""Fewest counted lines, and seconds, of a block of a paused program: a pause costs two lines and
+some milliseconds.
+"""
 
 WARMUP_STEPS = 5
 """Steps that are run before the first block and never used."""
@@ -47,21 +49,27 @@ class BlockSizes:
     steady_s: float = 0.0
     """Likewise of an isolated run, which counts at least as many seconds after them."""
     in_order: bool = False
-    """The second process of a pair starts when the first is compiled and warm: on a GPU each times kernels to choose
-    among them, and must be alone while it does."""
+    """The second process of a pair starts when the first is compiled and warm: on a GPU each times
+    kernels to choose among them, and must be alone while it does.
+    """
 
     def learned(self, noise: AaNoise) -> BlockSizes:
         """Returns the sizes of blocks after an A/A run.
 
-        Blocks leave out what it showed that they take to settle, and count no longer than its noise asks for.
+        Blocks leave out what it showed that they take to settle, and count no longer than its noise
+        asks for.
         """
         settle_s = self.settle_s if noise.settle_s is None else min(self.settle_s, noise.settle_s)
         steady_s = self.steady_s * settle_s / self.settle_s if self.settle_s else self.steady_s
-        return replace(self, settle_s=settle_s, steady_s=steady_s, block_s=noise.counted_share * self.block_s)
+        return replace(
+            self, settle_s=settle_s, steady_s=steady_s, block_s=noise.counted_share * self.block_s
+        )
 
     @property
     def starts(self) -> float:
-        """Starts' worth of seconds that a pair of processes takes to start: one after the other, or both at once."""
+        """Starts' worth of seconds that a pair of processes takes to start: one after the other, or
+        both at once.
+        """
         return 2.0 if self.in_order else STARTS
 
     def counted_steps(self, step_s: float) -> int:
@@ -70,16 +78,24 @@ class BlockSizes:
 
     def steps(self, step_s: float) -> int:
         """All steps of a block, settling ones first."""
-        return min(LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s))
+        return min(
+            LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s)
+        )
 
-    def isolated_steps(self, step_s: float, *, blocks: int, least: int, start_s: float = 0.0) -> int:
-        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at least.
+    def isolated_steps(
+        self, step_s: float, *, blocks: int, least: int, start_s: float = 0.0
+    ) -> int:
+        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at
+        least.
 
-        What a CPU's neighbours do comes and goes within seconds and nothing cancels it in such a run, so that there it
-        lasts as long as a process takes to start, if it is compared with interleaved pairs (`start_s`).
+        What a CPU's neighbours do comes and goes within seconds and nothing cancels it in such a
+        run, so that there it lasts as long as a process takes to start, if it is compared with
+        interleaved pairs (`start_s`).
         """
         steady = _steps_in(self.steady_s, step_s)
-        counted = max(least, blocks * self.counted_steps(step_s), steady or _steps_in(start_s, step_s))
+        counted = max(
+            least, blocks * self.counted_steps(step_s), steady or _steps_in(start_s, step_s)
+        )
         return steady + counted
 
     def split(self, times_s: Sequence[float]) -> Split:
@@ -93,14 +109,21 @@ class BlockSizes:
 
 GPU_SIZES = BlockSizes(block_s=2.0, settle_s=3.0, steady_s=10.0, in_order=True)
 CPU_SIZES = BlockSizes(block_s=0.05)
-"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to where they stay; where
-they take 2 s, isolated runs (five times that long) have the last word."""
+"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to
+where they stay; where they take 2 s, isolated runs (five times that long) have the last word.
+"""
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:
-    """Divides steps into those that begin within the first seconds, at most a share `most` of all, and the others."""
+    """Divides steps into those that begin within the first seconds, at most a share `most` of all,
+    and the others.
+    """
     begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
-    first = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9)) if settle_s > 0.0 else 0
+    first = (
+        min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9))
+        if settle_s > 0.0
+        else 0
+    )
     return tuple(times_s[:first]), tuple(times_s[first:])
 
 
@@ -108,4 +131,8 @@ def _steps_in(seconds: float, step_s: float) -> int:
     """Steps that begin within so many seconds, about."""
     if seconds <= 0.0:
         return 0
-    return min(LONGEST_BLOCK_STEPS, math.ceil(seconds / step_s)) if step_s > 0.0 else LONGEST_BLOCK_STEPS
+    return (
+        min(LONGEST_BLOCK_STEPS, math.ceil(seconds / step_s))
+        if step_s > 0.0
+        else LONGEST_BLOCK_STEPS
+    )

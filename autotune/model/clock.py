@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator
 
 LOOK_EVERY_S = 2.0
 LONGEST_GAP_S = 30.0
-"""Between two looks of a driver that is at work. A longer gap is a pause: the job or machine was suspended."""
+"""Between two looks of a driver that is at work. A longer gap is a pause: the job or machine was
+suspended.
+"""
 
 
 class Stopwatch:
     """Seconds since the study began over all sessions.
 
-    Inside `ticking`, time in which the driver stood still (SLURM's ``scontrol suspend``, a closed lid, a debugger) is
-    seen as a gap and not counted.
+    Inside `ticking`, time in which the driver stood still (SLURM's ``scontrol suspend``, a closed
+    lid, a debugger) is seen as a gap and not counted.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

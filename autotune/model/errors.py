@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 STOPPED = 75
-"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it again."""
+"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it
+again.
+"""
 
 
 class AutotuneError(Exception):
@@ -41,7 +43,9 @@ class LaunchError(AutotuneError):
 
 
 class StoppedError(LaunchError):
-    """Something from outside ended what is needed; the same command goes on, so the exit status is `STOPPED`."""
+    """Something from outside ended what is needed; the same command goes on, so the exit status is
+    `STOPPED`.
+    """
 
 
 class NodeLostError(StoppedError):

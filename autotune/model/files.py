@@ -1,4 +1,6 @@
-"""Reads a file of the user's (a plain one, whole, without waiting for a pipe or a device) or of the package."""
+"""Reads a file of the user's (a plain one, whole, without waiting for a pipe or a device) or of the
+package.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,19 @@ def packaged_table(name: str) -> dict[str, Any]:
 
 
 def packaged_templates(filters: Mapping[str, Any], **options: Any) -> jinja2.Environment:
-    """Prepares templates of the folder `data` of this package, which may name only what they are given."""
+    """Prepares templates of the folder `data` of this package, which may name only what they are
+    given.
+    """
     import jinja2  # most commands render nothing
 
-    own: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "keep_trailing_newline": True}
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("autotune", "data"), **(own | options))
+    own: dict[str, Any] = {
+        "undefined": jinja2.StrictUndefined,
+        "trim_blocks": True,
+        "keep_trailing_newline": True,
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune", "data"), **(own | options)
+    )
     environment.filters |= filters
     return environment
 
@@ -40,7 +50,9 @@ def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> 
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
-    """Reads at most so many bytes of a plain file; raises OSError if it is none, or cannot be read."""
+    """Reads at most so many bytes of a plain file; raises OSError if it is none, or cannot be
+    read.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -50,7 +62,8 @@ def plain_content(path: Path, *, most: int = -1) -> bytes:
 
 
 def plain_text(path: Path, *, most: int = -1) -> str:
-    r"""Reads a plain file of UTF-8 text, at most so many bytes of it, with every end of a line as ``\n``.
+    r"""Reads a plain file of UTF-8 text, at most so many bytes of it, with every end of a line as
+    ``\n``.
 
     Raises:
         OSError: If it is not a plain file, or cannot be read.

@@ -7,11 +7,13 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Settings come from files of other people and end in the environment of a process: so names are allowed by a list.
+Settings come from files of other people and end in the environment of a process: so names are
+allowed by a list.
 
-The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on jaxlib 0.10.2 to 0.12.0.1: blanks, tabs and
-line ends separate tokens; quotes group only right behind ``--name=``, and a backslash escapes only inside double
-quotes; the last of several equal names wins, except that some lists and maps add up.
+The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on jaxlib 0.10.2 to
+0.12.0.1: blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``,
+and a backslash escapes only inside double quotes; the last of several equal names wins, except that
+some lists and maps add up.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 OPTION = "option."
 """Starts the name under which an option of the workload is part of a set: ``option.batch``."""
 DEFAULT = "(default)"
-"""The value of a setting that is left unset: a set that has it takes the setting of the baseline away."""
+"""The value of a setting that is left unset: a set that has it takes the setting of the baseline
+away.
+"""
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Name of the share of a GPU's memory that JAX takes, and its older name."""
 _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -47,11 +51,15 @@ _FILE_OPTION = re.compile("|".join(_TOLD["flags_reaching_out"]))
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
 READ_FILES = (PROFILE, KERNELS)
-"""Settings that name a file to read: what a step's instructions take, which kernels the autotuner chose."""
+"""Settings that name a file to read: what a step's instructions take, which kernels the autotuner
+chose.
+"""
 
 
 def kind_of(name: str) -> str:
-    """How a setting arrives: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``; SettingError if it may not be set."""
+    """How a setting arrives: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``; SettingError if it
+    may not be set.
+    """
     if _XLA_NAME.fullmatch(name):
         return "xla"
     if _JAX_NAME.fullmatch(name):
@@ -59,22 +67,27 @@ def kind_of(name: str) -> str:
     bare = name.removeprefix(OPTION)
     is_option = bare != name
     if is_option and not _OPTION_NAME.fullmatch(name):
-        raise SettingError(f"an option must be named like a keyword argument, such as batch, but got {bare!r:.100}")
+        raise SettingError(
+            f"an option must be named like a keyword argument, such as batch, but got {bare!r:.100}"
+        )
     if not is_option and not _ENV_NAME.fullmatch(name):
         raise SettingError(
-            f"a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got {name!r:.200}; "
+            "a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got "
+            f"{name!r:.200}; "
             "write it without dashes and without a value"
         )
     if is_secret_name(bare):
         raise SettingError(
-            f"settings are recorded and exported, so none must be a secret, but {name:.200} is one by its name; set it "
+            f"settings are recorded and exported, so none must be a secret, but {name:.200} is "
+            "one by its name; set it "
             "in the environment of your call instead: programs inherit it, and it is never recorded"
         )
     if is_option:
         return "option"
     if not is_variable(name):
         raise SettingError(
-            f"a study may set what is known to steer XLA, JAX, NCCL or the allocator but {name:.200} changes which "
+            "a study may set what is known to steer XLA, JAX, NCCL or the allocator but "
+            f"{name:.200} changes which "
             "program runs, or is not known to steer them; take it out of the settings"
         )
     return "env"
@@ -86,12 +99,15 @@ def is_variable(name: str) -> bool:
 
 
 def refuse_unprintable(name: str, value: str) -> None:
-    """Raises SettingError if a value holds control characters, also where JSON of an option escapes them."""
+    """Raises SettingError if a value holds control characters, also where JSON of an option escapes
+    them.
+    """
     for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
         if not text.isprintable():
             odd = next(c for c in text if not c.isprintable())
             raise SettingError(
-                f"the value of {name} must be printable text (no NUL, tab, line end or other control character) but "
+                f"the value of {name} must be printable text (no NUL, tab, line end or other "
+                "control character) but "
                 f"holds {odd!a}; write it without"
             )
 
@@ -113,12 +129,16 @@ def _texts(value: str) -> Iterator[str]:
 
 
 HUNG_AT = 838
-"""Step at which a run hung with COLLECTIVES in its command buffers (github.com/marin-community/marin/pull/8277)."""
+"""Step at which a run hung with COLLECTIVES in its command buffers
+(github.com/marin-community/marin/pull/8277).
+"""
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
     """Returns whether a set itself puts NCCL's collectives into command buffers."""
-    return "COLLECTIVES" in re.split(r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper())
+    return "COLLECTIVES" in re.split(
+        r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper()
+    )
 
 
 def reaches_out(name: str) -> bool:
@@ -127,16 +147,21 @@ def reaches_out(name: str) -> bool:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Raises SettingError if settings that are handed on to others write or read files or load code."""
+    """Raises SettingError if settings that are handed on to others write or read files or load
+    code.
+    """
     if found := [n for n in names if reaches_out(n)]:
         raise SettingError(
-            f"what is handed on must not write or read files or load code but {', '.join(found)} can; "
+            f"what is handed on must not write or read files or load code but {', '.join(found)} "
+            "can; "
             "take it out of the study and prove the rest again"
         )
 
 
 # White space other than blanks, tabs and line ends is part of a token for XLA.
-_TOKEN = re.compile(r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)|[^ \t\r\n]+""", re.DOTALL)
+_TOKEN = re.compile(
+    r"""(-[-_A-Za-z0-9]*=)(?:"((?:[^"\\]|\\.|\\\Z)*)"?|'([^']*)'?)|[^ \t\r\n]+""", re.DOTALL
+)
 _DASHES = "‐‑‒–—―−"  # what word processors make of "--"  # noqa: RUF001
 
 Value = str | bool | int | float
@@ -166,7 +191,9 @@ def split_tokens(text: str) -> list[str]:
 
 
 def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens; XLA stops silently at the first one that does not start with a dash."""
+    """Parses an XLA_FLAGS text into its tokens; XLA stops silently at the first one that does not
+    start with a dash.
+    """
     found = []
     for token in split_tokens(text):
         body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
@@ -185,7 +212,9 @@ def render_value(value: Value) -> str:
 
 
 class FlagSet(Mapping[str, str]):
-    """An immutable set of settings, sorted; equal sets hash equal. SettingError for a name or value that is refused."""
+    """An immutable set of settings, sorted; equal sets hash equal. SettingError for a name or value
+    that is refused.
+    """
 
     __slots__ = ("_items",)
 
@@ -201,13 +230,19 @@ class FlagSet(Mapping[str, str]):
 
     @classmethod
     def parse(cls, text: str) -> FlagSet:
-        """Settings of XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``; or a SettingError."""
+        """Settings of XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``; or
+        a SettingError.
+        """
         items: dict[str, str] = {}
         for token in parse_tokens(text):
             if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
                 raise SettingError(
                     f"XLA flags must look like --xla_name=value but got {token.text!r}"
-                    + (" (it starts with a dash that is not ASCII)" if token.text[:1] in _DASHES else "")
+                    + (
+                        " (it starts with a dash that is not ASCII)"
+                        if token.text[:1] in _DASHES
+                        else ""
+                    )
                 )
             value = "true" if token.value is None else token.value
             items[token.name] = combine(token.name, items.get(token.name), value)
@@ -238,7 +273,10 @@ class FlagSet(Mapping[str, str]):
     @property
     def words(self) -> tuple[str, ...]:
         """Each setting for people: ``xla_a=1``, and an option by its own name, ``remat=dots``."""
-        return tuple(f"{n.removeprefix(OPTION)}={quote_token(_unquoted(n, v))}" for n, v in self._items.items())
+        return tuple(
+            f"{n.removeprefix(OPTION)}={quote_token(_unquoted(n, v))}"
+            for n, v in self._items.items()
+        )
 
     @property
     def digest(self) -> str:
@@ -290,13 +328,17 @@ def _unquoted(name: str, value: str) -> str:
 
 
 def combine(name: str, earlier: str | None, later: str) -> str:
-    """Returns the one value that acts as two of the same flag, one after the other; `earlier` is None without one."""
+    """Returns the one value that acts as two of the same flag, one after the other; `earlier` is
+    None without one.
+    """
     if earlier is None:
         return later
     if name in _TOLD["lists"]:
         return ",".join(filter(None, (earlier, later)))
     if name in _TOLD["maps"]:
-        entries = dict(entry.partition("=")[::2] for entry in f"{earlier},{later}".split(",") if entry)
+        entries = dict(
+            entry.partition("=")[::2] for entry in f"{earlier},{later}".split(",") if entry
+        )
         return ",".join(map("=".join, entries.items()))
     if name not in _TOLD["editable"] or not _is_edit(later):
         return later
@@ -323,7 +365,9 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options; SettingError otherwise."""
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options;
+    SettingError otherwise.
+    """
     found = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")
@@ -336,18 +380,24 @@ def parse_set(text: str) -> FlagSet:
     return found
 
 
-_PROTO_ENTRY = re.compile(r"^(\w+)(?:: (.*\S)| \{\n((?:[ \t].*\n|\w+: .*\n)*)\}[ \t]*$)", re.MULTILINE)
+_PROTO_ENTRY = re.compile(
+    r"^(\w+)(?:: (.*\S)| \{\n((?:[ \t].*\n|\w+: .*\n)*)\}[ \t]*$)", re.MULTILINE
+)
 _PROTO_FIELD = re.compile(r"^[ \t]*(\w+): (.*\S)", re.MULTILINE)
 
 
 def parse_text_proto(text: str) -> dict[str, list[str]]:
     """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
 
-    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by semicolons.
+    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by
+    semicolons.
     """
     fields: dict[str, list[str]] = {}
     for name, value, block in _PROTO_ENTRY.findall(text):
-        inner = [(inner_name, _without_quotes(quoted)) for inner_name, quoted in _PROTO_FIELD.findall(block)]
+        inner = [
+            (inner_name, _without_quotes(quoted))
+            for inner_name, quoted in _PROTO_FIELD.findall(block)
+        ]
         if dict(inner).keys() == {"key", "value"}:
             value = "=".join(plain for _, plain in sorted(inner))
         elif inner:

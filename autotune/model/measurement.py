@@ -1,4 +1,6 @@
-"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses, energy, estimates."""
+"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses, energy,
+estimates.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    WithJsonSchema,
+)
 
 from autotune.model.block_sizes import BlockSizes, Split
 from autotune.model.flags import FlagSet
@@ -38,11 +47,15 @@ HELD_BACK: Mapping[str, str] = {
 """What lowers the clocks of a GPU below those that it could have, in words."""
 
 OF_THE_PROGRAM = frozenset({"sw_power_cap"})
-"""Reasons of these that follow from what an arm itself draws, wherever it runs: a set that stays below the power limit
-is faster for that too. An H100 was at its limit in all 73 s of an A/A run (``benchmarks/results/gpu``)."""
+"""Reasons of these that follow from what an arm itself draws, wherever it runs: a set that stays
+below the power limit is faster for that too. An H100 was at its limit in all 73 s of an A/A run
+(``benchmarks/results/gpu``).
+"""
 
 LEAST_SHARE = 0.05
-"""Share of one arm's time from which on it counts as held back: what is less can't have made the difference."""
+"""Share of one arm's time from which on it counts as held back: what is less can't have made the
+difference.
+"""
 
 OTHER_SHARE = 0.2
 """Share of that share which the other arm may have, if one alone is to be called held back."""
@@ -79,8 +92,9 @@ class ArmOfGpus(Record):
     """All blocks together."""
     looks: Count = 0
     held_back: dict[str, Elapsed] = Field(default_factory=dict)
-    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that a GPU does not report is
-    missing."""
+    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that a GPU
+    does not report is missing.
+    """
     clock_mhz: Amount | None = None
     """Mean clock of the slowest GPU; None where no sample fell into a block."""
     power_w: Amount | None = None
@@ -95,18 +109,28 @@ class GpusDuring(Record):
 
 
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
-    """Reasons for which one arm alone was held back, so that nothing can be told; its own power is none."""
+    """Reasons for which one arm alone was held back, so that nothing can be told; its own power is
+    none.
+    """
     arms = {"reference": [d.reference for d in during], "candidate": [d.candidate for d in during]}
-    lasted_s = {name: sum(arm.seconds for arm in of_runs) or math.inf for name, of_runs in arms.items()}
+    lasted_s = {
+        name: sum(arm.seconds for arm in of_runs) or math.inf for name, of_runs in arms.items()
+    }
     sentences = []
     for reason in [reason for reason in HELD_BACK if reason not in OF_THE_PROGRAM]:
         if not all(reason in arm.held_back for of_runs in arms.values() for arm in of_runs):
             continue
-        held_s = {name: sum(arm.held_back[reason] for arm in of_runs) for name, of_runs in arms.items()}
+        held_s = {
+            name: sum(arm.held_back[reason] for arm in of_runs) for name, of_runs in arms.items()
+        }
         shares = {name: held_s[name] / lasted_s[name] for name in arms}
         worse = max(shares, key=lambda name: shares[name])
         other = min(shares.values())
-        if held_s[worse] >= LEAST_S and shares[worse] >= LEAST_SHARE and other <= OTHER_SHARE * shares[worse]:
+        if (
+            held_s[worse] >= LEAST_S
+            and shares[worse] >= LEAST_SHARE
+            and other <= OTHER_SHARE * shares[worse]
+        ):
             sentences.append(
                 f"the {worse} alone was held back by {HELD_BACK[reason]}: "
                 f"{format_share(shares[worse])} of its time, the other arm {format_share(other)}"
@@ -118,7 +142,9 @@ def _settings(value: object) -> FlagSet:
     """Parses a table of names and plain values."""
     if isinstance(value, FlagSet):
         return value
-    if not isinstance(value, dict) or not all(isinstance(v, str | bool | int | float) for v in value.values()):
+    if not isinstance(value, dict) or not all(
+        isinstance(v, str | bool | int | float) for v in value.values()
+    ):
         raise ValueError("a table of settings with text, boolean or number values")
     return FlagSet(value)
 
@@ -128,7 +154,8 @@ Settings = Annotated[
     BeforeValidator(_settings),
     PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
     WithJsonSchema(
-        {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}}, mode="validation"
+        {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
+        mode="validation",
     ),
 ]
 
@@ -165,7 +192,9 @@ Redacted = Annotated[str, AfterValidator(redact_text)]
 
 
 class Failure(Record):
-    """One failure: its kind, phase and message, with secrets redacted, and where the whole log is."""
+    """One failure: its kind, phase and message, with secrets redacted, and where the whole log
+    is.
+    """
 
     kind: FailureKind
     message: Redacted
@@ -177,7 +206,9 @@ class Failure(Record):
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether a machine, a job or another process ended it, which tells nothing of its settings."""
+        """Whether a machine, a job or another process ended it, which tells nothing of its
+        settings.
+        """
         return self.kind in (FailureKind.LAUNCH, FailureKind.NODE_LOST)
 
 
@@ -207,7 +238,9 @@ class WorkerReport(Record):
     device_count: AtLeastOne
     process_count: AtLeastOne = 1
     program_problem: str | None = None
-    """Why the compiled program of a command is not known, so that `fingerprint` names its settings."""
+    """Why the compiled program of a command is not known, so that `fingerprint` names its
+    settings.
+    """
     compile_s: Elapsed | None = None
     """Seconds of lowering and compiling the step; of a command, of all that XLA compiled."""
     start_s: Elapsed
@@ -218,7 +251,9 @@ class WorkerReport(Record):
     """By which a program that is read names its first lines of steps."""
     grad_norms: tuple[float, ...]
     state_change: Amount | None = None
-    """Euclidean distance by which these steps moved some arrays of the state; None where nobody can see the state."""
+    """Euclidean distance by which these steps moved some arrays of the state; None where nobody can
+    see the state.
+    """
     state_arrays: Count | None = None
     """Arrays of the state, of some of which that is the distance."""
     dtype: str = "float32"
@@ -228,7 +263,9 @@ class WorkerReport(Record):
     line_s: Elapsed = 0.0
     """Seconds between two lines of a program that is read; 0 of one that waits for orders."""
     peak_bytes: Count | None = None
-    """Largest over the devices; on CPU host memory, of a command there its largest compiled program."""
+    """Largest over the devices; on CPU host memory, of a command there its largest compiled
+    program.
+    """
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
@@ -242,7 +279,9 @@ class WorkerReport(Record):
     """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
     gpus: tuple[GpuState, ...] | None = None
     infiniband_ports: Count | None = None
-    """Active ones of the first process's host, RoCE included, that NCCL's own transport takes; None if unknown."""
+    """Active ones of the first process's host, RoCE included, that NCCL's own transport takes; None
+    if unknown.
+    """
     cloud_networks: tuple[str, ...] | None = None
     """Of ``efa`` and ``gvnic``, those that the same host has; None if unknown."""
     warnings: tuple[str, ...] = ()
@@ -254,7 +293,9 @@ class WorkerReport(Record):
 
 
 class WorkloadFacts(Protocol):
-    """What a search space is built from, reported by a running process or read from its compiled program."""
+    """What a search space is built from, reported by a running process or read from its compiled
+    program.
+    """
 
     @property
     def device_count(self) -> int | None:
@@ -266,7 +307,9 @@ class WorkloadFacts(Protocol):
 
     @property
     def collective_bytes(self) -> Mapping[str, int]:
-        """Bytes that the program's collectives write, by kind, each counted once; empty if unknown."""
+        """Bytes that the program's collectives write, by kind, each counted once; empty if
+        unknown.
+        """
 
 
 class Arm(StrEnum):
@@ -339,7 +382,9 @@ class WorkPerStep(Record):
 
 
 class EnergyUse(Record):
-    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle included."""
+    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle
+    included.
+    """
 
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
@@ -386,9 +431,10 @@ class LossCheck(Record):
     """Whether a candidate trains as the reference does."""
 
     basis: LossBasis
-    """``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by step. ``work``: another
-    batch, at equal work. ``dtype``: another arithmetic, over a long run. ``order``: equal runs see other data,
-    likewise."""
+    """``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by
+    step. ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
+    ``order``: equal runs see other data, likewise.
+    """
     is_ok: bool | None = None
     """None where it cannot be decided: inconclusive, and no proof."""
     difference: Change | None = None
@@ -406,7 +452,9 @@ class LossCheck(Record):
 
 
 INTERLEAVED, ABA = "interleaved", "aba"
-"""How two arms were compared: blocks in pairs, or isolated runs of reference, candidate and reference."""
+"""How two arms were compared: blocks in pairs, or isolated runs of reference, candidate and
+reference.
+"""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:
@@ -415,13 +463,17 @@ def block_step_s(step_times_s: Sequence[float]) -> float:
 
 
 def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
-    """Log of candidate over reference of one pair: of step time, or of time per token where `work` differs."""
+    """Log of candidate over reference of one pair: of step time, or of time per token where `work`
+    differs.
+    """
     shift = math.log(work.ratio) if work is not None else 0.0
     return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
 
 
 def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
-    """Returns whether a pair counts exactly the steps that the study's sizes say; any pair may hold isolated runs."""
+    """Returns whether a pair counts exactly the steps that the study's sizes say; any pair may hold
+    isolated runs.
+    """
     counted = (pair.reference_s, pair.candidate_s)
     ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
     return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)

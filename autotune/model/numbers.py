@@ -1,6 +1,7 @@
 """Base class of records and the number types in them: what was measured is finite and in range.
 
-Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or power overflows.
+Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or
+power overflows.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, and unknown fields are an error (another schema wrote them)."""
+    """Base of all records: immutable, and unknown fields are an error (another schema wrote
+    them).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -20,7 +23,9 @@ LONGEST_S = 1e11
 """Three thousand years, in seconds."""
 
 Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
-StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios are taken of it
+StepTime = Annotated[
+    float, Field(ge=1e-12, le=LONGEST_S)
+]  # seconds, never 0, for ratios are taken of it
 Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference
 LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
 Joules = Annotated[float, Field(ge=0, le=1e15)]
@@ -29,7 +34,9 @@ Count = Annotated[int, Field(ge=0, le=2**53)]  # whole in a float, too
 AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
 Change = Annotated[float, Field(ge=-1e30, le=1e30)]  # a relative difference, below 0 for less
 Finite = Annotated[float, Field(allow_inf_nan=False)]  # what a program reports, such as its loss
-Amount = Annotated[float, Field(ge=0, le=1e30)]  # what is counted but may be no whole number, such as FLOPs
+Amount = Annotated[
+    float, Field(ge=0, le=1e30)
+]  # what is counted but may be no whole number, such as FLOPs
 
 
 class _Facts(BaseModel):

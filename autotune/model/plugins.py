@@ -29,8 +29,11 @@ def load_class(path: str, base: type[Any], folder: str | None, *, key: str) -> A
         loaded = pkgutil.resolve_name(path)
     except Exception as error:  # whatever the user's file raises
         raise StudyFileError(
-            f"`{key}` must be importable as MODULE:CLASS but {path}: {error!r}; see docs/extending.md"
+            f"`{key}` must be importable as MODULE:CLASS but {path}: {error!r}; see "
+            "docs/extending.md"
         ) from error
     if base not in getattr(loaded, "__mro__", ()):
-        raise StudyFileError(f"`{key}` must name a subclass of {base.__module__}.{base.__name__} but got {path}")
+        raise StudyFileError(
+            f"`{key}` must name a subclass of {base.__module__}.{base.__name__} but got {path}"
+        )
     return loaded

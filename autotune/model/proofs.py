@@ -34,7 +34,13 @@ from autotune.model.records import (
     SoakLook,
 )
 from autotune.model.units import format_change, format_seconds, format_share
-from autotune.stats.estimates import Estimate, Verdict, estimate_pairs, estimate_processes, is_surely_positive
+from autotune.stats.estimates import (
+    Estimate,
+    Verdict,
+    estimate_pairs,
+    estimate_processes,
+    is_surely_positive,
+)
 from autotune.stats.long_run import (
     Lasting,
     LastingGain,
@@ -48,7 +54,7 @@ from autotune.stats.long_run import (
     lasting_gain,
     long_run_ratio,
     slower_total,
-)  # fmt: skip
+)
 from autotune.stats.proof import ProofPlan, look
 
 PHASE = "soak"
@@ -61,7 +67,9 @@ TENTHS = 10
 
 
 def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
-    """The fields of a `ConfirmRun` that its raw pairs give; totals are untrimmed, and per token where work differs."""
+    """The fields of a `ConfirmRun` that its raw pairs give; totals are untrimmed, and per token
+    where work differs.
+    """
     reference_s = [t for p in pairs for t in p.reference_s]
     candidate_s = [t for p in pairs for t in p.candidate_s]
     return {
@@ -69,16 +77,19 @@ def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any
         "reference_step_s": statistics.median(reference_s),
         "candidate_step_s": statistics.median(candidate_s),
         "untold": untold_share(pairs),
-        "total": compare_totals(reference_s, candidate_s, work_ratio=work.ratio if work is not None else 1.0),
+        "total": compare_totals(
+            reference_s, candidate_s, work_ratio=work.ratio if work is not None else 1.0
+        ),
         "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
     }
 
 
 def untold_share(pairs: Sequence[Pair]) -> float | None:
-    """Share of a candidate's told time by which our own clock ran longer, beyond what it did for the reference.
+    """Share of a candidate's told time by which our own clock ran longer, beyond what it did for
+    the reference.
 
-    What a block takes beside its steps is the same in both arms; a program whose clock or figures are wrong is not.
-    None where no clock ran.
+    What a block takes beside its steps is the same in both arms; a program whose clock or figures
+    are wrong is not. None where no clock ran.
     """
     reference_s = 0.0
     candidate_s = 0.0
@@ -93,7 +104,9 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection | None:
-    """Why a set is no winner although its `typical` step may be faster; None if nothing speaks against it."""
+    """Why a set is no winner although its `typical` step may be faster; None if nothing speaks
+    against it.
+    """
     if typical is None:
         return None
     if held := held_in_one_arm([r.during for r in runs if r.during is not None]):
@@ -101,7 +114,8 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection |
     share = _untold(runs, typical)
     if share is not None:
         return Objection(
-            f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so the reference"
+            f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so "
+            "the reference"
         )
     totals, log_ratios = _told(runs)
     if len(totals) < 2 or (total := slower_total(totals, log_ratios, typical)) is None:
@@ -118,7 +132,9 @@ ALPHA_UNTOLD = 0.001
 
 def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
     """Untold share of a candidate's time, if it is surely there and a good part of the gain."""
-    shares = [r.untold for r in runs if r.untold is not None and r.work is None]  # else batches take other times
+    shares = [
+        r.untold for r in runs if r.untold is not None and r.work is None
+    ]  # else batches take other times
     if len(shares) < 2:
         return None
     mean = statistics.fmean(shares)
@@ -147,7 +163,9 @@ class SoakVerdict(NamedTuple):
 
 
 def judge_soak(arms: SoakArms) -> SoakVerdict:
-    """Returns what a soak says of a set: it passes at the first look at which all looks so far say so."""
+    """Returns what a soak says of a set: it passes at the first look at which all looks so far say
+    so.
+    """
     for count in range(1, len(arms.looks)):
         verdict = _judge_looks(arms, arms.looks[:count])
         if verdict.is_passed:
@@ -161,15 +179,28 @@ def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
         return SoakVerdict(Failure(kind=FailureKind.LEAK, message=message, phase=PHASE))
     pairs = [(x.candidate, x.reference) for x in looks if x.reference is not None]
     if len(pairs) < len(looks):
-        return SoakVerdict(unsettled="the reference failed beside it, so total times are not compared")
-    if any(len(mine.segment_s) != len(base.segment_s) or len(mine.segment_s) < LEAST_SEGMENTS for mine, base in pairs):
-        return SoakVerdict(unsettled="its long run had too few steps to tell whether its gain stays")
+        return SoakVerdict(
+            unsettled="the reference failed beside it, so total times are not compared"
+        )
+    if any(
+        len(mine.segment_s) != len(base.segment_s) or len(mine.segment_s) < LEAST_SEGMENTS
+        for mine, base in pairs
+    ):
+        return SoakVerdict(
+            unsettled="its long run had too few steps to tell whether its gain stays"
+        )
     gain = lasting_of(arms, looks)
     if gain.finding is Lasting.STAYS or (arms.proven is None and gain.finding is not Lasting.LOST):
         return SoakVerdict()
     mine, base = pairs[-1]
-    tenths = [statistics.fmean(part) for part in np.array_split(mine.segment_s, min(TENTHS, len(mine.segment_s)))]
-    along = f"step times along its run, of its first tenth: {' '.join(f'{t / tenths[0]:.2f}' for t in tenths)}"
+    tenths = [
+        statistics.fmean(part)
+        for part in np.array_split(mine.segment_s, min(TENTHS, len(mine.segment_s)))
+    ]
+    along = (
+        "step times along its run, of its first tenth: "
+        f"{' '.join(f'{t / tenths[0]:.2f}' for t in tenths)}"
+    )
     if gain.finding is not Lasting.LOST:
         return SoakVerdict(unsettled=f"{_why_unsettled(gain, arms)}; {along}")
     message = (
@@ -182,7 +213,9 @@ def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
 def lasting_of(arms: SoakArms, looks: Sequence[SoakLook]) -> LastingGain:
     """Returns what looks at long runs of both arms say of the proven gain."""
     work_ratio = arms.work.ratio if arms.work is not None else 1.0
-    ratios = [_ratio_of(x.candidate, x.reference, work_ratio) for x in looks if x.reference is not None]
+    ratios = [
+        _ratio_of(x.candidate, x.reference, work_ratio) for x in looks if x.reference is not None
+    ]
     return lasting_gain(ratios, proven=arms.proven, process_sd=arms.process_sd)
 
 
@@ -192,7 +225,9 @@ def _ratio_of(candidate: SoakArm, reference: SoakArm, work_ratio: float) -> Long
         candidate.segment_s,
         reference.segment_s,
         work_ratio=work_ratio,
-        early=candidate.early_s / reference.early_s if candidate.early_s and reference.early_s else None,
+        early=candidate.early_s / reference.early_s
+        if candidate.early_s and reference.early_s
+        else None,
         early_share=max(1, candidate.early_steps) / candidate.step_count,
         processes=min(candidate.processes, reference.processes),
     )
@@ -202,16 +237,20 @@ def _why_unsettled(gain: LastingGain, arms: SoakArms) -> str:
     """Says what long runs could and could not see of a gain, and which would do."""
     late = gain.late
     advice = {
-        Lasting.SHRINKING: "and its gain was still shrinking at their end: a `confirm.soak` 4 times as long tells",
-        Lasting.FIRST: "but not in the first one: what that left outside of the program's folder may make later ones "
+        Lasting.SHRINKING: "and its gain was still shrinking at their end: a `confirm.soak` 4 "
+        "times as long tells",
+        Lasting.FIRST: "but not in the first one: what that left outside of the program's folder "
+        "may make later ones "
         "faster; clear it, and use a new run directory",
     }
     reason = advice.get(gain.finding) or (
-        f"and a loss of less than {format_share(gain.unseen)} could not be seen: `confirm.soaks = {gain.looks}` (now "
+        f"and a loss of less than {format_share(gain.unseen)} could not be seen: `confirm.soaks "
+        f"= {gain.looks}` (now "
         f"{arms.most}) would do, or processes that differ less"
     )
     return (
-        f"over the second half of its long runs ({late.pair_count} of each arm) it is {format_change(late.ratio)} "
+        f"over the second half of its long runs ({late.pair_count} of each arm) it is "
+        f"{format_change(late.ratio)} "
         f"[{late.low:.3f}, {late.high:.3f}]{_though(arms.proven)}, {reason}"
     )
 
@@ -246,7 +285,10 @@ def describe_stalls(stalls: Stalls) -> str:
     if not stalls.count:
         return "no stall"
     size = stalls.typical_s + stalls.lost_s / stalls.count
-    return f"one stall of {format_seconds(size)} in {round(stalls.steps / stalls.count)} steps, {stalls.count} in all"
+    return (
+        f"one stall of {format_seconds(size)} in {round(stalls.steps / stalls.count)} steps, "
+        f"{stalls.count} in all"
+    )
 
 
 def format_growth(mine: float, base: float) -> str:
@@ -262,11 +304,14 @@ class Standing(NamedTuple):
     is_over: bool
 
 
-def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_effect: float) -> Standing:
+def standing(
+    proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_effect: float
+) -> Standing:
     """The verdict of a proof so far, and whether more pairs of processes are to be run.
 
-    Pairs count in the order of their numbers, up to the first missing one and to the look at which the proof ended.
-    Isolated runs of a proven set only have to show that it is faster, not by how much.
+    Pairs count in the order of their numbers, up to the first missing one and to the look at which
+    the proof ended. Isolated runs of a proven set only have to show that it is faster, not by how
+    much.
 
     Args:
         runs: Pairs of processes, those of other proofs included.
@@ -286,7 +331,9 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
     if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
         update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
         return Standing(base.model_copy(update=update), is_over=True)
-    plan = ProofPlan(base=proof.base, error=proof.error, least=proof.least, other_side=proof.other_side)
+    plan = ProofPlan(
+        base=proof.base, error=proof.error, least=proof.least, other_side=proof.other_side
+    )
     if proof.stage == ISOLATED:
         min_effect = 0.0
 
@@ -294,7 +341,9 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
         return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
 
     ends = proof.stage != AB  # of two variants, what is excluded is an answer too
-    found = look(ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_without_gain=ends)
+    found = look(
+        ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_without_gain=ends
+    )
     used = found.used if found.stop else len(mine)
     if used < 2:
         return Standing(base, is_over=False)
@@ -317,7 +366,9 @@ def standing(proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_e
 
 def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
     """Returns the pairs of processes of one proof, in order, up to the first missing one."""
-    by_repeat = {r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings}
+    by_repeat = {
+        r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings
+    }
     present = itertools.takewhile(by_repeat.__contains__, itertools.count())
     return [by_repeat[repeat] for repeat in present]
 
@@ -332,40 +383,59 @@ class Report(NamedTuple):
     objection: Objection | None = None
 
 
-def is_alone_due(proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int) -> bool:
-    """Whether isolated runs must show a proven set, too: the study asks for some, and its pairs were interleaved."""
+def is_alone_due(
+    proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int
+) -> bool:
+    """Whether isolated runs must show a proven set, too: the study asks for some, and its pairs
+    were interleaved.
+    """
     of_proof = [r for r in runs if (r.stage, r.settings) == (proven.stage, proven.settings)]
     is_interleaved = aa_run is not None and aa_run.comparison.mode == INTERLEAVED
     return asked > 0 and is_interleaved and not all(r.is_isolated for r in of_proof)
 
 
 def report_of(
-    proven: FinalistResult, isolated: FinalistResult | None, runs: Sequence[ConfirmRun], soak: SoakArms | None = None
+    proven: FinalistResult,
+    isolated: FinalistResult | None,
+    runs: Sequence[ConfirmRun],
+    soak: SoakArms | None = None,
 ) -> Report:
-    """The figure to report of a proven set, or what its isolated runs say against it, if there are any.
+    """The figure to report of a proven set, or what its isolated runs say against it, if there are
+    any.
 
     Isolated runs that cannot tell are no consent.
 
     Args:
         soak: Its long runs; None before them, or without any.
     """
-    mine = [r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)]
+    mine = [
+        r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)
+    ]
     estimate = reported_gain(proven, isolated, mine, soak)
     if isolated is None:
         return Report(estimate)
     if isolated.failure is not None:
-        reason = f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: {isolated.failure.message}"[:300]
+        reason = (
+            f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: "
+            f"{isolated.failure.message}"
+        )[:300]
         return Report(estimate, objection=Objection(reason))
     if isolated.objection is not None:
         return Report(estimate, objection=isolated.objection)
     if not isolated.is_passed or _is_apart(proven, isolated):
         return Report(estimate, objection=Objection(_not_alone(proven, isolated)))
     counts = estimate != reported_gain(proven, None, mine, soak)
-    return Report(estimate, isolated=isolated.process_count if counts else 0, objection=veto_of(mine, proven.corrected))
+    return Report(
+        estimate,
+        isolated=isolated.process_count if counts else 0,
+        objection=veto_of(mine, proven.corrected),
+    )
 
 
 def _is_apart(proven: FinalistResult, isolated: FinalistResult) -> bool:
-    """Whether isolated runs surely show less than the proof: then its figure is of the neighbour, or of a beginning."""
+    """Whether isolated runs surely show less than the proof: then its figure is of the neighbour,
+    or of a beginning.
+    """
     if isolated.estimate is None or proven.corrected is None:
         return False
     return isolated.estimate.low > proven.corrected.high
@@ -377,11 +447,18 @@ def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
     beside = proven.estimate
     if found is None or beside is None:
         return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    does = "contradict the interleaved pairs" if _is_apart(proven, isolated) else "cannot tell whether it is faster"
+    does = (
+        "contradict the interleaved pairs"
+        if _is_apart(proven, isolated)
+        else "cannot tell whether it is faster"
+    )
     return (
-        f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the reference "
-        f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, interleaved "
-        f'{format_change(beside.ratio)}; `measure.mode = "aba"` measures everything in isolation, and a larger '
+        f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the "
+        "reference "
+        f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, "
+        "interleaved "
+        f'{format_change(beside.ratio)}; `measure.mode = "aba"` measures everything in '
+        "isolation, and a larger "
         "`confirm.isolated` allows more runs"
     )
 
@@ -392,13 +469,15 @@ def reported_gain(
     runs: Sequence[ConfirmRun],
     soak: SoakArms | None = None,
 ) -> Estimate | None:
-    """The estimate to report for a winner, whose interval holds the truth although the set was proven first.
+    """The estimate to report for a winner, whose interval holds the truth although the set was
+    proven first.
 
-    Its interval is the one that holds at all looks together. Such a small error leaves it right for 19 of 20 named
-    winners even where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each arm,
-    in production none does, so the interval covers that of isolated runs, too; and where the interleaved figure lies
-    outside their interval, theirs is reported. Likewise of total times, where a typical step is not what training gets,
-    and of the second half of long runs.
+    Its interval is the one that holds at all looks together. Such a small error leaves it right for
+    19 of 20 named winners even where luck is needed to be named, down to 1 study in 30. In pairs a
+    neighbour idles beside each arm, in production none does, so the interval covers that of
+    isolated runs, too; and where the interleaved figure lies outside their interval, theirs is
+    reported. Likewise of total times, where a typical step is not what training gets, and of the
+    second half of long runs.
     """
     found = proven.corrected
     if found is None:
@@ -410,5 +489,7 @@ def reported_gain(
         others.append(lasting_of(soak, soak.looks).late)
     for other in [other for other in others if other is not None and other.high < 1.0]:
         ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
-        found = replace(found, ratio=ratio, low=min(found.low, other.low), high=max(found.high, other.high))
+        found = replace(
+            found, ratio=ratio, low=min(found.low, other.low), high=max(found.high, other.high)
+        )
     return found

@@ -23,7 +23,18 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import Amount, AtLeastOne, Change, Count, Elapsed, Facts, LogRatio, Ratio, Record, StepTime
+from autotune.model.numbers import (
+    Amount,
+    AtLeastOne,
+    Change,
+    Count,
+    Elapsed,
+    Facts,
+    LogRatio,
+    Ratio,
+    Record,
+    StepTime,
+)
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
@@ -50,7 +61,9 @@ def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
 
 
 class AblationResult(TaskRecord):
-    """One setting left out of the winner, or several together, measured against the whole winner."""
+    """One setting left out of the winner, or several together, measured against the whole
+    winner.
+    """
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -76,7 +89,9 @@ class AblationResult(TaskRecord):
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 INERT = 0.2
-"""Chance to act below which a setting counts as inert; a measurement decides, so that the bound need not be strict."""
+"""Chance to act below which a setting counts as inert; a measurement decides, so that the bound
+need not be strict.
+"""
 
 
 class Believed(Record):
@@ -118,7 +133,9 @@ class SettingEffect(Record):
     """Other settings that decide whether this one can act."""
 
     def is_useless(self, value: str, *, least: float) -> bool:
-        """Returns whether it counts as inert, or this value surely gains less than `least` (a share)."""
+        """Returns whether it counts as inert, or this value surely gains less than `least` (a
+        share).
+        """
         found = next((v for v in self.values if v.value == value), None)
         return self.chance < INERT or (found is not None and found.low > 1.0 - least)
 
@@ -131,13 +148,17 @@ class PairEffect(Record):
 
 
 class BestPredicted(Believed):
-    """The set with the best predicted step time, made of settings that are believed to help on their own."""
+    """The set with the best predicted step time, made of settings that are believed to help on
+    their own.
+    """
 
     settings: Settings
 
 
 class EffectsRecord(Stamped):
-    """Effects that a model of the trials found when a session's search ended: no proof, see docs/search.md."""
+    """Effects that a model of the trials found when a session's search ended: no proof, see
+    docs/search.md.
+    """
 
     kind: Literal["effects"] = "effects"
     trials: Count
@@ -149,15 +170,23 @@ class EffectsRecord(Stamped):
     """Those with some chance to interact, likeliest first."""
     best: BestPredicted
     expected: tuple[tuple[Count, Ratio], ...] = ()
-    """Numbers of measured trials, each with the ratio that all trials together let expect of its set."""
+    """Numbers of measured trials, each with the ratio that all trials together let expect of its
+    set.
+    """
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
-        """The set without inert settings and without values that surely gain less than `least` (a share).
+        """The set without inert settings and without values that surely gain less than `least` (a
+        share).
 
-        A setting stays if another that stays needs it or interacts with it, and if it was not searched.
+        A setting stays if another that stays needs it or interacts with it, and if it was not
+        searched.
         """
         known = {s.name: s for s in self.settings}
-        kept = {n for n, v in settings.items() if n not in known or not known[n].is_useless(v, least=least)}
+        kept = {
+            n
+            for n, v in settings.items()
+            if n not in known or not known[n].is_useless(v, least=least)
+        }
         for pair in self.pairs:
             if pair.chance >= INERT and set(pair.names) <= set(settings):
                 kept |= set(pair.names)
@@ -172,7 +201,9 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class PowerAnalysis(Record):
-    """What the proofs of a study can detect, from a cautious estimate of the spread between processes."""
+    """What the proofs of a study can detect, from a cautious estimate of the spread between
+    processes.
+    """
 
     pair_sd: Annotated[float, Field(ge=0)]
     """Standard deviation of the log ratio between fresh pairs of processes."""
@@ -210,7 +241,9 @@ class SoakArm(Record):
     early_steps: Count = 0
     """First steps, as many as a process of the proof ran; 0 where those were not kept."""
     early_s: StepTime | None = None
-    """Their median, in seconds: a proof is about typical steps, and a stall among so few would hide a loss."""
+    """Their median, in seconds: a proof is about typical steps, and a stall among so few would hide
+    a loss.
+    """
     written: tuple[Count, Count] | None = None
     """Files that it left in its folder, and their bytes; None where that is not known."""
     host: Annotated[MemorySamples, Field(max_length=1000)] = ()
@@ -234,8 +267,9 @@ class SoakArms(Record):
     most: AtLeastOne = SOAK_LOOKS
     """Looks that the study allowed."""
     proven: Estimate | None = None
-    """Ratio of the typical step in the proof, per token, with the interval that holds over all looks at it; without it
-    only a loss that is sure speaks against the set."""
+    """Ratio of the typical step in the proof, per token, with the interval that holds over all
+    looks at it; without it only a loss that is sure speaks against the set.
+    """
     process_sd: Amount = 0.0
     """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
@@ -271,14 +305,20 @@ class TrialOutcome(Record):
     failure: Failure | None = None
     """Why it has none, or why that trial has none."""
     same_as: Count | None = None
-    """Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the reference."""
+    """Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the
+    reference.
+    """
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         told = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
-        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(self.status, "same_as")
+        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(
+            self.status, "same_as"
+        )
         if needed not in told or (needed != "same_as" and told != {needed}):
-            raise ValueError(f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}")
+            raise ValueError(
+                f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}"
+            )
         return self
 
 
@@ -290,7 +330,9 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     program_key: str | None = None
     """Names the program that ran and the settings that are read at run time."""
     compiled_key: str | None = None
-    """Likewise, as the screen compiled it without a device. Sets with one key need one measurement."""
+    """Likewise, as the screen compiled it without a device. Sets with one key need one
+    measurement.
+    """
     loss: LossCheck | None = None
 
     @property
@@ -301,7 +343,11 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     def finding_at(self, *, min_effect: float, provable: float | None) -> TrialFinding | None:
         """Returns what its figures say of a proof, see `finding_of`; None where it has none."""
         found = self.comparison
-        return finding_of(found.estimate, min_effect=min_effect, provable=provable) if found is not None else None
+        return (
+            finding_of(found.estimate, min_effect=min_effect, provable=provable)
+            if found is not None
+            else None
+        )
 
 
 SCHEMA_VERSION = 3
@@ -316,7 +362,9 @@ class ScreenRecord(Stamped):
     topology: str
     versions: dict[str, str] = Field(default_factory=dict)
     report: dict[str, Any] | None = None
-    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be compiled."""
+    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be
+    compiled.
+    """
     reason: str = ""
     duration_s: Elapsed = 0.0
 
@@ -326,7 +374,9 @@ class SessionRecord(Stamped):
 
     kind: Literal["session"] = "session"
     identity: str
-    """`StudySpec.identity`, by which records can be told from another study's without `study.json`."""
+    """`StudySpec.identity`, by which records can be told from another study's without
+    `study.json`.
+    """
     started: str
     pid: Count
     host: str
@@ -335,7 +385,9 @@ class SessionRecord(Stamped):
 
 
 class LedgerRecord(Stamped):
-    """What the study has used so far in all sessions, written now and then, for a driver may be killed."""
+    """What the study has used so far in all sessions, written now and then, for a driver may be
+    killed.
+    """
 
     kind: Literal["ledger"] = "ledger"
     device_s: float
@@ -358,7 +410,9 @@ class AaRecord(Stamped):
 
     @property
     def provable(self) -> float | None:
-        """Smallest gain that is proven 9 times in 10; `LARGEST_TOLD` if none below is, None where it is not known."""
+        """Smallest gain that is proven 9 times in 10; `LARGEST_TOLD` if none below is, None where
+        it is not known.
+        """
         if self.power is None:
             return None
         return LARGEST_TOLD if self.power.smallest is None else self.power.smallest
@@ -369,8 +423,9 @@ class ConfirmRun(TaskRecord):
 
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
-    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an old winner,
-    ``ab`` for two variants."""
+    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an
+    old winner, ``ab`` for two variants.
+    """
     settings: Settings
     trial: Count
     repeat: Count
@@ -392,7 +447,9 @@ class ConfirmRun(TaskRecord):
 
 
 CONFIRM, ISOLATED, AB = "confirm", "isolated", "ab"
-"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of two variants."""
+"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of two
+variants.
+"""
 
 
 class ProofRecord(Stamped):
@@ -402,7 +459,9 @@ class ProofRecord(Stamped):
     stage: str
     settings: Settings
     base: Count
-    """Pairs of processes within which most of the error is spent; see `autotune.stats.proof.ProofPlan`."""
+    """Pairs of processes within which most of the error is spent; see
+    `autotune.stats.proof.ProofPlan`.
+    """
     error: Annotated[float, Field(gt=0, lt=0.1)]
     least: Count
     """Pairs of processes before the set is called faster."""
@@ -462,7 +521,9 @@ class FinalistResult(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended. Whether gains above a bound are ruled out divides the second from the third."""
+    """How a study ended. Whether gains above a bound are ruled out divides the second from the
+    third.
+    """
 
     WINNER = "winner"
     NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
@@ -481,7 +542,9 @@ class ConclusionRecord(Stamped):
     estimate: Estimate | None = None
     soaked_s: Elapsed | None = None
     needed_s: Elapsed | None = None
-    """A budget, in seconds of wall time, that would do where the study's was too small for any trial."""
+    """A budget, in seconds of wall time, that would do where the study's was too small for any
+    trial.
+    """
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
@@ -505,7 +568,9 @@ class SoakRecord(TaskRecord):
     failure: Failure | None = None
     """What ended it early, or what both arms show against it."""
     seen_outside: Ratio | None = None
-    """Seconds a line over the reference's, of both programs as a user would run them; None where that was not seen."""
+    """Seconds a line over the reference's, of both programs as a user would run them; None where
+    that was not seen.
+    """
     unsettled: str | None = None
     """Why it does not show that the gain stays, as a clause; None where it does."""
     arms: SoakArms | None = None
@@ -535,7 +600,9 @@ class ProfileRow(Record):
 
 
 class ProfileRecord(Stamped):
-    """What short traces of both variants, made after their proof, say of the difference; or why there is none."""
+    """What short traces of both variants, made after their proof, say of the difference; or why
+    there is none.
+    """
 
     kind: Literal["profile"] = "profile"
     names: tuple[str, str]

@@ -20,7 +20,7 @@ from pydantic import (
     field_serializer,
     field_validator,
     model_validator,
-)  # fmt: skip
+)
 
 from autotune.child.steps import PRESETS, Rules, StepReader
 from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
@@ -49,9 +49,12 @@ class Section(BaseModel):
 
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
-    """Schema of a quantity with a unit: a number, or text such as ``30m``; `least` is ``minimum`` if 0 is legal."""
+    """Schema of a quantity with a unit: a number, or text such as ``30m``; `least` is ``minimum``
+    if 0 is legal.
+    """
     return WithJsonSchema(
-        {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]}, mode="validation"
+        {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]},
+        mode="validation",
     )
 
 
@@ -65,9 +68,13 @@ def _duration_or_none(value: str | float) -> float:
     return 0.0 if value in (0, "0", "0s") else parse_duration(value)
 
 
-SoakSeconds = Annotated[float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")]
+SoakSeconds = Annotated[
+    float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")
+]
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")]
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")
+]
 
 Axis = Literal["data", "fsdp", "tensor", "pipeline", "context", "expert"]
 """Ways to split a step over devices: axes of `workload.mesh`."""
@@ -79,41 +86,57 @@ WITH_SECRETS = {"secrets": True}
 """Context of a dump that keeps the secrets of a workload, for what stays in this process."""
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-NAME_IN_WORDS = "up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, such as my-model"
+NAME_IN_WORDS = (
+    "up to 64 letters, digits, dots, dashes and underscores, a letter or digit "
+    "first, such as my-model"
+)
 
 
-def _without_secrets(value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
-    """Dumps the options or the command of a workload, secrets redacted unless the context keeps them."""
+def _without_secrets(
+    value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo
+) -> Any:
+    """Dumps the options or the command of a workload, secrets redacted unless the context keeps
+    them.
+    """
     if value is None or (info.context or {}).get("secrets"):
         return dump(value)
     return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
 
 
 class ReadSpec(Section):
-    """How the steps of the user's own program are read from what it prints or writes, see docs/reading.md."""
+    """How the steps of the user's own program are read from what it prints or writes, see
+    docs/reading.md.
+    """
 
     preset: str | None = None
     """Lines of a known trainer."""
     pattern: str | None = None
-    """Regular expression, searched in each line; groups such as ``step`` and ``step_ms`` say what it reads."""
+    """Regular expression, searched in each line; groups such as ``step`` and ``step_ms`` say what
+    it reads.
+    """
     json_key: str | None = None
     """Instead: the key of the duration in JSON lines, dots lead into inner tables."""
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
     """Unit of that key."""
     file: str | None = None
-    """Read this file instead of the output: lines or JSON lines; ``{folder}/...`` as in `workload.command`;
-    with ``*`` or ``**`` the newest that the program writes."""
+    """Read this file instead of the output: lines or JSON lines; ``{folder}/...`` as in
+    `workload.command`; with ``*`` or ``**`` the newest that the program writes.
+    """
     skip: str | None = None
     """Regular expression of lines that are no steps, such as those of an evaluation."""
     loss: str | None = None
-    """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the loss."""
+    """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the
+    loss.
+    """
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:
         if sum(x is not None for x in (self.preset, self.pattern, self.json_key)) != 1:
             raise ValueError("exactly one of `preset`, `pattern` and `json_key` must be given")
         if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"`preset` one of {', '.join(PRESETS)}{close_matches(self.preset, PRESETS)}")
+            raise ValueError(
+                f"`preset` one of {', '.join(PRESETS)}{close_matches(self.preset, PRESETS)}"
+            )
         StepReader(self.rules())
         return self
 
@@ -134,25 +157,34 @@ class ReadSpec(Section):
 class WorkloadSpec(Section):
     """What runs: a workload that a worker builds, or the user's own program.
 
-    Secrets in `command` and `options` are redacted in dumps, and so are not part of a study's identity.
+    Secrets in `command` and `options` are redacted in dumps, and so are not part of a study's
+    identity.
     """
 
     entry: str | None = None
-    """``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study file."""
+    """``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study
+    file.
+    """
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the `entry` (sizes, mesh, batch ...); of a `command`, values of ``{NAME}`` in its arguments."""
+    """Passed to the `entry` (sizes, mesh, batch ...); of a `command`, values of ``{NAME}`` in its
+    arguments.
+    """
     command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Instead of `entry`: a program and its arguments; ``{folder}`` in an argument is an empty folder in the run
-    directory, ``{NAME}`` an option."""
+    """Instead of `entry`: a program and its arguments; ``{folder}`` in an argument is an empty
+    folder in the run directory, ``{NAME}`` an option.
+    """
     hook: bool = False
     """The program has ``autotune.hook.steps`` in its loop."""
     folder: Literal["own", "shared"] = "own"
-    """``own``: what a process of a `command` writes into the study's folder is thrown away. ``shared``: it stays, for
-    files that are wanted or too large for the temporary folder."""
+    """``own``: what a process of a `command` writes into the study's folder is thrown away.
+    ``shared``: it stays, for files that are wanted or too large for the temporary folder.
+    """
     read: ReadSpec | None = None
     """How the steps of a program without the hook are read."""
     launcher: Annotated[str, Field(pattern=CLASS_PATH.pattern)] | None = None
-    """``module:Class`` that starts the processes of trials, importable or beside the study file (docs/extending.md)."""
+    """``module:Class`` that starts the processes of trials, importable or beside the study file
+    (docs/extending.md).
+    """
     mesh: dict[Axis, DeviceCount] | None = None
     """All axes over which the program splits its work, with their sizes, see docs/flags.md."""
 
@@ -164,10 +196,13 @@ class WorkloadSpec(Section):
         ]
         | None
     ) = None
-    """Tokens of a step: a number, or a product of options such as ``batch * seq``, see docs/options.md."""
+    """Tokens of a step: a number, or a product of options such as ``batch * seq``, see
+    docs/options.md.
+    """
     python: Annotated[str, Field(min_length=1)] | None = None
-    """Interpreter of the `command`, which is asked for its settings; default: the command's first word if that is one,
-    else autotune's."""
+    """Interpreter of the `command`, which is asked for its settings; default: the command's first
+    word if that is one, else autotune's.
+    """
 
     @field_validator("tokens_per_step")
     @classmethod
@@ -182,17 +217,28 @@ class WorkloadSpec(Section):
             raise ValueError("exactly one of `entry` and `command` must be given")
         if self.entry is not None:
             if self.hook or self.read is not None or self.folder == "shared":
-                raise ValueError("`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of them")
+                raise ValueError(
+                    "`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of "
+                    "them"
+                )
             if self.python is not None:
-                raise ValueError("`python` belongs to a `command`; an `entry` runs under the interpreter of autotune")
+                raise ValueError(
+                    "`python` belongs to a `command`; an `entry` runs under the interpreter of "
+                    "autotune"
+                )
             return self
         if unused := sorted(set(self.options) - self.placeholders):
             raise ValueError(
-                f"`options` of a `command` stand in its arguments as {{name}}, but {{{unused[0]}}} is nowhere there"
+                f"`options` of a `command` stand in its arguments as {{name}}, but "
+                f"{{{unused[0]}}} is nowhere there"
             )
         if self.hook == (self.read is not None):
             raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
-        if self.read is not None and self.tokens_per_step is None and StepReader(self.read.rules()).needs_tokens:
+        if (
+            self.read is not None
+            and self.tokens_per_step is None
+            and StepReader(self.read.rules()).needs_tokens
+        ):
             raise ValueError("`tokens_per_step` must be given where tokens_per_s is read")
         return self
 
@@ -208,7 +254,9 @@ class WorkloadSpec(Section):
         return any(f"{{{FOLDER}}}" in text for text in texts)
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place; see `filled_command`."""
+        """The command with its options and the folder of the trial in place; see
+        `filled_command`.
+        """
         return filled_command(self.command or (), {**self.options, FOLDER: folder})
 
     _redacted = field_serializer("options", "command", mode="wrap")(_without_secrets)
@@ -219,7 +267,9 @@ class WorkloadSpec(Section):
         return self.model_validate(self.model_dump())
 
     def command_line(self, searched: Iterable[str] = ()) -> str:
-        """Formats the command that runs it outside of a study; `searched` options have places for a winner's values."""
+        """Formats the command that runs it outside of a study; `searched` options have places for a
+        winner's values.
+        """
         if self.command is not None:
             return shlex.join(self.shown.command or ())
         options = {name: json.dumps(value) for name, value in self.shown.options.items()}
@@ -229,7 +279,9 @@ class WorkloadSpec(Section):
 
     @property
     def can_wait(self) -> bool:
-        """Whether a process of it waits for orders between blocks; another one is paused by signals."""
+        """Whether a process of it waits for orders between blocks; another one is paused by
+        signals.
+        """
         return self.command is None or self.hook
 
 
@@ -239,27 +291,32 @@ class DeviceSpec(Section):
     platform: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` or ``cuda``."""
     count: DeviceCount | None = None
-    """Devices for the workload, of all nodes together; on CPU that many virtual ones are made. Default: all GPUs, one
-    CPU."""
+    """Devices for the workload, of all nodes together; on CPU that many virtual ones are made.
+    Default: all GPUs, one CPU.
+    """
     process_count: DeviceCount = 1
-    """Processes that share the devices through `jax.distributed`, of all nodes together; 1 is one for all, or one for
-    each node."""
+    """Processes that share the devices through `jax.distributed`, of all nodes together; 1 is one
+    for all, or one for each node.
+    """
     node_count: DeviceCount = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in `autotune targets
-    list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9."""
+    """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in
+    `autotune targets list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
+    """
 
     @model_validator(mode="after")
     def _divides(self) -> DeviceSpec:
         if self.process_count > 1 and self.process_count % self.node_count:
             raise ValueError(
-                f"`process_count` must be a multiple of `node_count` (the same number on each node) but got "
+                f"`process_count` must be a multiple of `node_count` (the same number on each "
+                "node) but got "
                 f"{self.process_count} and {self.node_count}"
             )
         if self.count is not None and self.count % self.rank_count:
             raise ValueError(
-                f"`count` must be a multiple of `process_count` but got {self.count} and {self.rank_count}"
+                f"`count` must be a multiple of `process_count` but got {self.count} and "
+                f"{self.rank_count}"
             )
         if self.process_count > 1 and self.count is None:
             raise ValueError("`count` must be given with `process_count`, to share out the devices")
@@ -275,9 +332,13 @@ class ScreenSpec(Section):
     """What is compiled before anything is measured."""
 
     enabled: bool | Literal["auto"] = "auto"
-    """``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is there."""
+    """``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is
+    there.
+    """
     target: str | None = None
-    """The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what runs."""
+    """The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what
+    runs.
+    """
     topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
     """Nodes x GPUs on each, such as ``8x8``; default: what runs."""
 
@@ -288,20 +349,24 @@ class MeasureSpec(Section):
     min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
     """Smallest effect of interest, as a share of step time (0.005 is 0.5 %)."""
     pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
-    """Most pairs of blocks of a trial. The A/A run starts two processes and one more for every 20 of them; a trial in
-    ABA runs has one run for every 13."""
+    """Most pairs of blocks of a trial. The A/A run starts two processes and one more for every 20
+    of them; a trial in ABA runs has one run for every 13.
+    """
     block_s: Seconds | Literal["auto"] = "auto"
     """Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs 2."""
     start_limit_s: Seconds | None = None
-    """Longest time from process start to readiness (import, compilation, warm-up); default: four times the reference's,
-    at least 2 minutes; 10 minutes for the reference itself."""
+    """Longest time from process start to readiness (import, compilation, warm-up); default: four
+    times the reference's, at least 2 minutes; 10 minutes for the reference itself.
+    """
     block_limit_s: Seconds | None = None
-    """Longest time for one block; past it the process counts as hung. Default: ten times the reference's, at least 2
-    minutes."""
+    """Longest time for one block; past it the process counts as hung. Default: ten times the
+    reference's, at least 2 minutes.
+    """
     mode: Literal["auto", "interleaved", "aba"] = "auto"
-    """``interleaved``: two resident processes alternate block by block; a `command` without the hook is paused by
-    signals (docs/tune.md). ``aba``: fresh runs one at a time, reference, candidate, reference. ``auto``: interleaved
-    where the program can and the memory holds two."""
+    """``interleaved``: two resident processes alternate block by block; a `command` without the
+    hook is paused by signals (docs/tune.md). ``aba``: fresh runs one at a time, reference,
+    candidate, reference. ``auto``: interleaved where the program can and the memory holds two.
+    """
     run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
     """Steps that are measured in each fresh run of an ABA run."""
 
@@ -318,7 +383,8 @@ class MeasureSpec(Section):
     def block_sizes_on(self, platform: str, *, can_wait: bool = True) -> BlockSizes:
         """Sizes of blocks and of isolated runs on a platform (``cpu`` or ``cuda``).
 
-        Of an isolated run of a program that does not wait only its warm-up is left out, for it may end.
+        Of an isolated run of a program that does not wait only its warm-up is left out, for it may
+        end.
         """
         sizes = GPU_SIZES if platform == "cuda" else CPU_SIZES
         if self.block_s != "auto":
@@ -332,20 +398,27 @@ class ConfirmSpec(Section):
     finalists: Annotated[int, Field(ge=1, le=20)] = 3
     """Number of the best trials that are measured again."""
     processes: Annotated[int, Field(ge=3, le=1000)] = 40
-    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled. A larger number continues
-    a study."""
+    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled. A
+    larger number continues a study.
+    """
     minimise: bool = True
     """Drop each setting that does not pay for itself."""
     isolated: Annotated[int, Field(ge=0, le=1000)] = 40
-    """Most isolated runs of each arm, which must show that a proven set is faster there, too; at least 4 are made. 0
-    leaves them out, and exports say so."""
+    """Most isolated runs of each arm, which must show that a proven set is faster there, too; at
+    least 4 are made. 0 leaves them out, and exports say so.
+    """
     soak: SoakSeconds = 60.0
-    """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say so."""
+    """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say
+    so.
+    """
     soaks: Annotated[int, Field(ge=1, le=MOST_LOOKS)] = SOAK_LOOKS
-    """Most long runs of each arm, each as long as `soak`, until they show together that the gain stays."""
+    """Most long runs of each arm, each as long as `soak`, until they show together that the gain
+    stays.
+    """
     loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Share by which the loss of a winner with another dtype or batch may be above the reference's after the same
-    tokens."""
+    """Share by which the loss of a winner with another dtype or batch may be above the reference's
+    after the same tokens.
+    """
 
 
 class LimitsSpec(Section):
@@ -392,19 +465,23 @@ class SearchSpec(Section):
     settings: dict[str, Domain] = Field(default_factory=dict)
     """Setting to its domain: a list of values, or ``{low, high, step, power_of_two}``."""
     options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
-    """Option of the workload to the values that are tried; the reference has that of `workload.options`, else the
-    first. ``process_count`` is that of `device`."""
+    """Option of the workload to the values that are tried; the reference has that of
+    `workload.options`, else the first. ``process_count`` is that of `device`.
+    """
     groups: tuple[str, ...] = ()
     """Groups of the catalogue whose settings are searched."""
     without: tuple[str, ...] = ()
-    """Settings that are not searched with their group, such as flags that the program sets last itself."""
+    """Settings that are not searched with their group, such as flags that the program sets last
+    itself.
+    """
     recipes: tuple[str, ...] = ()
     """Published sets that are tried first, each filtered to what the installed build has."""
     first: tuple[NamedSet, ...] = ()
     """Sets with names that are tried before the sampler proposes."""
     sampler: str = "additive"
-    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or ``module:Class``: a sampler of Optuna or your
-    own, importable or beside the study file (docs/extending.md)."""
+    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or ``module:Class``: a sampler
+    of Optuna or your own, importable or beside the study file (docs/extending.md).
+    """
 
     @field_validator("settings")
     @classmethod
@@ -427,5 +504,7 @@ class SearchSpec(Section):
     @classmethod
     def _names_a_sampler(cls, sampler: str) -> str:
         if sampler not in SAMPLERS and not CLASS_PATH.fullmatch(sampler):
-            raise ValueError(f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class")
+            raise ValueError(
+                f"one of {', '.join(SAMPLERS)}, or a sampler of Optuna as module:Class"
+            )
         return sampler

@@ -29,7 +29,7 @@ from autotune.model.options import (
     is_nested_deeper,
     options_in,
     product_of,
-)  # fmt: skip
+)
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
     NAME_IN_WORDS,
@@ -48,14 +48,19 @@ from autotune.model.sections import (
 
 
 def explain(error: Any) -> str:
-    """One line for one error of pydantic: the key as written in TOML, what was got, what is legal."""
+    """One line for one error of pydantic: the key as written in TOML, what was got, what is
+    legal.
+    """
     of_types = ("list[", "dict[", "function", "[key]")
     location = [part for part in map(str, error["loc"]) if not part.startswith(of_types)]
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
         sections = [part for part in location[:-1] if part in _SECTIONS]
         legal = sorted((_SECTIONS[sections[-1]] if sections else StudySpec).model_fields)
-        return f"`{key}` is not a key of a study{close_matches(location[-1], legal)} (legal: {', '.join(legal)})"
+        return (
+            f"`{key}` is not a key of a study{close_matches(location[-1], legal)} (legal: "
+            f"{', '.join(legal)})"
+        )
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
     got = error.get("input")
@@ -87,8 +92,9 @@ FEWEST_TRIALS = 4
 """Trials that the budget holds which is named where one is too small."""
 
 SOAK_STEPS, SOAK_STEPS_OF_RUNS, SOAK_STEPS_OF_GRAPHS = 200, 20, 1000
-"""Fewest steps of a soak, where the program waits for orders and where it runs by itself; of a set whose command
-buffers hold collectives, see `HUNG_AT`."""
+"""Fewest steps of a soak, where the program waits for orders and where it runs by itself; of a set
+whose command buffers hold collectives, see `HUNG_AT`.
+"""
 
 
 class StudySpec(Section):
@@ -130,11 +136,14 @@ class StudySpec(Section):
         count = self.device.count
         if mesh is not None and count is not None and math.prod(mesh.values()) != count:
             raise ValueError(
-                f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is of "
+                f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is "
+                "of "
                 f"{math.prod(mesh.values())}; change either of them"
             )
         if self.workload.command is not None and self.device.process_count > 1:
-            raise ValueError("`device.process_count` is of an `entry`; a `command` starts its own processes")
+            raise ValueError(
+                "`device.process_count` is of an `entry`; a `command` starts its own processes"
+            )
         return self
 
     @model_validator(mode="after")
@@ -145,13 +154,17 @@ class StudySpec(Section):
         options = self.search.options
         if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
             raise ValueError(
-                f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as {{{lost[0]}}} but "
+                f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as "
+                f"{{{lost[0]}}} but "
                 "does not"
             )
         for first in self.search.first:
             if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
                 hint = close_matches(unknown[0], options)
-                raise ValueError(f"`search.first` `{first.name}`: `{unknown[0]}` must be in `search.options`{hint}")
+                raise ValueError(
+                    f"`search.first` `{first.name}`: `{unknown[0]}` must be in "
+                    f"`search.options`{hint}"
+                )
         for name, values in self._option_values().items():
             for value in values:
                 filled_command(workload.command or (), {name: value})
@@ -166,7 +179,8 @@ class StudySpec(Section):
             for name in factors(text):
                 if not name.isdecimal() and name not in domains:
                     raise ValueError(
-                        f"`workload.tokens_per_step` names {name!r}, which is not in `workload.options` or "
+                        f"`workload.tokens_per_step` names {name!r}, which is not in "
+                        "`workload.options` or "
                         f"`search.options`; write its value there{close_matches(name, domains)}"
                     )
                 for value in domains.get(name, ()):
@@ -194,7 +208,8 @@ class StudySpec(Section):
         return found
 
     def work_under(self, settings: FlagSet) -> int | None:
-        """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is not given.
+        """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is
+        not given.
 
         Raises:
             SettingError: If an option or value of the set is not in the study.
@@ -209,7 +224,10 @@ class StudySpec(Section):
     @property
     def reference_options(self) -> dict[str, Any]:
         """Options of the reference: those of the workload, else the first that are searched."""
-        found = {**{n: values[0] for n, values in self.search.options.items()}, **self.workload.options}
+        found = {
+            **{n: values[0] for n, values in self.search.options.items()},
+            **self.workload.options,
+        }
         if self.workload.entry is not None and PROCESS_COUNT in self.search.options:
             found[PROCESS_COUNT] = self.device.process_count
         return found
@@ -217,7 +235,8 @@ class StudySpec(Section):
     def options_under(self, settings: FlagSet) -> dict[str, Any]:
         """All options under a set: the reference's, those of the set in their places.
 
-        Sets come from files of other people too, and options end in a command: only listed values are used.
+        Sets come from files of other people too, and options end in a command: only listed values
+        are used.
 
         Raises:
             SettingError: If an option or value of the set is not in the study.
@@ -226,20 +245,24 @@ class StudySpec(Section):
         known = self.reference_options
         if unknown := sorted(set(named) - set(known)):
             raise SettingError(
-                f"an option must be one of the study ({', '.join(known) or 'it has none'}) but got {unknown[0]!r}"
+                f"an option must be one of the study ({', '.join(known) or 'it has none'}) but "
+                f"got {unknown[0]!r}"
                 f"{close_matches(unknown[0], known)}; add it to `search.options`"
             )
         legal = self._option_values()
         for name, value in named.items():
             if value not in legal[name]:
                 raise SettingError(
-                    f"option {name!r} must have a value that the study lists ({legal[name]}) but got {value!r:.100}; "
+                    f"option {name!r} must have a value that the study lists ({legal[name]}) but "
+                    f"got {value!r:.100}; "
                     "add it to `search.options`"
                 )
         return {**known, **named}
 
     def under(self, settings: FlagSet) -> StudySpec:
-        """The study with the options of one set in place, none left to search; raises as `options_under` does."""
+        """The study with the options of one set in place, none left to search; raises as
+        `options_under` does.
+        """
         options = self.options_under(settings)
         device = self.device
         if self.workload.entry is not None and PROCESS_COUNT in options:
@@ -254,7 +277,9 @@ class StudySpec(Section):
         return self.measure.block_sizes_on(self.device.platform, can_wait=self.workload.can_wait)
 
     def soak_steps(self, settings: Mapping[str, str]) -> int:
-        """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then starts again."""
+        """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then
+        starts again.
+        """
         if not self.workload.can_wait:
             return SOAK_STEPS_OF_RUNS
         return SOAK_STEPS_OF_GRAPHS if captures_collectives(settings) else SOAK_STEPS
@@ -265,7 +290,9 @@ class StudySpec(Section):
         workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
         if self.workload.launcher is None:
             workload.pop("launcher")
-        return _digest({"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})})
+        return _digest(
+            {"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})}
+        )
 
     @property
     def identity(self) -> str:
@@ -278,7 +305,9 @@ class StudySpec(Section):
         return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
 
     def lasting(self) -> dict[str, Any]:
-        """The study without what may change on resume: budgets, how finalists are proven, what is only shown."""
+        """The study without what may change on resume: budgets, how finalists are proven, what is
+        only shown.
+        """
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
@@ -287,7 +316,9 @@ class StudySpec(Section):
 
 
 def load_study(path: Path) -> StudySpec:
-    """Reads and checks a study file; StudyFileError if it is missing or no TOML, or with all wrong keys and values."""
+    """Reads and checks a study file; StudyFileError if it is missing or no TOML, or with all wrong
+    keys and values.
+    """
     try:
         text = plain_text(path, most=MOST_BYTES)
     except FileNotFoundError:
@@ -297,7 +328,9 @@ def load_study(path: Path) -> StudySpec:
         )
         raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise StudyFileError(f"the study file must be readable UTF-8 text but {path}: {error}") from error
+        raise StudyFileError(
+            f"the study file must be readable UTF-8 text but {path}: {error}"
+        ) from error
     _refuse_endless(text, path)
     try:
         data = tomllib.loads(text)
@@ -311,7 +344,9 @@ def load_study(path: Path) -> StudySpec:
 MOST_BYTES = 1_000_000
 _ENDLESS = {
     "a number of 300 digits": re.compile(r"[=\[,]\s*[+-]?\d\w{299}"),
-    "a key of 100 parts": re.compile(r"""(?m)(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){99}"""),
+    "a key of 100 parts": re.compile(
+        r"""(?m)(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){99}"""
+    ),
 }
 """What a parser of TOML works on without an end, by what it is."""
 
@@ -319,27 +354,37 @@ _ENDLESS = {
 def _refuse_endless(text: str, path: Path) -> None:
     """Raises StudyFileError for a text that is too long or takes too long to parse."""
     if len(text) >= MOST_BYTES:
-        raise StudyFileError(f"a study file must be smaller than {MOST_BYTES:,} bytes but {path} is not; shorten it")
+        raise StudyFileError(
+            f"a study file must be smaller than {MOST_BYTES:,} bytes but {path} is not; shorten it"
+        )
     for what, pattern in _ENDLESS.items():
         if found := pattern.search(text):
             line = text.count("\n", 0, found.end()) + 1
-            raise StudyFileError(f"a study file must not hold {what} but line {line} of {path} does; write it shorter")
+            raise StudyFileError(
+                f"a study file must not hold {what} but line {line} of {path} does; write it "
+                "shorter"
+            )
 
 
 def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
-    """Checks a study given as plain data, or raises StudyFileError; `source` names it in messages."""
+    """Checks a study given as plain data, or raises StudyFileError; `source` names it in
+    messages.
+    """
     if is_nested_deeper(data):
         raise _too_deep(source)
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         lines = [explain(e) for e in error.errors()]
-        raise StudyFileError(f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)) from None
+        raise StudyFileError(
+            f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)
+        ) from None
 
 
 def _too_deep(source: str) -> StudyFileError:
     return StudyFileError(
-        f"{source} must not have more than {MOST_NESTED} lists or tables in each other but has; write them flatter"
+        f"{source} must not have more than {MOST_NESTED} lists or tables in each other but has; "
+        "write them flatter"
     )
 
 

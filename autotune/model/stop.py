@@ -1,6 +1,7 @@
 """A clean stop: a signal sets a flag, and the places at which the driver waits raise for it.
 
-A handler that raised would do so inside whatever runs then, such as a serializer, which makes another error of it.
+A handler that raised would do so inside whatever runs then, such as a serializer, which makes
+another error of it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ _requested: list[type[KeyboardInterrupt]] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal requests a clean stop, as a batch system sends it before a time limit or at pre-emption."""
+    """A signal requests a clean stop, as a batch system sends it before a time limit or at
+    pre-emption.
+    """
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Lets `check_stop` raise once inside the block after SIGTERM, SIGUSR1 or Ctrl-C, and at the latest at its end.
+    """Lets `check_stop` raise once inside the block after SIGTERM, SIGUSR1 or Ctrl-C, and at the
+    latest at its end.
 
-    Only the main thread can receive signals. Later ones are ignored, for they must not interrupt the clean-up, but a
-    second Ctrl-C is raised at once: a person is in a hurry.
+    Only the main thread can receive signals. Later ones are ignored, for they must not interrupt
+    the clean-up, but a second Ctrl-C is raised at once: a person is in a hurry.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before: dict[signal.Signals, Any] = {}
@@ -57,13 +61,17 @@ def stoppable() -> Iterator[None]:
 
 
 def check_stop() -> None:
-    """Raises Stopped, or KeyboardInterrupt after Ctrl-C, in the main thread if a signal has requested it."""
+    """Raises Stopped, or KeyboardInterrupt after Ctrl-C, in the main thread if a signal has
+    requested it.
+    """
     if _requested and threading.current_thread() is threading.main_thread():
         raise _requested.pop()
 
 
 def result_of(future: Future[T]) -> T:
-    """Returns the result of a future, waiting for it; raises what its work raised, and as `check_stop`."""
+    """Returns the result of a future, waiting for it; raises what its work raised, and as
+    `check_stop`.
+    """
     while True:
         check_stop()
         try:

@@ -39,7 +39,9 @@ class TimeLimits(Record):
 
 
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
-    """The limits that the study sets, else those that follow from its reference; 0 where a time is not known yet."""
+    """The limits that the study sets, else those that follow from its reference; 0 where a time is
+    not known yet.
+    """
     follows_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
     return TimeLimits(
         start_s=measure.start_limit_s or follows_s,
@@ -56,7 +58,9 @@ class CompileLimits(NamedTuple):
 
 
 def compile_limits(reference_s: float = 0.0) -> CompileLimits:
-    """Limits of one compilation, by the processor seconds of the reference's; 0 is not known yet."""
+    """Limits of one compilation, by the processor seconds of the reference's; 0 is not known
+    yet.
+    """
     if not reference_s:
         return CompileLimits(UNKNOWN_COMPILE_S)
     processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)

@@ -10,12 +10,16 @@ from typing import TypeGuard
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?B?")
-_BYTES_PER = {None: 1} | {f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("KMGT", 1) for i in ("", "i")}
+_BYTES_PER = {None: 1} | {
+    f"{p}{i}": (1024 if i else 1000) ** n for n, p in enumerate("KMGT", 1) for i in ("", "i")
+}
 _SECONDS_PER = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds in ``"1h30m"``, ``"250ms"``, SLURM's ``"1-08:00:00"`` or a number; ValueError unless positive."""
+    """Seconds in ``"1h30m"``, ``"250ms"``, SLURM's ``"1-08:00:00"`` or a number; ValueError unless
+    positive.
+    """
     if isinstance(text, (int, float)):
         total = float(text)
     else:
@@ -23,15 +27,21 @@ def parse_duration(text: str | float) -> float:
         if clock := _CLOCK.fullmatch(compact):
             compact = "{}d{}h{}m{}s".format(*clock.groups("0"))
         if not compact or _DURATION.sub("", compact):
-            raise ValueError(f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}")
-        total = sum(float(number) * _SECONDS_PER[unit] for number, unit in _DURATION.findall(compact))
+            raise ValueError(
+                f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}"
+            )
+        total = sum(
+            float(number) * _SECONDS_PER[unit] for number, unit in _DURATION.findall(compact)
+        )
     if not (total > 0 and math.isfinite(total)):
         raise ValueError(f"a duration must be positive but got {text!r}")
     return total
 
 
 def parse_bytes(text: str | float) -> int:
-    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), or a plain number; ValueError if they are not positive."""
+    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), or a plain number; ValueError if they
+    are not positive.
+    """
     parts = _BYTES.fullmatch(str(text).replace(" ", ""))
     if isinstance(text, bool) or parts is None:
         raise ValueError(f"a size must look like 72GiB, 80GB or 512MiB but got {text!r}")
@@ -60,7 +70,9 @@ def format_seconds(seconds: float | None) -> str:
 
 def format_about(seconds: float) -> str:
     """An estimate of time: whole minutes from one minute on, ``12 min``."""
-    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(" 0 s")
+    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(
+        " 0 s"
+    )
 
 
 def format_joules(joules: float | None) -> str:
@@ -94,7 +106,9 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def format_interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios: ``[0.951, 0.984]``; ``-`` for one that holds all of them, as before a first look."""
+    """An interval of ratios: ``[0.951, 0.984]``; ``-`` for one that holds all of them, as before a
+    first look.
+    """
     if low == 0.0 and high is not None and not math.isfinite(high):
         return "-"
     return f"[{format_ratio(low)}, {format_ratio(high)}]"
@@ -109,11 +123,14 @@ def format_change(ratio: float | None) -> str:
 
 
 LARGE_GAIN = 0.1
-"""Share of a step from which a gain is told as a factor: 95 % less is 20 times as fast, 90 % less 10 times."""
+"""Share of a step from which a gain is told as a factor: 95 % less is 20 times as fast, 90 % less
+10 times.
+"""
 
 
 def format_gain(ratio: float, reference_s: float | None = None, *, of: str = "step time") -> str:
-    """A ratio below 1 in words: ``step time 5.8 % less``, ``22 times as fast: 65.9 -> 2.98 ms a step (95.5 % less)``.
+    """A ratio below 1 in words: ``step time 5.8 % less``,
+    ``22 times as fast: 65.9 -> 2.98 ms a step (95.5 % less)``.
 
     Args:
         reference_s: Seconds of a step of the reference, if they are to be told.
@@ -147,6 +164,8 @@ LARGEST_TOLD = 0.5
 
 
 def format_provable(share: float | None) -> str:
-    """The smallest gain that is proven 9 times in 10: ``1.2 %``, or that none below `LARGEST_TOLD` is."""
+    """The smallest gain that is proven 9 times in 10: ``1.2 %``, or that none below `LARGEST_TOLD`
+    is.
+    """
     is_bound = share is not None and share >= LARGEST_TOLD
     return f"more than {format_share(LARGEST_TOLD)}" if is_bound else format_share(share)

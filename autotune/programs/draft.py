@@ -34,7 +34,9 @@ AA_STARTS = 5
 """Processes that an A/A run of paused ones starts."""
 
 PAIRS_CAP, ABA_RUNS = 26, 2
-"""`measure.pairs_cap`, and the ABA runs of a trial that it stands for: a trial nominates, fresh processes decide."""
+"""`measure.pairs_cap`, and the ABA runs of a trial that it stands for: a trial nominates, fresh
+processes decide.
+"""
 
 SOAK_S = 30.0
 LEAST_BUDGET_S = 600.0
@@ -62,7 +64,9 @@ class Plan(NamedTuple):
     """Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit."""
 
 
-def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str) -> Plan:
+def plan_of(
+    found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str
+) -> Plan:
     """Drafts the study of a probed program.
 
     Args:
@@ -80,30 +84,61 @@ def plan_of(found: ProbeResult, *, name: str, trials: int, budget_s: float | Non
     if is_paused:
         pair_s = 2 * (LEAST_LINES + PAUSED_LINES) * seen.line_s
         trial_s = seen.start_s + SequentialPlan(cap=PAIRS_CAP).looks[0] * pair_s
-        needed_s = (AA_STARTS + FEWEST_TRIALS + 2 * LEAST_PAIRS) * trial_s + ISOLATED_PAIRS * 2 * run_s
+        needed_s = (
+            AA_STARTS + FEWEST_TRIALS + 2 * LEAST_PAIRS
+        ) * trial_s + ISOLATED_PAIRS * 2 * run_s
     else:
         trial_s = ABA_RUNS * 3 * run_s
         needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
     least_s = max(soak_s, SOAK_STEPS_OF_RUNS * seen.line_s)
     needed_s += 2 * (least_s + seen.start_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
-    kind = _KINDS["cpu" if asked.platform == "cpu" else "one_gpu" if found.device_count == 1 else "several_gpus"]
-    filters = {"toml": to_toml, "comment": _one_line, "duration": _duration, "seconds": format_seconds}
+    kind = _KINDS[
+        "cpu"
+        if asked.platform == "cpu"
+        else "one_gpu"
+        if found.device_count == 1
+        else "several_gpus"
+    ]
+    filters = {
+        "toml": to_toml,
+        "comment": _one_line,
+        "duration": _duration,
+        "seconds": format_seconds,
+    }
     text = packaged_template("drafted_study.toml.j2", filters).render(
-        schema=SCHEMA.as_uri(), said=said, name=name, shown=" ".join(redact_command(asked.command)), found=found,
-        baseline={n: plain_value(v) for n, v in found.own.settings.items()}, kind=kind, trials=trials,
-        budget_s=budget_s, steps=steps, pairs_cap=PAIRS_CAP, finalists=FINALISTS, processes=PROCESSES, soak_s=soak_s,
+        schema=SCHEMA.as_uri(),
+        said=said,
+        name=name,
+        shown=" ".join(redact_command(asked.command)),
+        found=found,
+        baseline={n: plain_value(v) for n, v in found.own.settings.items()},
+        kind=kind,
+        trials=trials,
+        budget_s=budget_s,
+        steps=steps,
+        pairs_cap=PAIRS_CAP,
+        finalists=FINALISTS,
+        processes=PROCESSES,
+        soak_s=soak_s,
         mode="auto" if is_paused else ABA,
-    )  # fmt: skip
+    )
     return Plan(
-        spec=parse_study(tomllib.loads(text), source="the study that was drawn up"), text=text, why=kind["why"],
-        run_s=run_s, trial_s=trial_s, is_paused=is_paused, budget_s=budget_s,
+        spec=parse_study(tomllib.loads(text), source="the study that was drawn up"),
+        text=text,
+        why=kind["why"],
+        run_s=run_s,
+        trial_s=trial_s,
+        is_paused=is_paused,
+        budget_s=budget_s,
         needed_s=needed_s,
-    )  # fmt: skip
+    )
 
 
 def _can_be_paused(found: ProbeResult) -> bool:
-    """Whether processes of a program can take turns, as far as a look tells: one that ended by itself is too short."""
+    """Whether processes of a program can take turns, as far as a look tells: one that ended by
+    itself is too short.
+    """
     if found.probe.status is not None or "file" in found.rules:
         return False
     reader = StepReader(found.rules)
@@ -112,7 +147,9 @@ def _can_be_paused(found: ProbeResult) -> bool:
 
 
 def _sizes(found: ProbeResult) -> tuple[int, float]:
-    """Returns the counted steps of a run and the seconds of the soak, within the program's own length if it ended."""
+    """Returns the counted steps of a run and the seconds of the soak, within the program's own
+    length if it ended.
+    """
     seen = found.steps
     run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * seen.start_s))
     steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / seen.line_s)))
@@ -134,7 +171,9 @@ def _one_line(text: str) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """Formats a value as TOML in one line: JSON, but patterns in single quotes; StudyFileError if it is no Unicode."""
+    """Formats a value as TOML in one line: JSON, but patterns in single quotes; StudyFileError if
+    it is no Unicode.
+    """
     if isinstance(value, str) and "\\" in value and "'" not in value and value.isprintable():
         return f"'{value}'"
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

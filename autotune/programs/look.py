@@ -1,4 +1,6 @@
-"""Runs a user's program once to find how its steps are read, how long they take, and what it runs on."""
+"""Runs a user's program once to find how its steps are read, how long they take, and what it runs
+on.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from autotune.child.output import Lines
 from autotune.child.read_output import CARRIERS
 from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
 from autotune.child.steps import MATCH_LIMIT_S, Rules, Step, StepReader, TooSlow, match_limit, plain
-from autotune.machine.environment import Environment, caller_environment, child_environment, driver_python
+from autotune.machine.environment import (
+    Environment,
+    caller_environment,
+    child_environment,
+    driver_python,
+)
 from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
@@ -53,11 +60,15 @@ RECOGNISED_LINES = 600
 
 TELL_EVERY_S = 10.0
 STUCK_S = 20.0
-"""Seconds of lines of one shape, or of a file that grows, after which a look without a step ends."""
+"""Seconds of lines of one shape, or of a file that grows, after which a look without a step
+ends.
+"""
 
 
 class Steps(NamedTuple):
-    """Steps among some lines: arrival and duration of each, and an example line without colours and progress bars."""
+    """Steps among some lines: arrival and duration of each, and an example line without colours and
+    progress bars.
+    """
 
     at_s: tuple[float, ...] = ()
     took_s: tuple[float, ...] = ()
@@ -74,7 +85,9 @@ class Steps(NamedTuple):
 
     @property
     def line_s(self) -> float:
-        """Mean seconds from line to line, which a study counts; at least a step, since buffered lines come at once."""
+        """Mean seconds from line to line, which a study counts; at least a step, since buffered
+        lines come at once.
+        """
         came = self.at_s[WARMUP_STEPS - 1 :]
         return max(self.step_s, (came[-1] - came[0]) / (len(came) - 1))
 
@@ -110,7 +123,9 @@ class ProbeResult(NamedTuple):
 
 
 def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Rules) -> Steps:
-    """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot work."""
+    """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot
+    work.
+    """
     came_s = []
     took_s = []
     example = ""
@@ -132,7 +147,8 @@ def _read_each(rules: Rules, lines: Sequence[str], at_s: Sequence[float]) -> lis
     """Returns the step that each line tells, `_NO_STEP` if it tells none.
 
     Raises:
-        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack without an end.
+        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack
+            without an end.
     """
     reader = StepReader(rules)
     steps = []
@@ -142,7 +158,8 @@ def _read_each(rules: Rules, lines: Sequence[str], at_s: Sequence[float]) -> lis
                 steps.append(reader.read(line, now_s) or _NO_STEP)
         except TooSlow:
             raise AutotuneError(
-                f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the line {line[:80]!r}; write "
+                f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the "
+                f"line {line[:80]!r}; write "
                 "it simpler, without a repetition inside a repetition"
             ) from None
     return steps
@@ -159,7 +176,8 @@ class StepWatch:
         rules: The keys of `[workload.read]`; none while they are not known.
         best: The recognised format, where no rules were given.
         file: The file with steps that a program writes which prints none; empty if it is not known.
-        is_stuck: Whether the program has shown lines of one shape for long, or such a file, without a step.
+        is_stuck: Whether the program has shown lines of one shape for long, or such a file, without
+            a step.
     """
 
     def __init__(self, request: ProbeRequest, tell: Note) -> None:
@@ -191,7 +209,9 @@ class StepWatch:
         count = len(steps.took_s)
         if probe.took_s - self._told_s >= TELL_EVERY_S:
             self._told_s = probe.took_s
-            seen = f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
+            seen = (
+                f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
+            )
             self._tell(f"{format_seconds(probe.took_s)}: {seen}")
         if not count:
             if probe.took_s >= STUCK_S:
@@ -207,10 +227,14 @@ class StepWatch:
         came: dict[str, list[float]] = {}
         for line, now_s in zip(probe.lines, probe.at_s, strict=True):
             came.setdefault(shape_of(line), []).append(now_s)
-        return any(len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values())
+        return any(
+            len(at_s) >= FEWEST_LINES and at_s[-1] - at_s[0] >= STUCK_S for at_s in came.values()
+        )
 
     def _file_with_steps(self, probe: Probe) -> str:
-        """Returns the newest file of JSON lines that the program writes, if it has steps and none other was named."""
+        """Returns the newest file of JSON lines that the program writes, if it has steps and none
+        other was named.
+        """
         if self.request.rules:
             return ""
         try:
@@ -233,9 +257,11 @@ def run_request(request: ProbeRequest, *, tell: Note) -> tuple[Probe, StepWatch]
     """Runs a program until enough steps came; LaunchError if it cannot start."""
     caller = caller_environment()
     environment = child_environment(
-        caller, FlagSet(), platform_name=request.platform,
+        caller,
+        FlagSet(),
+        platform_name=request.platform,
         virtual_devices=asked_cpu_devices(caller) if request.platform == "cpu" else None,
-    )  # fmt: skip
+    )
 
     watch = StepWatch(request, tell)
     with contextlib.closing(Scratch(COMPILES)) as dump:
@@ -244,7 +270,9 @@ def run_request(request: ProbeRequest, *, tell: Note) -> tuple[Probe, StepWatch]
         probe.has_dumped = any(dump.path.iterdir())
         probe.options = dumped_options(dump.path)
         probe.partitions = partitions_in(dump.path)
-        probe.outside = {file for file in probe.outside if not Path(file).is_relative_to(dump.path.resolve())}
+        probe.outside = {
+            file for file in probe.outside if not Path(file).is_relative_to(dump.path.resolve())
+        }
     return probe, watch
 
 
@@ -252,12 +280,14 @@ def probe_program(request: ProbeRequest, *, tell: Note) -> ProbeResult:
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can be read.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can
+            be read.
     """
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
-            "the program must run on a GPU but none is here (`autotune doctor` says why): call this where one is, or "
+            "the program must run on a GPU but none is here (`autotune doctor` says why): call "
+            "this where one is, or "
             "add --platform cpu. The program was not started"
         )
     probe, watch = run_request(request, tell=tell)
@@ -269,31 +299,43 @@ def probe_program(request: ProbeRequest, *, tell: Note) -> ProbeResult:
         raise LaunchError(_why_no_steps(probe, count, watch))
     if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
         raise LaunchError(
-            f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be read but ended by "
-            f"itself after {count}; let it run longer (more steps, more epochs), or print a line at every step"
+            f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be "
+            "read but ended by "
+            f"itself after {count}; let it run longer (more steps, more epochs), or print a line "
+            "at every step"
         )
     if request.platform == "cuda" and probe.processes and not probe.opens_gpu:
         raise LaunchError(
-            "the program must run on a GPU but opened none, although this machine has some: mend its JAX (`autotune "
+            "the program must run on a GPU but opened none, although this machine has some: mend "
+            "its JAX (`autotune "
             "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
         )
     own = own_settings(probe, request.command, request.cwd)
     count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
     return ProbeResult(
-        request=request, probe=probe, steps=steps, rules=watch.rules, doubt=doubt_of(watch.best),
-        how=_in_words(watch.rules, is_given=request.says_how), device=device, device_count=count_of_devices,
+        request=request,
+        probe=probe,
+        steps=steps,
+        rules=watch.rules,
+        doubt=doubt_of(watch.best),
+        how=_in_words(watch.rules, is_given=request.says_how),
+        device=device,
+        device_count=count_of_devices,
         own=own,
-    )  # fmt: skip
+    )
 
 
 def refuse_without_xla(found: ProbeResult) -> None:
-    """Refuses a program that has not loaded XLA, unless it works where its processes cannot be seen; LaunchError."""
+    """Refuses a program that has not loaded XLA, unless it works where its processes cannot be
+    seen; LaunchError.
+    """
     command = found.request.command
     scripts = " ".join(scripts_of(command, found.request.cwd).values())
     words = {*map(os.path.basename, command), *re.findall(r"[\w.]+", scripts)}
     if not found.probe.processes and not found.probe.has_dumped and CARRIERS.isdisjoint(words):
         raise LaunchError(
-            "the program must use XLA but none of its processes has loaded jaxlib: no setting here can change it; "
+            "the program must use XLA but none of its processes has loaded jaxlib: no setting "
+            "here can change it; "
             "name the program that trains with JAX"
         )
 
@@ -302,7 +344,9 @@ def refuse_without_xla(found: ProbeResult) -> None:
 
 
 def devices_of(platform: str, environment: Environment) -> tuple[int | None, str]:
-    """Returns how many devices a program with this environment has, None if it asks for none, and the name of one."""
+    """Returns how many devices a program with this environment has, None if it asks for none, and
+    the name of one.
+    """
     if platform == "cpu":
         return asked_cpu_devices(environment), processor_name()
     gpus = visible_gpus(environment)
@@ -310,8 +354,14 @@ def devices_of(platform: str, environment: Environment) -> tuple[int | None, str
 
 
 def asked_cpu_devices(environment: Environment) -> int | None:
-    """Returns the number of CPU devices that an environment asks for, JAX's own variable first; None without one."""
-    flags = [t.value or "" for t in parse_tokens(environment.get("XLA_FLAGS", "")) if t.name == DEVICE_COUNT]
+    """Returns the number of CPU devices that an environment asks for, JAX's own variable first;
+    None without one.
+    """
+    flags = [
+        t.value or ""
+        for t in parse_tokens(environment.get("XLA_FLAGS", ""))
+        if t.name == DEVICE_COUNT
+    ]
     asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
     return next((int(text) for text in asked if text.isdigit() and int(text) > 0), None)
 
@@ -327,11 +377,15 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Note | None) -> str:
-    """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it is missing."""
+    """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it
+    is missing.
+    """
     command = spec.workload.command
     if (named := spec.workload.python) is not None:
         if (found := _there(named, study_dir)) is None:
-            raise StudyFileError(f"`workload.python` must be an interpreter that can be started but got {named!r}")
+            raise StudyFileError(
+                f"`workload.python` must be an interpreter that can be started but got {named!r}"
+            )
         return found
     if command is None:
         return driver_python()
@@ -339,31 +393,44 @@ def program_python(spec: StudySpec, study_dir: Path, *, note: Note | None) -> st
         return direct
     if note is not None:
         note(
-            f"{command[0]} is no interpreter: that of autotune is asked which settings there are. If the program runs "
+            f"{command[0]} is no interpreter: that of autotune is asked which settings there "
+            "are. If the program runs "
             'under another one, name it: [workload] python = "/path/to/python"'
         )
     return driver_python()
 
 
 def direct_python(command: Sequence[str], folder: Path) -> str | None:
-    """Returns the interpreter that a command run in `folder` begins with; None if it begins with none."""
-    return _there(command[0], folder) if re.fullmatch(r"python[\d.]*", Path(command[0]).name) else None
+    """Returns the interpreter that a command run in `folder` begins with; None if it begins with
+    none.
+    """
+    return (
+        _there(command[0], folder) if re.fullmatch(r"python[\d.]*", Path(command[0]).name) else None
+    )
 
 
-def refuse_other_build(asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None) -> None:
-    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`; StudyFileError with both."""
+def refuse_other_build(
+    asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None
+) -> None:
+    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`;
+    StudyFileError with both.
+    """
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
     if spec.workload.command is None or ran_on is None or ran_on == asked:
         return
     raise StudyFileError(
-        f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} of {python} was asked "
-        f"and the program ran on jaxlib {ran_on}; name the interpreter that it runs under in the study file: "
+        f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} "
+        f"of {python} was asked "
+        f"and the program ran on jaxlib {ran_on}; name the interpreter that it runs under in the "
+        "study file: "
         '[workload] python = "/path/to/python"'
     )
 
 
 def _there(name: str, folder: Path) -> str | None:
-    """Finds an interpreter; a name with a slash is relative to the folder in which the command runs."""
+    """Finds an interpreter; a name with a slash is relative to the folder in which the command
+    runs.
+    """
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
@@ -375,14 +442,17 @@ def read_log(path: Path) -> Probe:
     try:
         content = plain_content(path)
         if b"\0" in content[:4096]:
-            raise ValueError("it is compressed, binary or UTF-16; unpack it, or export its metrics as JSON lines")
+            raise ValueError(
+                "it is compressed, binary or UTF-16; unpack it, or export its metrics as JSON lines"
+            )
     except (OSError, ValueError) as error:
         raise AutotuneError(f"a log must be readable text but {path}: {error}") from error
     return Probe(lines=list(Lines().feed(content + b"\n")))
 
 
 def reading_of(probe: Probe, rules: Rules) -> dict[str, Any]:
-    """Reads the lines of a run or a log by some rules; returns each line's step and totals, as data.
+    """Reads the lines of a run or a log by some rules; returns each line's step and totals, as
+    data.
 
     Args:
         rules: The legal keys of `[workload.read]`; empty if none are known.
@@ -393,23 +463,31 @@ def reading_of(probe: Probe, rules: Rules) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for line, step in zip(probe.lines, steps, strict=True):
         is_step = step.step_s is not None
-        step_s = None if step.step_s is None or math.isnan(step.step_s) else step.step_s  # a saved log has no clock
+        step_s = (
+            None if step.step_s is None or math.isnan(step.step_s) else step.step_s
+        )  # a saved log has no clock
         rows.append({"line": line, "step_s": step_s, "loss": step.loss, "is_step": is_step})
     times = [row["step_s"] for row in rows if row["step_s"] is not None]
     losses = [step.loss for step in steps if step.loss is not None]
     return {
         "steps": sum(step.step_s is not None for step in steps),
         "step_s": statistics.median(times) if times else None,
-        "losses": len(losses), "loss": losses[-1] if losses else None, "rules": dict(rules),
-        "status": probe.status, "notes": probe.notes, "lines": rows,
-    }  # fmt: skip
+        "losses": len(losses),
+        "loss": losses[-1] if losses else None,
+        "rules": dict(rules),
+        "status": probe.status,
+        "notes": probe.notes,
+        "lines": rows,
+    }
 
 
 # ---------------------------------------------------------------------- words
 
 
 def _in_words(rules: Rules, *, is_given: bool) -> str:
-    duration = re.search(r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules.get("pattern", ""))
+    duration = re.search(
+        r"\(\?P<(step_\w+|steps_per_s|tokens_per_s|value)>", rules.get("pattern", "")
+    )
     if rules.get("preset"):
         how = f"lines of {rules['preset']}"
     elif rules.get("json_key"):
@@ -422,20 +500,30 @@ def _in_words(rules: Rules, *, is_given: bool) -> str:
 
 
 def doubt_of(fit: Recognised | None) -> str:
-    """Formats the reason not to trust the durations of a recognised format; empty if there is none."""
+    """Formats the reason not to trust the durations of a recognised format; empty if there is
+    none.
+    """
     if fit is None:
         return ""
     if fit.by_clock and fit.in_bursts:
-        return "most lines came at once, so the time between them says little: let the program flush what it prints"
+        return (
+            "most lines came at once, so the time between them says little: let the program "
+            "flush what it prints"
+        )
     if fit.left_out:
-        return f"{len(fit.left_out)} lines of steps are not read, such as: {fit.left_out[0].strip()[:100]}"
+        return (
+            f"{len(fit.left_out)} lines of steps are not read, such as: "
+            f"{fit.left_out[0].strip()[:100]}"
+        )
     if fit.name_rank == MEAN:
         return "only a mean of several steps is printed: print the duration of each"
     if fit.is_within(ALIKE):
         return ""
     return (
-        f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop that does not wait for "
-        "the device (jax.block_until_ready) prints too little; a pattern with a group `step` alone reads the clock"
+        f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop "
+        "that does not wait for "
+        "the device (jax.block_until_ready) prints too little; a pattern with a group `step` "
+        "alone reads the clock"
     )
 
 
@@ -447,12 +535,21 @@ def _last_lines(lines: Sequence[str]) -> str:
 def _why_failed(request: ProbeRequest, probe: Probe) -> str:
     lines = [*probe.lines, *probe.last_lines]
     ending = classify_failure(
-        exit_status=probe.status, phase="run", error_type=None, message=None, last_lines=tuple(lines), log=None,
+        exit_status=probe.status,
+        phase="run",
+        error_type=None,
+        message=None,
+        last_lines=tuple(lines),
+        log=None,
         platform=request.platform,
-    )  # fmt: skip
-    advice = advice_on(ending) or f"run it by hand until it works: {shlex.join(redact_command(request.command))}"
+    )
+    advice = (
+        advice_on(ending)
+        or f"run it by hand until it works: {shlex.join(redact_command(request.command))}"
+    )
     return (
-        f"the program must run but failed after {format_seconds(probe.took_s)}: {ending.message}. {_last_lines(lines)}"
+        f"the program must run but failed after {format_seconds(probe.took_s)}: "
+        f"{ending.message}. {_last_lines(lines)}"
         f"\n  {advice[0].upper()}{advice[1:]}"
     )
 
@@ -464,15 +561,24 @@ def _why_no_steps(probe: Probe, steps: int, watch: StepWatch) -> str:
     how = f"{how} after {format_seconds(probe.took_s)}"
     if steps:
         return (
-            f"the program must make more than {WARMUP_STEPS} steps that can be read but made {steps} and {how}. "
+            f"the program must make more than {WARMUP_STEPS} steps that can be read but made "
+            f"{steps} and {how}. "
             f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
         )
-    wanted = "no line fits the pattern that was given" if watch.request.says_how else "no line is known to be a step's"
+    wanted = (
+        "no line fits the pattern that was given"
+        if watch.request.says_how
+        else "no line is known to be a step's"
+    )
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
         wanted = "it draws a progress bar in which no step is known"
     advice = packaged_table("first_look.toml")["advice"]
     if watch.file:
-        advice = f"It writes steps to {watch.file}; call the same with: --step-file {shlex.quote(watch.file)}"
+        advice = (
+            f"It writes steps to {watch.file}; call the same with: --step-file "
+            f"{shlex.quote(watch.file)}"
+        )
     return (
-        f"the program must print steps that can be read but {wanted}; it {how}. {_last_lines(probe.lines)}\n  {advice}"
+        f"the program must print steps that can be read but {wanted}; it {how}. "
+        f"{_last_lines(probe.lines)}\n  {advice}"
     )

@@ -31,7 +31,9 @@ class ProbeRequest:
     cwd: Path
     platform: str
     rules: Rules
-    """The keys of `[workload.read]` that are given; where none says how a step is read, that is recognised."""
+    """The keys of `[workload.read]` that are given; where none says how a step is read, that is
+    recognised.
+    """
     limit_s: float
 
     @property
@@ -57,7 +59,9 @@ class Probe:
     at_s: list[float] = field(default_factory=list)
     """Seconds after the start at which each line came; empty for a saved log."""
     processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Processes that have loaded XLA, by process number, as `autotune.child.processes` describes them."""
+    """Processes that have loaded XLA, by process number, as `autotune.child.processes` describes
+    them.
+    """
     status: int | None = None
     """Exit status as `subprocess` gives it; None if it was stopped."""
     took_s: float = 0.0
@@ -76,12 +80,17 @@ class Probe:
     @property
     def python(self) -> str | None:
         """The interpreter that loaded jaxlib; None if none was seen."""
-        return next((str(p["python"]) for p in self.processes.values() if p["python"] is not None), None)
+        return next(
+            (str(p["python"]) for p in self.processes.values() if p["python"] is not None), None
+        )
 
     @property
     def jaxlib(self) -> str | None:
         """The version of that jaxlib, if it is known."""
-        return next((p["versions"]["jaxlib"] for p in self.processes.values() if "jaxlib" in p["versions"]), None)
+        return next(
+            (p["versions"]["jaxlib"] for p in self.processes.values() if "jaxlib" in p["versions"]),
+            None,
+        )
 
     @property
     def opens_gpu(self) -> bool:
@@ -93,16 +102,20 @@ IsEnough = Callable[[Probe], bool]
 
 
 def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsEnough) -> Probe:
-    """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit; then ends all of it.
+    """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit;
+    then ends all of it.
 
-    In its command, and in the name of the file with its steps, ``{folder}`` stands for a folder that is removed
-    afterwards.
+    In its command, and in the name of the file with its steps, ``{folder}`` stands for a folder
+    that is removed afterwards.
 
     Raises:
         LaunchError: If it cannot be started.
     """
     cwd = str(request.cwd)
-    with contextlib.closing(Scratch(PROBES)) as scratch, contextlib.closing(OwnFolder(cwd, "own")) as own:
+    with (
+        contextlib.closing(Scratch(PROBES)) as scratch,
+        contextlib.closing(OwnFolder(cwd, "own")) as own,
+    ):
         folder = {"folder": str(scratch.path)}
         arguments = filled_command(request.command, folder)
         reader = own.command(reader_command("read_output"), [scratch.path])
@@ -110,7 +123,13 @@ def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsE
         probe = Probe(environment=environment, place=own.place, folder_warning=own.warning)
         file = request.rules.get("file")
         rules = {"file": filled(file, folder) if file is not None else None}
-        job = {"type": "probe", "command": arguments, "cwd": own.cwd, "rules": rules, "variables": STORED.pattern}
+        job = {
+            "type": "probe",
+            "command": arguments,
+            "cwd": own.cwd,
+            "rules": rules,
+            "variables": STORED.pattern,
+        }
         began = time.monotonic()
         try:
             process.send(job)
@@ -123,12 +142,15 @@ def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsE
         if end.get("exit_status") == 127:
             why = probe.last_lines[-1] if probe.last_lines else arguments[0]
             raise LaunchError(
-                f"the command must be one that can be started but {why.removeprefix(CANNOT_START).strip()}; give "
+                "the command must be one that can be started but "
+                f"{why.removeprefix(CANNOT_START).strip()}; give "
                 "its path, word by word without the quotes of a shell, or activate its environment"
             )
         probe.writes = tuple(own.written())
         places = (scratch.path, os.path.realpath(cwd), own.cwd, Path.home() / ".cache")
-        probe.outside = {f for f in probe.outside if not any(Path(f).is_relative_to(p) for p in places)}
+        probe.outside = {
+            f for f in probe.outside if not any(Path(f).is_relative_to(p) for p in places)
+        }
         return probe
 
 

@@ -30,11 +30,23 @@ from autotune.rundir.store import Store
 ABSENT = "(default)"
 """Value shown for a setting that a trial does not set."""
 
-_STEP_COLUMNS = ("stage", "trial", "measurement", "pair", "arm", "is_first", "step", "step_s", "at_s", "is_counted")
+_STEP_COLUMNS = (
+    "stage",
+    "trial",
+    "measurement",
+    "pair",
+    "arm",
+    "is_first",
+    "step",
+    "step_s",
+    "at_s",
+    "is_counted",
+)
 
 
 class Study:
-    """Read-only view of one run directory. Frames are made on first access and cached; `load` again to refresh.
+    """Read-only view of one run directory. Frames are made on first access and cached; `load` again
+    to refresh.
 
     Raises:
         RunDirectoryError: If the path is not a run directory.
@@ -73,7 +85,9 @@ class Study:
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
-        """One row per trial; columns are the fields of `tables.TrialRow`, NaN where a figure is not known."""
+        """One row per trial; columns are the fields of `tables.TrialRow`, NaN where a figure is not
+        known.
+        """
         return _frame(trial_rows(self.store), TRIAL_COLUMNS)
 
     @functools.cached_property
@@ -81,16 +95,21 @@ class Study:
         """Value of each setting in each trial, `ABSENT` where it is not set."""
         results = self.store.of(TrialResult)
         index = pd.Index([r.number for r in results], name="trial")
-        return pd.DataFrame([dict(r.settings) for r in results], index=index).fillna(ABSENT).sort_index(axis=1)
+        return (
+            pd.DataFrame([dict(r.settings) for r in results], index=index)
+            .fillna(ABSENT)
+            .sort_index(axis=1)
+        )
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
         """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial, measurement (folder),
-            pair, arm, is_first (its block ran before the other arm's), step (within the block), step_s, at_s (of the
-            pair, since the study began), is_counted (False while the device settles).
+            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial,
+            measurement (folder), pair, arm, is_first (its block ran before the other arm's), step
+            (within the block), step_s, at_s (of the pair, since the study began), is_counted (False
+            while the device settles).
         """
         rows = []
         for stage, trial, directory in self._measurements():
@@ -105,7 +124,10 @@ class Study:
     def _measurements(self) -> Iterator[tuple[str, int, str]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""
         for record in self.store.records():
-            if not isinstance(record, AaRecord | TrialResult | ConfirmRun | AblationResult) or record.directory is None:
+            if (
+                not isinstance(record, AaRecord | TrialResult | ConfirmRun | AblationResult)
+                or record.directory is None
+            ):
                 continue
             if isinstance(record, ConfirmRun):
                 yield record.stage, record.trial, record.directory
@@ -116,7 +138,8 @@ class Study:
                 yield stage, REFERENCE_NUMBER, record.directory
 
     def estimated_effects(self) -> pd.DataFrame:
-        """Returns effects estimated by a model (unverified), likeliest first; empty before the search has ended.
+        """Returns effects estimated by a model (unverified), likeliest first; empty before the
+        search has ended.
 
         Columns are the fields of `effects.EstimateRow`.
         """
@@ -129,7 +152,9 @@ class Study:
 
     def _repr_html_(self) -> str:
         columns = ["trial", "ratio", "low", "high", "finding", "failure", "settings"]
-        table: str = self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
+        table: str = (
+            self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
+        )
         return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
 
 
@@ -140,11 +165,15 @@ class Plots:
         self._store = store
 
     def forest(self, *, most: int = 40) -> Chart:
-        """Draws ratio and interval of the best `most` trials; the band below `min_effect` is shaded."""
+        """Draws ratio and interval of the best `most` trials; the band below `min_effect` is
+        shaded.
+        """
         return report.forest_chart(self._store, most=most)
 
     def effects(self) -> Chart:
-        """Draws the effect of each value with interval and P(active), estimated by a model (unverified)."""
+        """Draws the effect of each value with interval and P(active), estimated by a model
+        (unverified).
+        """
         return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
@@ -157,7 +186,9 @@ def load(path: str | Path) -> Study:
     return Study(path)
 
 
-def compare(studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()) -> comparison.ComparisonTable:
+def compare(
+    studies: Sequence[Study | str | Path], *, by: Sequence[str] = ()
+) -> comparison.ComparisonTable:
     """Compares studies; NotComparableError if they differ in a field that is not named in `by`."""
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare_stores(stores, by=by)

@@ -1,6 +1,8 @@
-"""Checks a winner against its run: figures and verdicts must follow from the raw pairs, by the study's own code.
+"""Checks a winner against its run: figures and verdicts must follow from the raw pairs, by the
+study's own code.
 
-Machine, versions and dates are taken as recorded. Raw pairs and records that are forged together are not detected.
+Machine, versions and dates are taken as recorded. Raw pairs and records that are forged together
+are not detected.
 """
 
 from __future__ import annotations
@@ -14,7 +16,14 @@ from typing import Any
 from autotune.model.errors import RunDirectoryError, SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Stamped, is_divided_as_told
-from autotune.model.proofs import SoakVerdict, figures_of, is_alone_due, judge_soak, report_of, standing
+from autotune.model.proofs import (
+    SoakVerdict,
+    figures_of,
+    is_alone_due,
+    judge_soak,
+    report_of,
+    standing,
+)
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -41,7 +50,9 @@ ROUNDING = 1e-6
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """Lists what in a conclusion does not follow from records and raw pairs (RunDirectoryError if damaged)."""
+    """Lists what in a conclusion does not follow from records and raw pairs (RunDirectoryError if
+    damaged).
+    """
     evidence = store.before(conclusion)
     lines = list(_of_losses(evidence, conclusion))
     aa_run = evidence.last(AaRecord)
@@ -51,7 +62,12 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
     soak = soaks[-1] if soaks else None
     runs = [r for r in evidence.of(ConfirmRun) if r.log_ratio is not None]
     lines += [*_of_plans(evidence), *_of_proofs(evidence), *_of_winner(evidence, conclusion, soak)]
-    return [*lines, *_of_soak(conclusion, soak), *_of_runs(evidence, runs, aa_run), *_of_work(evidence, runs, aa_run)]
+    return [
+        *lines,
+        *_of_soak(conclusion, soak),
+        *_of_runs(evidence, runs, aa_run),
+        *_of_work(evidence, runs, aa_run),
+    ]
 
 
 def doubts(store: Store) -> list[str]:
@@ -67,12 +83,16 @@ def doubts(store: Store) -> list[str]:
 
 
 def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Iterator[str]:
-    """Checks that study and records from which a conclusion was drawn are all there, machine and session included."""
+    """Checks that study and records from which a conclusion was drawn are all there, machine and
+    session included.
+    """
     if {r.identity for r in evidence.of(SessionRecord)} - {evidence.spec.identity}:
         yield f"{STUDY} holds another study than the one that was run"
     records = evidence.records()
     if conclusion.record_count != len(records):
-        drawn = "an unknown number of" if conclusion.record_count is None else conclusion.record_count
+        drawn = (
+            "an unknown number of" if conclusion.record_count is None else conclusion.record_count
+        )
         yield f"the conclusion was drawn from {drawn} records, but {len(records)} stand before it"
     first = next((r for r in records if isinstance(r, ConfirmRun | TrialResult)), conclusion)
     unmeasured = evidence.before(first)
@@ -91,14 +111,21 @@ def _of_plans(evidence: Store) -> Iterator[str]:
     for plan in plans:
         name = f"the proof of {plan.settings} ({plan.stage})"
         least = ISOLATED_PAIRS if plan.stage == ISOLATED else LEAST_PAIRS
-        if plan.least < least or (plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)):
+        if plan.least < least or (
+            plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)
+        ):
             yield f"{name} was planned with too few pairs or too large an error"
-        if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in evidence.before(plan).of(ConfirmRun)):
+        if any(
+            (r.stage, r.settings) == (plan.stage, plan.settings)
+            for r in evidence.before(plan).of(ConfirmRun)
+        ):
             yield f"{name} was planned after its pairs of processes had been seen"
 
 
 def _of_proofs(evidence: Store) -> Iterator[str]:
-    """Checks that verdicts follow from their pairs of processes, by the plans that were recorded first."""
+    """Checks that verdicts follow from their pairs of processes, by the plans that were recorded
+    first.
+    """
     plans = {(p.stage, p.settings): p for p in reversed(evidence.of(ProofRecord))}
     names = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
     for proof in finalists(evidence):
@@ -109,7 +136,9 @@ def _of_proofs(evidence: Store) -> Iterator[str]:
             continue
         min_effect = evidence.spec.measure.min_effect
         try:
-            result = standing(plan, evidence.of(ConfirmRun), most=proof.most or 0, min_effect=min_effect).result
+            result = standing(
+                plan, evidence.of(ConfirmRun), most=proof.most or 0, min_effect=min_effect
+            ).result
         except ValueError:
             yield f"{name}: its pairs of processes give no figures"
             continue
@@ -117,7 +146,9 @@ def _of_proofs(evidence: Store) -> Iterator[str]:
         yield from _differing(proof, recomputed, source=f"{name}: its pairs of processes give")
 
 
-def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord | None) -> Iterator[str]:
+def _of_winner(
+    evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord | None
+) -> Iterator[str]:
     """Checks that a winner follows from its last proof and the later measurements."""
     settings = conclusion.settings or FlagSet()
     proofs = {p.stage: p for p in finalists(evidence) if p.settings == settings}
@@ -129,7 +160,9 @@ def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord |
         yield f"the proof of {settings} says {proven.verdict}, the conclusion that it wins"
     alone = proofs.get(ISOLATED)
     runs = evidence.of(ConfirmRun)
-    if alone is None and is_alone_due(proven, evidence.last(AaRecord), runs, asked=evidence.spec.confirm.isolated):
+    if alone is None and is_alone_due(
+        proven, evidence.last(AaRecord), runs, asked=evidence.spec.confirm.isolated
+    ):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
     arms = soak.arms if soak is not None and conclusion.soaked_s is not None else None
     report = report_of(proven, alone, runs, arms)
@@ -138,7 +171,9 @@ def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord |
     source = f"{settings}: its proof gives"
     yield from _differing(conclusion, {"estimate": report.estimate}, source=source)
     if report.estimate is not None and format_estimate(report.estimate) not in conclusion.sentence:
-        yield f"{source} {format_estimate(report.estimate)}, the sentence of the conclusion does not"
+        yield (
+            f"{source} {format_estimate(report.estimate)}, the sentence of the conclusion does not"
+        )
 
 
 def _of_soak(conclusion: ConclusionRecord, soak: SoakRecord | None) -> Iterator[str]:
@@ -148,13 +183,21 @@ def _of_soak(conclusion: ConclusionRecord, soak: SoakRecord | None) -> Iterator[
         failure = soak.failure or verdict.failure
         against = failure.message if failure is not None else soak.unsettled or verdict.unsettled
         if against is not None:
-            yield f"the soak of {conclusion.settings} says {against}, the conclusion has it as the winner"
+            yield (
+                f"the soak of {conclusion.settings} says {against}, the conclusion has it as "
+                "the winner"
+            )
     if conclusion.soaked_s is not None and not (soak and _alike(soak.steps_s, conclusion.soaked_s)):
-        yield f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the records do not"
+        yield (
+            f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the "
+            "records do not"
+        )
 
 
 def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
-    """Checks that the figures of pairs of processes follow from their raw pairs, and that none is counted twice."""
+    """Checks that the figures of pairs of processes follow from their raw pairs, and that none is
+    counted twice.
+    """
     sizes = evidence.spec.block_sizes.learned(aa_run.noise)
     for directory, count in Counter(r.directory for r in runs).items():
         if count > 1:
@@ -165,20 +208,31 @@ def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
         if not pairs:
             yield f"{name}: it has no raw pairs"
             continue
-        yield from _differing(run, figures_of(pairs, run.work), source=f"{name}: its raw pairs give")
+        yield from _differing(
+            run, figures_of(pairs, run.work), source=f"{name}: its raw pairs give"
+        )
         if not all(is_divided_as_told(p, sizes, is_isolated=run.is_isolated) for p in pairs):
-            yield f"{name}: it leaves out other steps of its blocks than the study's platform and mode ask for"
+            yield (
+                f"{name}: it leaves out other steps of its blocks than the study's platform "
+                "and mode ask for"
+            )
 
 
 def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
-    """Checks the recorded work of a step, which scales the ratio, against options and the workers' reports."""
+    """Checks the recorded work of a step, which scales the ratio, against options and the workers'
+    reports.
+    """
     base = aa_run.reference.tokens_per_step
     reported: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
     for trial in evidence.of(TrialResult):
         if trial.worker is not None:
-            reported.setdefault(trial.settings.of_kind("option"), set()).add(trial.worker.tokens_per_step)
+            reported.setdefault(trial.settings.of_kind("option"), set()).add(
+                trial.worker.tokens_per_step
+            )
     for run in runs:
-        reference, candidate = (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
+        reference, candidate = (
+            (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
+        )
         # Runs of options that no trial had must agree.
         counts = reported.setdefault(run.settings.of_kind("option"), {candidate})
         try:
@@ -191,7 +245,8 @@ def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
         if reference != base or counts != {candidate} or declared not in (None, candidate):
             reports = declared or " or ".join(sorted(map(str, counts)))
             yield (
-                f"{run.directory or run.stage}: it takes the work of a step as {candidate} over {reference}, its "
+                f"{run.directory or run.stage}: it takes the work of a step as {candidate} over "
+                f"{reference}, its "
                 f"reports and options say {reports} over {base}"
             )
 

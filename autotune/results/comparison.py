@@ -56,13 +56,17 @@ class ComparisonTable:
     same: Mapping[str, str]
     """Fields that all studies share, with their values."""
     frame: pd.DataFrame
-    """One row per study: study, the fields of `by`, winner (``(not settled)``, with a ratio of NaN, if the study is
-    inconclusive, nothing ran, or it has not ended), outcome, ratio, low, high, trials, default_step_s, provable."""
+    """One row per study: study, the fields of `by`, winner (``(not settled)``, with a ratio of NaN,
+    if the study is inconclusive, nothing ran, or it has not ended), outcome, ratio, low, high,
+    trials, default_step_s, provable.
+    """
     settings: pd.DataFrame
-    """One row per setting and value, one column per study, and `agreement`: differ (stands first), agree or empty.
+    """One row per setting and value, one column per study, and `agreement`: differ (stands first),
+    agree or empty.
 
-    A state is by the winner, a proof of the setting alone, the compiled program or a failure of it alone; search
-    results of trials do not count."""
+    A state is by the winner, a proof of the setting alone, the compiled program or a failure of it
+    alone; search results of trials do not count.
+    """
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""
@@ -87,13 +91,14 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     """Compares two or more runs, which may differ in the fields named in `by`.
 
     Raises:
-        NotComparableError: If there are fewer than two, one has not measured its reference, or they differ in
-            another field.
+        NotComparableError: If there are fewer than two, one has not measured its reference, or they
+            differ in another field.
     """
     for field in by:
         if field not in FIELDS:
             raise NotComparableError(
-                f"--by must name fields of {', '.join(FIELDS)} but got {field!r}{close_matches(field, FIELDS)}"
+                f"--by must name fields of {', '.join(FIELDS)} but got "
+                f"{field!r}{close_matches(field, FIELDS)}"
             )
     if len(stores) < 2:
         raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
@@ -106,8 +111,10 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
         if field not in allowed and len(set(texts)) > 1:
             number = next(n for n, text in enumerate(texts) if text != texts[0])
             raise NotComparableError(
-                f"runs that are compared must have the same {field} but {stores[0].path} has {texts[0]} and "
-                f"{stores[number].path} has {texts[number]}; make it the axis with --by {field}, or compare others"
+                f"runs that are compared must have the same {field} but {stores[0].path} has "
+                f"{texts[0]} and "
+                f"{stores[number].path} has {texts[number]}; make it the axis with --by {field}, "
+                "or compare others"
             )
     names = [store.spec.name for store in stores]
     if len(set(names)) < len(names):
@@ -126,7 +133,8 @@ def _facts(store: Store) -> Row:
     aa_run = store.last(AaRecord)
     if aa_run is None:
         raise NotComparableError(
-            f"a run must have measured its reference to be compared but {store.path} has not; finish it first"
+            f"a run must have measured its reference to be compared but {store.path} has not; "
+            "finish it first"
         )
     spec = store.spec
     report = aa_run.reference
@@ -141,8 +149,11 @@ def _facts(store: Store) -> Row:
         "jaxlib": str(conditions.jaxlib),
         "plugin": conditions.plugin or "none",
         "driver": (conditions.driver or "unknown").partition(".")[0],
-        "workload": " ".join([workload_name(spec), *([json.dumps(options, sort_keys=True)] if options else [])]),
-        "mesh": " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1) or "none",
+        "workload": " ".join(
+            [workload_name(spec), *([json.dumps(options, sort_keys=True)] if options else [])]
+        ),
+        "mesh": " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1)
+        or "none",
     }
 
 
@@ -174,7 +185,9 @@ def _row(store: Store) -> dict[str, Any]:
 
 
 def _states(store: Store) -> dict[str, str]:
-    """Returns the state of each setting and value that was tried; later ones of these rules overrule earlier ones."""
+    """Returns the state of each setting and value that was tried; later ones of these rules
+    overrule earlier ones.
+    """
     conclusion = store.last(ConclusionRecord)
     results = store.of(TrialResult)
     states = {word: "unclear" for result in results for word in result.settings.words}
@@ -185,7 +198,11 @@ def _states(store: Store) -> dict[str, str]:
     for result in results:
         if result.is_the_default:
             mark(result.settings, "no-op")
-        elif result.failure is not None and not result.failure.is_from_outside and len(result.settings) == 1:
+        elif (
+            result.failure is not None
+            and not result.failure.is_from_outside
+            and len(result.settings) == 1
+        ):
             mark(result.settings, "failed")
     for ablation in store.of(AblationResult):
         name = str(ablation.left_out)
@@ -195,7 +212,11 @@ def _states(store: Store) -> dict[str, str]:
         if len(record.smallest) == 1:
             mark(record.smallest, "failed")
     for proof in finalists(store):
-        if len(proof.settings) == 1 and proof.stage != ISOLATED and proof.verdict is not Verdict.UNRESOLVED:
+        if (
+            len(proof.settings) == 1
+            and proof.stage != ISOLATED
+            and proof.verdict is not Verdict.UNRESOLVED
+        ):
             mark(proof.settings, proof.verdict)
     if conclusion is not None and conclusion.settings:
         mark(conclusion.settings, "in the winner")

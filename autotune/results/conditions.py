@@ -70,7 +70,9 @@ class Difference(Record):
 
 
 def versions_of(report: WorkerReport, facts: Facts) -> dict[str, str]:
-    """Returns the versions of the measured process, completed by the driver's unless it has its own interpreter."""
+    """Returns the versions of the measured process, completed by the driver's unless it has its own
+    interpreter.
+    """
     driver: Mapping[str, str] = facts.get("versions", {})
     if report.packages is not None:
         driver = {name: version for name, version in driver.items() if name == "optuna"}
@@ -84,7 +86,8 @@ def conditions_of(spec: StudySpec, report: WorkerReport, facts: Facts) -> Condit
     return _conditions(
         spec.device.platform,
         facts,
-        # The measured process goes first: autotune itself may run on another machine with other libraries.
+        # The measured process goes first: autotune itself may run on another machine with other
+        # libraries.
         versions_of(report, facts),
         report.gpus or (),
         device_kind=report.device_kind,
@@ -96,9 +99,15 @@ def conditions_of(spec: StudySpec, report: WorkerReport, facts: Facts) -> Condit
 
 
 def _conditions(
-    platform: str, facts: Facts, versions: Mapping[str, str], gpus: Sequence[GpuState], **others: Any
+    platform: str,
+    facts: Facts,
+    versions: Mapping[str, str],
+    gpus: Sequence[GpuState],
+    **others: Any,
 ) -> Conditions:
-    """Returns conditions by the facts of a machine, and the versions and GPUs of a process there."""
+    """Returns conditions by the facts of a machine, and the versions and GPUs of a process
+    there.
+    """
     of_platform: dict[str, Any] = {name: facts.get(name) for name in ("cpu", "cpus_usable")}
     if platform == "cuda":
         of_platform = {name: versions.get(name) for name in _LIBRARIES}
@@ -116,8 +125,8 @@ def this_machine(like: Conditions, *, workload: str | None = None) -> Conditions
     """Returns the conditions of this machine without starting JAX.
 
     Args:
-        like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware are looked up
-            (seconds) only if these know them.
+        like: Conditions to compare with: they limit the number of GPUs, and libraries and firmware
+            are looked up (seconds) only if these know them.
     """
     facts = describe_machine()
     versions = facts["versions"] if like.packages is None else versions_in(like.packages)
@@ -145,8 +154,9 @@ def this_machine(like: Conditions, *, workload: str | None = None) -> Conditions
 def differences(proven: Conditions, here: Conditions) -> list[Difference]:
     """Lists the conditions in which a machine differs from the proof.
 
-    What the proof did not record differs from what is known here. What NVML did not tell is not compared, nor the
-    workload if `here` names none, nor the count of CPU devices, which the workload chooses.
+    What the proof did not record differs from what is known here. What NVML did not tell is not
+    compared, nor the workload if `here` names none, nor the count of CPU devices, which the
+    workload chooses.
     """
     not_compared = {"devices_asked", "packages"}
     if here.workload is None:
@@ -160,7 +170,11 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
         if proven_value not in (NOT_TOLD, value):
             unknown = _SILENT if field in _OF_NVML else "none"
             proven_with = "nothing recorded" if proven_value is None else str(proven_value)
-            differing.append(Difference(field=field, proven=proven_with, here=unknown if value is None else str(value)))
+            differing.append(
+                Difference(
+                    field=field, proven=proven_with, here=unknown if value is None else str(value)
+                )
+            )
     return differing
 
 
@@ -179,7 +193,13 @@ def _of_gpu(gpu: GpuState) -> dict[str, str | None]:
     return {
         "vbios": gpu.vbios,
         "gsp": gpu.gsp,
-        "clocks": ", ".join(f"{kind} {c or '?'} / {m or '?'} MHz" for kind, (c, m) in clocks.items() if c or m),
+        "clocks": ", ".join(
+            f"{kind} {c or '?'} / {m or '?'} MHz" for kind, (c, m) in clocks.items() if c or m
+        ),
         "power_limit": f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
-        "modes": ", ".join(f"{name} {'on' if is_on else 'off'}" for name, is_on in modes.items() if is_on is not None),
+        "modes": ", ".join(
+            f"{name} {'on' if is_on else 'off'}"
+            for name, is_on in modes.items()
+            if is_on is not None
+        ),
     }

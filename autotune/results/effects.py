@@ -1,4 +1,6 @@
-"""Effects of settings estimated from all trials by a model: rows, sentences, table and forest plot."""
+"""Effects of settings estimated from all trials by a model: rows, sentences, table and forest
+plot.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ WORTH_A_ROW = 0.05
 """P(active) below which a setting is left out of table and chart; the frame holds all."""
 
 LIKELY = 0.5
-"""P(active) above which a setting is called active; trials have not told yet of one below that is not inert either."""
+"""P(active) above which a setting is called active; trials have not told yet of one below that is
+not inert either.
+"""
 
 MOST_ROWS = 60
 """Limit of rows in chart and table."""
@@ -76,7 +80,11 @@ def estimate_rows(store: Store) -> list[EstimateRow]:
     record = store.last(EffectsRecord)
     if record is None:
         return []
-    rows = [EstimateRow(setting=s.name, chance=s.chance, **dict(v)) for s in record.settings for v in s.values]
+    rows = [
+        EstimateRow(setting=s.name, chance=s.chance, **dict(v))
+        for s in record.settings
+        for v in s.values
+    ]
     return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
 
 
@@ -112,7 +120,9 @@ def effect_lines(store: Store) -> list[str]:
 
 
 def refused_sets(store: Store) -> dict[FlagSet, str]:
-    """Returns in words what a proof, a veto or a long run has decided against a set, by its settings."""
+    """Returns in words what a proof, a veto or a long run has decided against a set, by its
+    settings.
+    """
     refused: dict[FlagSet, str] = {}
     for proof in finalists(store):
         if proof.is_vetoed:
@@ -141,14 +151,18 @@ def estimate_table(store: Store) -> list[Row]:
 
 
 def study_tables(store: Store) -> dict[str, list[Row]]:
-    """Returns the tables of a study for a terminal, by title: trials (best first), proofs, and estimated effects."""
+    """Returns the tables of a study for a terminal, by title: trials (best first), proofs, and
+    estimated effects.
+    """
     trials = trial_table(sorted(trial_rows(store), key=lambda r: r.rank))
     proofs = finalist_table(finalists(store))
     tables = {
         f"{time_words(store)} over the default's (below 1 is less)": _columns(
             trials, "trial", "settings", "ratio", "interval", "result", "over"
         ),
-        "Proofs": _columns(proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"),
+        "Proofs": _columns(
+            proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"
+        ),
         "Estimated effect of each flag (model, unverified)": estimate_table(store),
         "What differs, by a trace of each": profile_table(store),
     }
@@ -163,13 +177,21 @@ def effects_chart(store: Store) -> Chart:
     """Draws the forest plot of estimated effects with intervals and P(active)."""
     marks = []
     for r in _shown(store):
-        label = f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
-        detail = f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, {r.trials} trials"
-        marks.append(Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style))
+        label = (
+            f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
+        )
+        detail = (
+            f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, "
+            f"{r.trials} trials"
+        )
+        marks.append(
+            Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style)
+        )
     band = store.spec.measure.min_effect
     svg = forest(marks, band=band, of=time_words(store), description="effects of settings")
     note = (
-        "Each value beside the defaults of all others; of pairs, the effect beyond the sum of both. Intervals of 95 % "
+        "Each value beside the defaults of all others; of pairs, the effect beyond the sum of "
+        "both. Intervals of 95 % "
         "are a model's, from all trials at once. The shaded band is too small to matter."
     )
     return Chart(title="Estimated effect of each setting (model, unverified)", svg=svg, note=note)

@@ -1,7 +1,7 @@
 """Exports a proven winner to a file with its evidence in comments, and reads it back.
 
-Every format has its own grammar, and a value may hold any printable text. A value that a format cannot carry is an
-error: a setting that arrives changed was never measured.
+Every format has its own grammar, and a value may hold any printable text. A value that a format
+cannot carry is an error: a setting that arrives changed was never measured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ COMMENTS = """\
 
 EXPORTS = """\
 {% for name, value in winner.environment.items() %}
-export {{ name }}={% if name == "XLA_FLAGS" %}"${XLA_FLAGS:+$XLA_FLAGS }"{% endif %}{{ value | quote }}
+export {{ name }}={% if name == "XLA_FLAGS" %}"${XLA_FLAGS:+$XLA_FLAGS }"{% endif -%}
+{{ value | quote }}
 {% endfor %}
 """
 """Variables for any POSIX shell; the caller's XLA_FLAGS go first, so that the winner's win."""
@@ -59,8 +60,9 @@ class Exporter:
 
     Attributes:
         use: How a file is used, for people; ``{file}`` is its quoted path.
-        head: Lines of the file above its comments, as a template of Jinja, in which no value ends a line. It knows
-            `winner`, functions `plain` and `dotted` for options, and the filter `quote` for shells.
+        head: Lines of the file above its comments, as a template of Jinja, in which no value ends a
+            line. It knows `winner`, functions `plain` and `dotted` for options, and the filter
+            `quote` for shells.
         body: Lines below the comments, likewise.
     """
 
@@ -72,12 +74,20 @@ class Exporter:
         """Writes a winner as the text of a file.
 
         Raises:
-            AutotuneError: If the format cannot hold one of the winner's values: nothing may arrive changed.
+            AutotuneError: If the format cannot hold one of the winner's values: nothing may arrive
+                changed.
         """
-        return _templates().from_string(self.head + COMMENTS + self.body).render(
-            winner=winner, evidence=format_evidence(winner), record=comment_line(winner),
-            plain=plain, dotted=dotted,
-        )  # fmt: skip
+        return (
+            _templates()
+            .from_string(self.head + COMMENTS + self.body)
+            .render(
+                winner=winner,
+                evidence=format_evidence(winner),
+                record=comment_line(winner),
+                plain=plain,
+                dotted=dotted,
+            )
+        )
 
 
 class Env(Exporter):
@@ -106,7 +116,9 @@ class Docker(Exporter):
 
 
 class Sbatch(Exporter):
-    """A job script; `--export=NAME=value` would split values at commas, so that the script exports them."""
+    """A job script; `--export=NAME=value` would split values at commas, so that the script exports
+    them.
+    """
 
     use = "sbatch {file} COMMAND"
     head = """\
@@ -140,7 +152,8 @@ class Json(Exporter):
 
 
 class MaxText(Exporter):
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with arguments and options.
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with arguments and
+    options.
 
     The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
     src/maxtext/trainers/pre_train/train.py).
@@ -152,7 +165,9 @@ class MaxText(Exporter):
         EXPORTS
         + """\
 exec python3 -m maxtext.trainers.pre_train.train "$@"
-{%- for name, value in dotted(winner.options).items() %} {{ (name ~ "=" ~ plain(value)) | quote }}{% endfor +%}
+{%- for name, value in dotted(winner.options).items() %}
+{{- " " ~ (name ~ "=" ~ plain(value)) | quote }}
+{%- endfor +%}
 """
     )
 
@@ -173,23 +188,31 @@ FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
 
 
 def exporter_named(name: str) -> Exporter:
-    """Returns a built-in exporter, or one by MODULE:CLASS, in this folder or installed; AutotuneError without one."""
+    """Returns a built-in exporter, or one by MODULE:CLASS, in this folder or installed;
+    AutotuneError without one.
+    """
     if CLASS_PATH.fullmatch(name):
         exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
         return exporter
     if name not in FORMATS:
         legal = f"{', '.join(FORMATS)}, or MODULE:CLASS,"
-        raise AutotuneError(f"--format must be one of {legal} but got {name!r}{close_matches(name, FORMATS)}")
+        raise AutotuneError(
+            f"--format must be one of {legal} but got {name!r}{close_matches(name, FORMATS)}"
+        )
     return FORMATS[name]
 
 
 def render_winner(winner: Winner, form: str) -> str:
-    """Renders a winner in a built-in format; raises AutotuneError if that cannot represent one of its values."""
+    """Renders a winner in a built-in format; raises AutotuneError if that cannot represent one of
+    its values.
+    """
     return FORMATS[form].render(winner)
 
 
 def how_to_use(exporter: Exporter, file: Path) -> str:
-    """Formats how a file of a format is used; a shell looks for a name without a slash elsewhere."""
+    """Formats how a file of a format is used; a shell looks for a name without a slash
+    elsewhere.
+    """
     place = file if file.is_absolute() else f"./{file}"
     return exporter.use.format(file=shlex.quote(str(place)))
 
@@ -205,14 +228,24 @@ def is_unchanged(text: str, winner: Winner) -> bool:
 
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    functions = {f.__name__: f for f in (format_gain, format_estimate, format_seconds, further_lines, time_of, plain)}
-    return _templates().get_template("export/evidence.j2").render(functions, winner=winner).splitlines()
+    functions = {
+        f.__name__: f
+        for f in (format_gain, format_estimate, format_seconds, further_lines, time_of, plain)
+    }
+    return (
+        _templates()
+        .get_template("export/evidence.j2")
+        .render(functions, winner=winner)
+        .splitlines()
+    )
 
 
 @functools.cache
 def _templates() -> jinja2.Environment:
     """Returns what renders the texts of files; no value ends a line."""
-    return packaged_templates({"quote": shlex.quote}, finalize=lambda value: visible_line(str(value)))
+    return packaged_templates(
+        {"quote": shlex.quote}, finalize=lambda value: visible_line(str(value))
+    )
 
 
 # ---------------------------------------------------------------------- reading it back
@@ -229,7 +262,9 @@ def comment_line(winner: Winner) -> str:
 
 
 def read_winner(path: Path) -> Winner:
-    """Reads the winner of a run directory or an exported file of any format; raises AutotuneError without one."""
+    """Reads the winner of a run directory or an exported file of any format; raises AutotuneError
+    without one.
+    """
     if path.is_dir():
         return winner_of(Store.open(path))
     try:
@@ -237,12 +272,16 @@ def read_winner(path: Path) -> Winner:
     except (OSError, UnicodeDecodeError) as error:
         missing = "there is nothing of that name; `autotune status` lists the runs of this folder"
         why = missing if isinstance(error, FileNotFoundError) else error
-        raise AutotuneError(f"{path} must be a run directory or a file of `autotune export` but: {why}") from error
+        raise AutotuneError(
+            f"{path} must be a run directory or a file of `autotune export` but: {why}"
+        ) from error
     return parse_winner(text, source=str(path))
 
 
 def parse_winner(text: str, *, source: str) -> Winner:
-    """Parses the winner in the text of an exported file; raises AutotuneError if there is none, or it is damaged."""
+    """Parses the winner in the text of an exported file; raises AutotuneError if there is none, or
+    it is damaged.
+    """
     try:
         marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
         data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
@@ -251,10 +290,12 @@ def parse_winner(text: str, *, source: str) -> Winner:
         return Winner.model_validate(data)
     except ValidationError as error:
         raise AutotuneError(
-            f"{source} must hold a winner of form {WINNER_VERSION} but {first_problem(error)}; export it again"
+            f"{source} must hold a winner of form {WINNER_VERSION} but {first_problem(error)}; "
+            "export it again"
         ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(
-            f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) but is not; "
+            f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) "
+            "but is not; "
             "export it again"
         ) from error

@@ -1,4 +1,6 @@
-"""Formats records as sentences, in the order in which a study makes them; for screens see `screen_words`."""
+"""Formats records as sentences, in the order in which a study makes them; for screens see
+`screen_words`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from autotune.model.records import (
     SoakRecord,
     TrialResult,
     TrialStatus,
-)  # fmt: skip
+)
 from autotune.model.texts import text_lines
 from autotune.model.units import LARGEST_TOLD, format_interval, format_ratio
 from autotune.rundir.lock import is_held
@@ -50,7 +52,9 @@ def time_words(store: Store) -> str:
 
 
 def time_of(work: WorkPerStep | None) -> str:
-    """Names the quantity of one comparison; `work` is given where the work of a step differs between arms."""
+    """Names the quantity of one comparison; `work` is given where the work of a step differs
+    between arms.
+    """
     return "step time" if work is None else "time per token"
 
 
@@ -71,7 +75,9 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def format_figures(ratio: float, low: float, high: float) -> str:
-    """Formats a ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or ``0.950``."""
+    """Formats a ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or
+    ``0.950``.
+    """
     return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
 
 
@@ -86,7 +92,9 @@ def format_begin(store: Store) -> list[str]:
 
 
 def aa_lines(store: Store) -> list[str]:
-    """Formats the latest A/A run of a run, and the smallest provable gain by the first one (lanes have theirs)."""
+    """Formats the latest A/A run of a run, and the smallest provable gain by the first one (lanes
+    have theirs).
+    """
     aa_runs = store.of(AaRecord)
     return format_aa_run(aa_runs[-1], aa_runs[0].power) if aa_runs else []
 
@@ -105,7 +113,9 @@ def format_aa_run(aa_run: AaRecord, power: PowerAnalysis | None) -> list[str]:
 
 
 def provable_gain(store: Store) -> float | None:
-    """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known (yet)."""
+    """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known
+    (yet).
+    """
     aa_runs = store.of(AaRecord)
     return aa_runs[0].provable if aa_runs else None
 
@@ -115,7 +125,9 @@ def provable_gain(store: Store) -> float | None:
 
 def finding_in(store: Store, result: TrialResult) -> TrialFinding | None:
     """Returns what a trial says of a proof, by what its study can prove."""
-    return result.finding_at(min_effect=store.spec.measure.min_effect, provable=provable_gain(store))
+    return result.finding_at(
+        min_effect=store.spec.measure.min_effect, provable=provable_gain(store)
+    )
 
 
 def format_trial(result: TrialResult, finding: str | None) -> str:
@@ -134,7 +146,8 @@ def format_trial(result: TrialResult, finding: str | None) -> str:
         suffix += f"; {LOSS_NOT_CHECKED}"
     if comparison.work is not None:  # the unit is the study's, and a trial does not know it
         suffix += (
-            f" (by work done: a step does {comparison.work.candidate} and the default's {comparison.work.reference})"
+            f" (by work done: a step does {comparison.work.candidate} and the default's "
+            f"{comparison.work.reference})"
         )
     return f"{format_estimate(comparison.estimate)} {finding}, {comparison.stopped}{suffix}"
 
@@ -145,7 +158,9 @@ def format_failure(failure: Failure, where: str) -> str:
 
 
 def finalists(store: Store) -> list[FinalistResult]:
-    """Returns the newest result of each stage and set; a resumed study judges its finalists again."""
+    """Returns the newest result of each stage and set; a resumed study judges its finalists
+    again.
+    """
     return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
 
 
@@ -164,7 +179,8 @@ def format_finalist(result: FinalistResult) -> str:
     elif result.verdict is Verdict.UNRESOLVED and result.reason:
         verdict += f", {result.reason}"
     return (
-        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes{corrected}: {verdict}"
+        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of "
+        f"processes{corrected}: {verdict}"
     )
 
 
@@ -173,20 +189,34 @@ def further_lines(estimate: Estimate, further: Mapping[str, Estimate] | None) ->
     if not further:
         return []
     mean = geometric_mean([estimate, *further.values()])
-    lines = [f"on the further workload {name}: ratio {format_estimate(e)}" for name, e in further.items()]
-    return [*lines, f"geometric mean over the {len(lines) + 1} workloads: ratio {format_estimate(mean)}"]
+    lines = [
+        f"on the further workload {name}: ratio {format_estimate(e)}" for name, e in further.items()
+    ]
+    return [
+        *lines,
+        f"geometric mean over the {len(lines) + 1} workloads: ratio {format_estimate(mean)}",
+    ]
 
 
 def format_ablation(result: AblationResult) -> str:
     """Formats what a set without a setting showed, and whether that stayed."""
-    figures = f" (ratio without it {format_estimate(result.comparison.estimate)})" if result.comparison else ""
-    return f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
+    figures = (
+        f" (ratio without it {format_estimate(result.comparison.estimate)})"
+        if result.comparison
+        else ""
+    )
+    return (
+        f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
+    )
 
 
 def format_failing_set(record: FailingSetRecord) -> str:
     """Formats the smallest part of a failing set that fails in the same way."""
     what = "minimal" if record.is_minimal else "smallest known"
-    return f"trial {record.trial}: {what} failing set ({spaced(record.failure_kind)}): {record.smallest}"
+    return (
+        f"trial {record.trial}: {what} failing set ({spaced(record.failure_kind)}): "
+        f"{record.smallest}"
+    )
 
 
 # ---------------------------------------------------------------------- soak
@@ -220,7 +250,9 @@ def format_soak(record: SoakRecord) -> str:
 
 
 def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
-    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial came after it."""
+    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial
+    came after it.
+    """
     conclusion = store.last(ConclusionRecord)
     newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
     if conclusion is not None and conclusion.at_s < newest:
@@ -233,12 +265,19 @@ def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
 
 
 def format_progress(store: Store, state: str) -> str:
-    """Formats the progress and best trial of a study that has not ended; `state` is running, stopped or empty."""
+    """Formats the progress and best trial of a study that has not ended; `state` is running,
+    stopped or empty.
+    """
     results = store.of(TrialResult)
     session = store.last(SessionRecord)
     if not results:
-        return f"nothing is known yet: {'no trial has ended yet' if session else 'it was never started'}"
-    estimates = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison]
+        return (
+            "nothing is known yet: "
+            f"{'no trial has ended yet' if session else 'it was never started'}"
+        )
+    estimates = [
+        r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
+    ]
     best = min(estimates, key=lambda e: e.ratio, default=None)
     so_far = "no trial shows a gain so far"
     if best is not None and best.ratio < 1:

@@ -20,7 +20,9 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """One winner of a library with its file, and its differences from a query; none mean that it is proven for it."""
+    """One winner of a library with its file, and its differences from a query; none mean that it is
+    proven for it.
+    """
 
     path: Path
     winner: Winner
@@ -46,7 +48,8 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
     """
     if winner.estimate.high >= 1.0:
         raise AutotuneError(
-            f"a library keeps what is proven faster than the default but this set is not: {winner.sentence}; "
+            "a library keeps what is proven faster than the default but this set is not: "
+            f"{winner.sentence}; "
             "keep the exported file itself"
         )
     c = winner.conditions
@@ -56,7 +59,8 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
         previous = read_winner(path)
         if previous.ended > winner.ended:
             raise AutotuneError(
-                f"a library keeps the newest proof but {path} is of {previous.ended}, later than {winner.ended}; "
+                f"a library keeps the newest proof but {path} is of {previous.ended}, later than "
+                f"{winner.ended}; "
                 "remove it first if it is wrong"
             )
     write_atomically(path, render_winner(winner, "json"))
@@ -64,7 +68,9 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
 
 
 def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
-    """Reads all winners of a library by path, sorted; calls `note` with each file that holds none."""
+    """Reads all winners of a library by path, sorted; calls `note` with each file that holds
+    none.
+    """
     winners = {}
     for path in sorted(folder.rglob("*.json")):
         try:
@@ -82,9 +88,11 @@ def best_known(
     jaxlib: str | None = None,
     workload: str | None = None,
 ) -> Match:
-    """Returns the winner nearest to some conditions; of equally near ones that with the smallest ratio.
+    """Returns the winner nearest to some conditions; of equally near ones that with the smallest
+    ratio.
 
-    A winner is nearer if it differs in less that matters: GPU most, then workload, count of devices, version.
+    A winner is nearer if it differs in less that matters: GPU most, then workload, count of
+    devices, version.
 
     Args:
         jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
@@ -94,7 +102,9 @@ def best_known(
         AutotuneError: If the library is empty.
     """
     if not winners:
-        raise AutotuneError("a library must hold a winner but it is empty; fill it: autotune library add RUN")
+        raise AutotuneError(
+            "a library must hold a winner but it is empty; fill it: autotune library add RUN"
+        )
     nearest: tuple[tuple[bool | float, ...], Match] | None = None
     for path, winner in winners.items():
         c = winner.conditions
@@ -107,9 +117,20 @@ def best_known(
             f"proven with jaxlib {c.jaxlib}, not with {jaxlib}": jaxlib is not None
             and not f"{c.jaxlib}.".startswith(f"{jaxlib}."),
         }
-        key = (*differs.values(), abs(math.log2((count or devices) / devices)), winner.estimate.ratio)
+        key = (
+            *differs.values(),
+            abs(math.log2((count or devices) / devices)),
+            winner.estimate.ratio,
+        )
         if nearest is None or key < nearest[0]:
-            nearest = (key, Match(path=path, winner=winner, distance=tuple(d for d, is_so in differs.items() if is_so)))
+            nearest = (
+                key,
+                Match(
+                    path=path,
+                    winner=winner,
+                    distance=tuple(d for d, is_so in differs.items() if is_so),
+                ),
+            )
     assert nearest is not None
     return nearest[1]
 
@@ -127,7 +148,9 @@ def format_match(match: Match) -> list[str]:
 
 
 def _same_name(query: str, device: str) -> bool:
-    """Returns whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not one of 80."""
+    """Returns whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not
+    one of 80.
+    """
     words = set(_WORD.findall(query.lower()))
     return bool(words) and words <= set(_WORD.findall(device.lower()))
 

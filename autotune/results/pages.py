@@ -57,7 +57,9 @@ def render(name: str, **shown: Any) -> str:
 
 @functools.cache
 def _templates(is_markdown: bool) -> jinja2.Environment:
-    """Returns an environment that escapes every value; code blocks use the filter `code` instead."""
+    """Returns an environment that escapes every value; code blocks use the filter `code`
+    instead.
+    """
     return packaged_templates(
         {"code": lambda lines: Markup("\n".join(map(visible_line, lines)))},
         autoescape=True,
@@ -81,7 +83,9 @@ def _as_markdown(value: Any) -> Any:
 
 
 _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""Syntax of Markdown: code, emphasis, cells, headings, links; an underscore inside a name needs no escape."""
+"""Syntax of Markdown: code, emphasis, cells, headings, links; an underscore inside a name needs no
+escape.
+"""
 
 _HTML = re.compile(r"<|&(?=#?\w+;)")
 """Start of a tag or an entity: Markdown may hold HTML."""
@@ -123,7 +127,9 @@ class Chart:
         svg = self.svg or '<svg role="img"></svg>'
         scope = "svg.autotune"  # the style must not reach the rest of a notebook's page
         style = render("chart.css.j2", root=scope, svg=scope)
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
+        )
         start, _, body = head.partition(">")
         return f"{start}><style>{style}</style>{body}"
 
@@ -138,7 +144,9 @@ class Chart:
 class _Scale:
     """Maps numbers to positions from `start` to `end`, on a linear or logarithmic scale."""
 
-    def __init__(self, low: float, high: float, start: float, end: float, *, log: bool = False) -> None:
+    def __init__(
+        self, low: float, high: float, start: float, end: float, *, log: bool = False
+    ) -> None:
         pad = 0.0 if low < high else abs(low) * 0.01 or 0.5
         self.log = log
         self.low = self._of(low - pad)
@@ -154,16 +162,23 @@ class _Scale:
         return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Returns three to eight numbers at equal distances, 0 among them if it is in range; on a log scale 1."""
+        """Returns three to eight numbers at equal distances, 0 among them if it is in range; on a
+        log scale 1.
+        """
         step = float(f"{(self.high - self.low) / 5:.0e}")
         places = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
         return [math.exp(n * step) if self.log else n * step for n in places]
 
 
 def forest(
-    rows: Sequence[Mark], *, band: float, of: str = "step time", description: str = "intervals of all trials"
+    rows: Sequence[Mark],
+    *,
+    band: float,
+    of: str = "step time",
+    description: str = "intervals of all trials",
 ) -> str:
-    """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and have no labels.
+    """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and
+    have no labels.
 
     Args:
         band: Half width of the shaded band around 1.
@@ -208,7 +223,13 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
         at += len(block)
     levels = [(y(t), format_seconds(t)) for t in y.ticks()]
     return render(
-        "traces.svg.j2", x=x, levels=levels, paths=paths, count=len(times), height=TRACE_HEIGHT, end=TRACE_END
+        "traces.svg.j2",
+        x=x,
+        levels=levels,
+        paths=paths,
+        count=len(times),
+        height=TRACE_HEIGHT,
+        end=TRACE_END,
     )
 
 

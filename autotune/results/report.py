@@ -65,8 +65,9 @@ def build(store: Store) -> dict[str, Any]:
     """Collects everything a page shows of a run directory; the templates only lay it out.
 
     Returns:
-        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings), outcome (the class
-        of its colour), tables (lists of rows: text by column heading), charts, and lines of text.
+        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings),
+        outcome (the class of its colour), tables (lists of rows: text by column heading), charts,
+        and lines of text.
     """
     state, conclusion = run_state(store)
     verdict = [format_progress(store, state)]
@@ -98,7 +99,10 @@ def build(store: Store) -> dict[str, Any]:
         "ablations": [format_ablation(ablation) for ablation in store.of(AblationResult)],
         "profile": tables.profile_table(store),
         "failures": _failures(store),
-        "causes": [f"{format_failing_set(r)} ({r.starts} starts to find it)" for r in store.of(FailingSetRecord)],
+        "causes": [
+            f"{format_failing_set(r)} ({r.starts} starts to find it)"
+            for r in store.of(FailingSetRecord)
+        ],
         "trials": tables.trial_table(trials[:LONGEST_TABLE]),
         "trials_left_out": max(0, len(trials) - LONGEST_TABLE),
         "warnings": [*doubts(store), *warning_lines(store)],
@@ -111,7 +115,9 @@ def build(store: Store) -> dict[str, Any]:
 
 
 def _subject(store: Store) -> tables.Row:
-    """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest session."""
+    """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest
+    session.
+    """
     subject = {"device": str(store.spec.device.platform), "jaxlib": "", "date": "not started"}
     subject["workload"] = _workload(store.spec)
     for aa_run in store.of(AaRecord)[-1:]:
@@ -125,7 +131,9 @@ def _subject(store: Store) -> tables.Row:
 
 def _workload(spec: StudySpec) -> str:
     """Formats entry or command with the options, without secrets."""
-    return " ".join([workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())])
+    return " ".join(
+        [workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())]
+    )
 
 
 def _verdict(conclusion: ConclusionRecord) -> list[str]:
@@ -143,9 +151,15 @@ def _effort(store: Store) -> str:
     """Formats how much was tried in which time."""
     trials = store.of(TrialResult)
     duplicates = sum(bool(r.same_as) for r in trials)
-    counts = {"failed": sum(r.failure is not None for r in trials), "duplicates not counted": duplicates}
+    counts = {
+        "failed": sum(r.failure is not None for r in trials),
+        "duplicates not counted": duplicates,
+    }
     more = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in {format_seconds(store.recorded_s)}"
+    return (
+        f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in "
+        f"{format_seconds(store.recorded_s)}"
+    )
 
 
 def _throughput(store: Store) -> list[str]:
@@ -153,7 +167,10 @@ def _throughput(store: Store) -> list[str]:
     rates = []
     for aa_run in store.of(AaRecord)[-1:]:
         report = aa_run.reference
-        for name, count in (("tokens/s", report.tokens_per_step), ("model FLOP/s", report.flops_per_step)):
+        for name, count in (
+            ("tokens/s", report.tokens_per_step),
+            ("model FLOP/s", report.flops_per_step),
+        ):
             if count:
                 rates.append(f"{format_count(count / aa_run.comparison.reference_step_s)} {name}")
     return [f"the default reaches {' and '.join(rates)}"] if rates else []
@@ -163,25 +180,39 @@ def _throughput(store: Store) -> list[str]:
 
 
 def forest_chart(store: Store, *, most: int | None = None) -> Chart:
-    """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best `most`."""
+    """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best
+    `most`.
+    """
     marks = []
     for aa_run in store.of(AaRecord)[-1:]:
         e = aa_run.noise.estimate
         label = "the default against itself"
-        marks.append(Mark(label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"))
-    drawn = [r for r in trial_rows(store) if r.failure is None and not math.isnan(r.ratio) and not r.same_as]
+        marks.append(
+            Mark(
+                label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"
+            )
+        )
+    drawn = [
+        r
+        for r in trial_rows(store)
+        if r.failure is None and not math.isnan(r.ratio) and not r.same_as
+    ]
     drawn.sort(key=lambda r: r.rank)
     for r in drawn[:most]:
         label = f"{r.trial}  {shorten(r.result.settings)}"
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
-        marks.append(Mark(label=label, detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style))
+        marks.append(
+            Mark(label=label, detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style)
+        )
     svg = forest(marks, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=note)
 
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
-    """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there are none."""
+    """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there
+    are none.
+    """
     directories = {result.number: result.directory for result in store.of(TrialResult)}
     for aa_run in store.of(AaRecord):
         directories[REFERENCE_NUMBER] = aa_run.directory
@@ -190,12 +221,15 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     for pair in store.pairs(directory) if directory else ():
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
-    title = f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (A/A run)"
+    title = (
+        f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (A/A run)"
+    )
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
     return Chart(title=title, svg=traces(blocks), note=note)
 
 
-# ---------------------------------------------------------------------- failures, provenance, commands
+# ---------------------------------------------------------------------- failures, provenance,
+# commands
 
 
 FailedTrials = dict[str, dict[str, list[TrialResult]]]
@@ -241,7 +275,12 @@ def _provenance(store: Store) -> list[tuple[str, str]]:
     rows += [(name.replace("_", " "), fact) for name, fact in facts.items()]
     rows.append(("memory", format_bytes(memory_bytes) if memory_bytes is not None else ""))
     for session in store.of(SessionRecord):
-        rows.append(("session", f"{session.started} on {session.host}: {shlex.join(session.command) or 'by API'}"))
+        rows.append(
+            (
+                "session",
+                f"{session.started} on {session.host}: {shlex.join(session.command) or 'by API'}",
+            )
+        )
     return [(name, str(value)) for name, value in rows if value != ""]
 
 

@@ -1,4 +1,6 @@
-"""Formats screens and predictions, the results of compiling without measuring; the words are templates in `data`."""
+"""Formats screens and predictions, the results of compiling without measuring; the words are
+templates in `data`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Trials and proofs of a study as typed rows, and as tables of text.
 
-Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an unknown number is NaN,
-an unknown text None.
+Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an
+unknown number is NaN, an unknown text None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from typing import Any
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
 from autotune.model.records import FinalistResult, ProfileRecord, TrialResult
-from autotune.model.units import format_bytes, format_interval, format_joules, format_ratio, format_seconds
+from autotune.model.units import (
+    format_bytes,
+    format_interval,
+    format_joules,
+    format_ratio,
+    format_seconds,
+)
 from autotune.results.format import STAGE_WORDS, finding_in, format_finalist, spaced
 from autotune.results.pages import Cell
 from autotune.rundir.store import Store
@@ -64,7 +70,9 @@ class TrialRow:
     finding: str | None = _at("finding", None)  # by what the study can prove, see `trial_row`
     """Search result, see `TrialFinding`; None without an interval."""
     ratio: float = _at("comparison.estimate.ratio")
-    """Step time over the reference's; 1 without an interval if the program is the reference's own."""
+    """Step time over the reference's; 1 without an interval if the program is the reference's
+    own.
+    """
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
     pair_count: int = _at("comparison.estimate.pair_count", 0)
@@ -110,7 +118,11 @@ class TrialRow:
     @property
     def over(self) -> str:
         """Number of pairs of blocks or ABA runs."""
-        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}" if self.is_measured else ""
+        return (
+            f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}"
+            if self.is_measured
+            else ""
+        )
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
@@ -195,7 +207,9 @@ def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
 
 
 def profile_table(store: Store) -> list[Row]:
-    """Returns the rows of the newest comparison of two traces, or why there is none: kinds of work, then kernels."""
+    """Returns the rows of the newest comparison of two traces, or why there is none: kinds of work,
+    then kernels.
+    """
     record = store.last(ProfileRecord)
     if record is None:
         return []

@@ -1,7 +1,8 @@
 """Writes a study's trials, proofs and conclusions as runs of W&B, MLflow or TensorBoard.
 
-A process of its own reads the records and calls the tracker's library, so that a tracker that fails or hangs does not
-touch the study. `RUN/trackers/NAME/written` has the keys of what a tracker has, which is not written again.
+A process of its own reads the records and calls the tracker's library, so that a tracker that fails
+or hangs does not touch the study. `RUN/trackers/NAME/written` has the keys of what a tracker has,
+which is not written again.
 """
 
 from __future__ import annotations
@@ -33,16 +34,22 @@ PROJECT = "autotune"
 """Project of W&B and experiment of MLflow, unless the user's variables name another."""
 LOOK_EVERY_S = 2.0
 END_S = 60.0
-"""Seconds between two looks at the records, and the longest wait for a tracker when the study has ended."""
+"""Seconds between two looks at the records, and the longest wait for a tracker when the study has
+ended.
+"""
 LIMIT_S = 300
-"""Longest time for one record, seconds: trials may leave a tracker's process little of the machine."""
+"""Longest time for one record, seconds: trials may leave a tracker's process little of the
+machine.
+"""
 LONGEST = 500  # characters of a text
 
 Tracked = TrialResult | FinalistResult | ConclusionRecord
 
 
 class TrackedRun(NamedTuple):
-    """One record as a run of a tracker; the same record always has the same key. Seconds and bytes."""
+    """One record as a run of a tracker; the same record always has the same key. Seconds and
+    bytes.
+    """
 
     key: str
     name: str
@@ -60,14 +67,20 @@ def tracked(record: Tracked, store: Store) -> TrackedRun:
         name=name,
         settings=_texts(dict(record.settings or {})),
         facts=_texts(fields),
-        figures={n: float(v) for n, v in fields.items() if isinstance(v, int | float) and math.isfinite(v)},
+        figures={
+            n: float(v)
+            for n, v in fields.items()
+            if isinstance(v, int | float) and math.isfinite(v)
+        },
     )
 
 
 def _described(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
     if isinstance(record, TrialResult):
         row = trial_row(record, finding_in(store, record))
-        return f"trial {record.number}", {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
+        return f"trial {record.number}", {
+            c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"
+        }
     fields = record.model_dump(mode="json", exclude={"settings", "provenance"})
     for field, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
         fields |= {above + name: value for name, value in (fields.pop(field, None) or {}).items()}
@@ -93,18 +106,34 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
         mode = env.get("WANDB_MODE") or ("online" if wandb.login() else "offline")
     except Exception:  # nobody is logged in, or the server does not answer
         mode = "offline"
-    quiet = {"console": "off", "silent": True, "disable_git": True, "x_disable_stats": True, "x_disable_meta": True}
+    quiet = {
+        "console": "off",
+        "silent": True,
+        "disable_git": True,
+        "x_disable_stats": True,
+        "x_disable_meta": True,
+    }
     settings = wandb.Settings(symlink=False, **quiet)
 
     def write(run: TrackedRun) -> None:
         with wandb.init(
-            project=env.get("WANDB_PROJECT", PROJECT), group=run.facts["study"], job_type=run.facts["kind"],
-            name=run.name, id=run.key, config={**run.facts, **run.settings}, dir=env.get("WANDB_DIR", str(folder)),
-            mode=mode, resume="allow", settings=settings,
-        ) as run_of_wandb:  # fmt: skip
+            project=env.get("WANDB_PROJECT", PROJECT),
+            group=run.facts["study"],
+            job_type=run.facts["kind"],
+            name=run.name,
+            id=run.key,
+            config={**run.facts, **run.settings},
+            dir=env.get("WANDB_DIR", str(folder)),
+            mode=mode,
+            resume="allow",
+            settings=settings,
+        ) as run_of_wandb:
             run_of_wandb.summary.update(run.figures)
 
-    return write, mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later"
+    return (
+        write,
+        mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later",
+    )
 
 
 def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
@@ -116,9 +145,13 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
     tag = "autotune.record"
 
     def write(run: TrackedRun) -> None:
-        earlier = mlflow.search_runs(filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1)
+        earlier = mlflow.search_runs(
+            filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1
+        )
         tags = {tag: run.key, **run.facts}
-        with mlflow.start_run(run_id=earlier[0].info.run_id if earlier else None, run_name=run.name, tags=tags):
+        with mlflow.start_run(
+            run_id=earlier[0].info.run_id if earlier else None, run_name=run.name, tags=tags
+        ):
             mlflow.log_params(run.settings)
             mlflow.log_metrics(run.figures)
 
@@ -132,7 +165,11 @@ def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> Opened:
     writer = SummaryWriter(str(logs))
 
     def write(run: TrackedRun) -> None:
-        writer.add_hparams({**run.facts, **run.settings}, run.figures, name=f"{run.name.replace(' ', '-')}-{run.key}")
+        writer.add_hparams(
+            {**run.facts, **run.settings},
+            run.figures,
+            name=f"{run.name.replace(' ', '-')}-{run.key}",
+        )
 
     return write, f"tensorboard --logdir {logs}"
 
@@ -152,7 +189,9 @@ def refuse_trackers(names: Sequence[str]) -> None:
             raise StudyFileError(f"a tracker must be one of {', '.join(TRACKERS)} but got {name!r}")
         package, _ = TRACKERS[name]
         module = importlib.util.find_spec(package)
-        if module is None or module.origin is None:  # a folder of that name, such as ./wandb, is no package
+        if (
+            module is None or module.origin is None
+        ):  # a folder of that name, such as ./wandb, is no package
             raise StudyFileError(
                 f"the tracker {name} needs the package {package} but it is not installed here; run "
                 f"`{driver_python()} -m pip install {package}`. Nothing was started"
@@ -197,13 +236,19 @@ def main() -> int:
 
 
 class TrackerProcess:
-    """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a note, once."""
+    """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a
+    note, once.
+    """
 
     def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
         self._name = name
         self._note = note
         self._is_lost = False
-        env = {"MLFLOW_ALLOW_FILE_STORE": "true", **caller_environment(), "CUDA_VISIBLE_DEVICES": ""}
+        env = {
+            "MLFLOW_ALLOW_FILE_STORE": "true",
+            **caller_environment(),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
         log = Folders(run).folder("trackers", name) / "tracker.log"
         self._process = GuardedProcess(command, with_packages(env), log)
@@ -217,7 +262,11 @@ class TrackerProcess:
                 self._lose(f"failed ({message['message']})")
         status = self._process.end["exit_status"] if self._process.end is not None else 0
         if status != 0:
-            self._lose(f"gave no answer within {LIMIT_S} s" if status == -signal.SIGALRM else f"failed ({status})")
+            self._lose(
+                f"gave no answer within {LIMIT_S} s"
+                if status == -signal.SIGALRM
+                else f"failed ({status})"
+            )
 
     def close(self, patience_s: float) -> None:
         """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""
@@ -231,7 +280,9 @@ class TrackerProcess:
         if self._is_lost:
             return
         self._is_lost = True
-        later = "the run directory holds everything, and the same command writes what the tracker lacks"
+        later = (
+            "the run directory holds everything, and the same command writes what the tracker lacks"
+        )
         self._note(f"tracker {self._name} {why}; the study does not need it: {later}")
 
 

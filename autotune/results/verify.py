@@ -40,7 +40,8 @@ class Verification:
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
-    """Compares an exported winner with the records of its run, if found; that of a run directory was made from them.
+    """Compares an exported winner with the records of its run, if found; that of a run directory
+    was made from them.
 
     Args:
         file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
@@ -70,7 +71,11 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
     exported = dict(winner)
     return Verification(
         differences=tuple(
-            Difference(field=name, proven=f"{recorded[name]} in its records", here=f"{exported[name]} in the file")
+            Difference(
+                field=name,
+                proven=f"{recorded[name]} in its records",
+                here=f"{exported[name]} in the file",
+            )
             for name in recorded
             if name not in OF_OTHER_RUNS and recorded[name] != exported[name]
         ),
@@ -79,15 +84,22 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
 
 
 def _of_elsewhere(store: Store) -> tuple[str, ...]:
-    """Returns a note if a run was measured on another machine, whose facts can only be taken as recorded."""
+    """Returns a note if a run was measured on another machine, whose facts can only be taken as
+    recorded.
+    """
     hosts = {session.host for session in store.of(SessionRecord)} - {socket.gethostname()}
     if not hosts:
         return ()
-    return (f"the records agree with themselves; that they were measured on {', '.join(sorted(hosts))} is not checked",)
+    return (
+        "the records agree with themselves; that they were measured on "
+        f"{', '.join(sorted(hosts))} is not checked",
+    )
 
 
 def _contradicted(lines: list[str]) -> Verification:
-    differences = (Difference(field="records", proven="what was recorded", here=line) for line in lines)
+    differences = (
+        Difference(field="records", proven="what was recorded", here=line) for line in lines
+    )
     return Verification(differences=tuple(differences))
 
 
@@ -100,5 +112,9 @@ def _find_run(name: str, file: Path) -> Path | None:
     if Path(name).name != name:  # it could lead anywhere
         return None
     folder = file.resolve().parent
-    candidates = [folder if folder.name == name else folder / name, folder / RUNS / name, Path(RUNS) / name]
+    candidates = [
+        folder if folder.name == name else folder / name,
+        folder / RUNS / name,
+        Path(RUNS) / name,
+    ]
     return next((path for path in candidates if (path / "study.json").is_file()), None)

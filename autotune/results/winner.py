@@ -1,7 +1,7 @@
 """A proven winner as one record, read from its run.
 
-Every exported file holds the winner in one comment line, so that `verify` and `exec` can compare it with this machine
-and with the records of its run.
+Every exported file holds the winner in one comment line, so that `verify` and `exec` can compare it
+with this machine and with the records of its run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ from autotune.stats.estimates import Estimate, Verdict, judge
 WINNER_VERSION = 2
 
 AT_SCALE = "-larger"
-"""Behind the name of a run: the run beside it in which `submit --winner` proves its winner with a larger study."""
+"""Behind the name of a run: the run beside it in which `submit --winner` proves its winner with a
+larger study.
+"""
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
@@ -53,7 +55,8 @@ def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
         entry = catalog.get(name)
         if entry is not None and entry.danger and value not in entry.defaults.values():
             raise SettingError(
-                f"a winner must be safe in training but {name}={value} is dangerous ({entry.danger}); "
+                f"a winner must be safe in training but {name}={value} is dangerous "
+                f"({entry.danger}); "
                 "take it out of the study and prove the rest again"
             )
     return settings
@@ -72,7 +75,8 @@ class Winner(Record):
         at_scale: Whether it holds with a larger study, as a sentence; None if that was not tried.
         step_s: Median step of the winner in its proof, seconds.
         soaked_s: Seconds of the soak; None if there was none.
-        work: Work of a step where it differs from the default's: then `estimate` is of time per token.
+        work: Work of a step where it differs from the default's: then `estimate` is of time per
+            token.
         unsettled: Settings of which no ablation showed that the set needs them.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
@@ -113,11 +117,12 @@ class Winner(Record):
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """Returns the winner of a run directory; `even_unjudged` accepts one whose loss could not be judged.
+    """Returns the winner of a run directory; `even_unjudged` accepts one whose loss could not be
+    judged.
 
     Raises:
-        AutotuneError: If the run is not finished or has no winner, if the conclusion does not follow from its records,
-            or if the winner holds refused settings.
+        AutotuneError: If the run is not finished or has no winner, if the conclusion does not
+            follow from its records, or if the winner holds refused settings.
     """
     recorded = store.last(ConclusionRecord)
     if recorded is None:
@@ -128,33 +133,42 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
     if recorded.outcome is not Outcome.WINNER or not recorded.settings:
         until = "until a study settles that, " if recorded.outcome is Outcome.INCONCLUSIVE else ""
         raise AutotuneError(
-            f"only a proven winner is exported, and {store.path} has none: {recorded.sentence}; {until}"
+            f"only a proven winner is exported, and {store.path} has none: {recorded.sentence}; "
+            f"{until}"
             "the default settings are what to use here"
         )
     stages = {r.stage for r in store.of(FinalistResult)}
     if AB in stages:
         raise AutotuneError(
-            f"only settings are exported but {store.path} compares two variants; tune the one that you keep: "
+            f"only settings are exported but {store.path} compares two variants; tune the one "
+            "that you keep: "
             "autotune tune -- COMMAND"
         )
     if wrong := disagreements(store, recorded):
         raise AutotuneError(
             f"a proof must follow from the records of its run but in {store.path}\n"
             + "\n".join(f"  - {line}" for line in wrong)
-            + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE --study STUDY.toml"
+            + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE "
+            "--study STUDY.toml"
         )
     winner = winner_at(store, recorded)
-    if winner.loss is not None and not (winner.loss.is_ok or winner.loss.is_silent or even_unjudged):
+    if winner.loss is not None and not (
+        winner.loss.is_ok or winner.loss.is_silent or even_unjudged
+    ):
         raise AutotuneError(
-            f"a winner must be seen to train as the default does but of {winner.settings}: {winner.loss.words}; "
-            "have it soaked (confirm.soak, run the same command again) with a program that reports its loss, or "
+            f"a winner must be seen to train as the default does but of {winner.settings}: "
+            f"{winner.loss.words}; "
+            "have it soaked (confirm.soak, run the same command again) with a program that "
+            "reports its loss, or "
             "write it all the same with --force"
         )
     return winner.model_copy(update={"at_scale": verdict_at_scale(store)})
 
 
 def verdict_at_scale(store: Store) -> str | None:
-    """Says whether the newest winner of a run holds with the larger study beside it; None if that was not tried."""
+    """Says whether the newest winner of a run holds with the larger study beside it; None if that
+    was not tried.
+    """
     recorded = store.last(ConclusionRecord)
     path = store.path.resolve()
     try:
@@ -173,13 +187,16 @@ def verdict_at_scale(store: Store) -> str | None:
 
 
 def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
-    """Adds the ratios of rechecks with other studies; AutotuneError if one is of another set or proved no gain."""
+    """Adds the ratios of rechecks with other studies; AutotuneError if one is of another set or
+    proved no gain.
+    """
     further = {}
     for run in runs:
         proven = winner_of(run)
         if proven.settings != winner.settings:
             raise AutotuneError(
-                f"a recheck must be of the set that is exported but {run.path} proves {proven.settings}; "
+                f"a recheck must be of the set that is exported but {run.path} proves "
+                f"{proven.settings}; "
                 f"run autotune recheck with the winner {winner.settings}"
             )
         further[proven.study] = proven.estimate
@@ -223,7 +240,9 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
 
 
 def _unsettled(evidence: Store, proofs: Sequence[ConfirmRun]) -> tuple[str, ...]:
-    """Returns the settings of a finalist of several whose use no ablation showed; none for a set proven otherwise."""
+    """Returns the settings of a finalist of several whose use no ablation showed; none for a set
+    proven otherwise.
+    """
     settings = next((p.settings for p in proofs if p.stage == CONFIRM), FlagSet())
     if len(settings) < 2:
         return ()
@@ -232,7 +251,8 @@ def _unsettled(evidence: Store, proofs: Sequence[ConfirmRun]) -> tuple[str, ...]
         a.left_out
         for a in evidence.of(AblationResult)
         if settings.items() <= a.settings.items()
-        if a.failure or (a.comparison and judge(a.comparison.estimate, min_effect=min_effect) is Verdict.SLOWER)
+        if a.failure
+        or (a.comparison and judge(a.comparison.estimate, min_effect=min_effect) is Verdict.SLOWER)
     }
     return tuple(n for n in settings if n not in needed)
 
@@ -243,7 +263,9 @@ def workload_name(spec: StudySpec) -> str:
 
 
 def loss_of(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> LossCheck | None:
-    """Returns the final loss check of a proven set; first steps with another batch alone decide nothing."""
+    """Returns the final loss check of a proven set; first steps with another batch alone decide
+    nothing.
+    """
     for soak in reversed(soaks):
         if soak.loss is not None:
             return soak.loss
@@ -253,11 +275,15 @@ def loss_of(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> LossChec
     check = next((c for c in checks if not c.is_ok), checks[-1])
     if check.is_final or not check.is_ok:
         return check
-    return check.model_copy(update={"is_ok": None, "words": f"inconclusive: it was never soaked; {check.words}"})
+    return check.model_copy(
+        update={"is_ok": None, "words": f"inconclusive: it was never soaked; {check.words}"}
+    )
 
 
 def loss_addition(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> str:
-    """Formats an addition to the conclusion: that the loss was not checked, or the result of the soak's check."""
+    """Formats an addition to the conclusion: that the loss was not checked, or the result of the
+    soak's check.
+    """
     check = loss_of(runs, soaks)
     if check is None:
         return ""
@@ -269,8 +295,14 @@ def loss_addition(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> st
 def require_loss(winner: Winner) -> None:
     """Raises AutotuneError if the loss of a winner was not compared with the default's."""
     if winner.loss is None or not winner.loss.is_ok:
-        reason = winner.loss.words if winner.loss is not None else f"{LOSS_NOT_CHECKED}: its records do not say how"
+        reason = (
+            winner.loss.words
+            if winner.loss is not None
+            else f"{LOSS_NOT_CHECKED}: its records do not say how"
+        )
         raise AutotuneError(
-            f"--require-loss wants a winner whose loss was compared with the default's but of {winner.settings}: "
-            f"{reason}; have the program report its loss and use a new run directory, or leave --require-loss out"
+            "--require-loss wants a winner whose loss was compared with the default's but of "
+            f"{winner.settings}: "
+            f"{reason}; have the program report its loss and use a new run directory, or leave "
+            "--require-loss out"
         )

@@ -1,6 +1,7 @@
 """Durable writes: synced appends, atomic files, plain names.
 
-Nothing is written through a symbolic link: a link inside a run directory could lead to any file of the user.
+Nothing is written through a symbolic link: a link inside a run directory could lead to any file of
+the user.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def refuse_path(name: str) -> None:
-    """Raises RunDirectoryError if a name is not plain, and so could lead out of the run directory."""
+    """Raises RunDirectoryError if a name is not plain, and so could lead out of the run
+    directory.
+    """
     if not _NAME.fullmatch(name):
         raise RunDirectoryError(
-            f"what lies inside a run must have a plain name (letters, digits, `.`, `_`, `-`) but got {name!r}"
+            "what lies inside a run must have a plain name (letters, digits, `.`, `_`, `-`) but "
+            f"got {name!r}"
         )
 
 
@@ -44,7 +48,8 @@ def reading(file: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirectoryError(
-            f"{file} must be readable but: {error.strerror or error}; see to the disk or its permissions and try again"
+            f"{file} must be readable but: {error.strerror or error}; see to the disk or its "
+            "permissions and try again"
         ) from error
 
 
@@ -57,10 +62,12 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """Makes and syncs a folder below another if needed; neither it nor its entries may be symbolic links.
+    """Makes and syncs a folder below another if needed; neither it nor its entries may be symbolic
+    links.
 
     Raises:
-        RunDirectoryError: If a part is not a plain name or is a link, the folder holds a link, or cannot be made.
+        RunDirectoryError: If a part is not a plain name or is a link, the folder holds a link, or
+            cannot be made.
     """
     path = root
     for part in parts:
@@ -89,7 +96,9 @@ class FileReplacedError(RunDirectoryError):
 
 
 def refuse_replaced(path: Path, end: FileEnd) -> None:
-    """Raises FileReplacedError if a file is not as the last append left it; longer it may be, by a torn line."""
+    """Raises FileReplacedError if a file is not as the last append left it; longer it may be, by a
+    torn line.
+    """
     size = 0
     inode = None
     with writing(path), contextlib.suppress(FileNotFoundError):
@@ -97,11 +106,14 @@ def refuse_replaced(path: Path, end: FileEnd) -> None:
         size = status.st_size
         inode = status.st_ino
     if size < end.size or end.inode not in (None, inode):
-        raise FileReplacedError(f"{path} must be as the last record left it but is gone, shorter or another file")
+        raise FileReplacedError(
+            f"{path} must be as the last record left it but is gone, shorter or another file"
+        )
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
-    """Appends one whole line or nothing, after cutting a torn one off; returns how it left the file.
+    """Appends one whole line or nothing, after cutting a torn one off; returns how it left the
+    file.
 
     Raises:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
@@ -109,7 +121,9 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
     data = line.encode()
     with writing(path):
         is_new = not path.exists()
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, like_folder(path.parent))
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, like_folder(path.parent)
+        )
         try:
             end = _cut(descriptor)
             try:
@@ -130,7 +144,9 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
 
 
 def sync_upwards(file: Path, root: Path) -> None:
-    """Syncs a file, unless it is missing, and its folders up to a root; RunDirectoryError for a bad disk or a link."""
+    """Syncs a file, unless it is missing, and its folders up to a root; RunDirectoryError for a bad
+    disk or a link.
+    """
     path = file
     try:
         descriptor = os.open(file, os.O_RDONLY | _FLAGS)
@@ -167,14 +183,23 @@ def _cut(descriptor: int) -> int:
 
 def _is_link(path: Path) -> RunDirectoryError:
     return RunDirectoryError(
-        f"nothing inside a run directory may be a symbolic link but {path} is one (to {path.readlink()}); put the "
-        "file or folder itself there, or move the whole run: the run directory as a whole may be a link"
+        f"nothing inside a run directory may be a symbolic link but {path} is one (to "
+        f"{path.readlink()}); put the "
+        "file or folder itself there, or move the whole run: the run directory as a whole may be "
+        "a link"
     )
 
 
 def is_fault_of_disk(error: OSError) -> bool:
     """Returns whether an error comes from the disk: full, failed, gone or read-only."""
-    return error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
+    return error.errno in (
+        errno.EIO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ENODEV,
+    )
 
 
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
@@ -182,6 +207,7 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
     if error.errno == errno.ELOOP and path.is_symlink():
         return _is_link(path)
     return RunDirectoryError(
-        f"{path} must be writable but: {error.strerror or error}; see to the disk, make it writable or free some space "
+        f"{path} must be writable but: {error.strerror or error}; see to the disk, make it "
+        "writable or free some space "
         "and run the same command again; it continues where it stopped"
     )

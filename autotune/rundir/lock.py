@@ -1,8 +1,8 @@
 """Lock of a run directory, so that only one driver writes it.
 
-The kernel releases a flock however a driver dies. Some shared file systems keep a flock to one machine, so the lock
-file also names its holder: a holder on another machine counts until its session has ended or a user deletes the file.
-A second line names the holder's stage.
+The kernel releases a flock however a driver dies. Some shared file systems keep a flock to one
+machine, so the lock file also names its holder: a holder on another machine counts until its
+session has ended or a user deletes the file. A second line names the holder's stage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Mount:
     @property
     def locks_everywhere(self) -> bool:
         """Whether a lock here is known to be visible on every machine that sees the file."""
-        return self.kind in _TOLD["locks_everywhere"] and self.options.isdisjoint(_TOLD["locks_only_here"])
+        return self.kind in _TOLD["locks_everywhere"] and self.options.isdisjoint(
+            _TOLD["locks_only_here"]
+        )
 
 
 def mount_of(path: Path) -> Mount:
@@ -68,7 +70,9 @@ class Holder:
         return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def is_elsewhere(self) -> bool:
-        """Returns whether it may live on another machine; a holder from before a reboot of this machine is dead."""
+        """Returns whether it may live on another machine; a holder from before a reboot of this
+        machine is dead.
+        """
         return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
 
 
@@ -81,15 +85,20 @@ class CurrentStage:
 
 
 class Lock:
-    """Lock of a run directory until `close`; RunDirectoryError if it is held, or cannot be written or locked."""
+    """Lock of a run directory until `close`; RunDirectoryError if it is held, or cannot be written
+    or locked.
+    """
 
     def __init__(self, path: Path) -> None:
         file = path / LOCK
         try:
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, like_folder(path))
+            self._descriptor = os.open(
+                file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, like_folder(path)
+            )
         except OSError as error:
             raise RunDirectoryError(
-                f"{file} must be a file that can be written but: {error.strerror}; remove what is in its place, or "
+                f"{file} must be a file that can be written but: {error.strerror}; remove what "
+                "is in its place, or "
                 "name another folder with --run-dir"
             ) from error
         try:
@@ -103,13 +112,17 @@ class Lock:
         mount = mount_of(path.resolve())
         if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
-                f"only one driver may write {path} but another does ({holder or 'unknown'}); wait for it, stop it, or "
-                "name another folder with --run-dir; a driver takes as many lanes as it is given (--devices)"
+                f"only one driver may write {path} but another does ({holder or 'unknown'}); "
+                "wait for it, stop it, or "
+                "name another folder with --run-dir; a driver takes as many lanes as it is given "
+                "(--devices)"
             )
         if holder is not None and not mount.locks_everywhere and holder.is_elsewhere():
             raise RunDirectoryError(
-                f"only one driver may write {path} but {holder} has not ended, and a lock on {mount.kind} "
-                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for certain, delete "
+                f"only one driver may write {path} but {holder} has not ended, and a lock on "
+                f"{mount.kind} "
+                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for "
+                "certain, delete "
                 f"{path / LOCK}"
             )
         driver = Holder(str(os.getpid()), socket.gethostname(), _boot())
@@ -117,8 +130,12 @@ class Lock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{driver.pid} {driver.host} {driver.boot}\n".encode(), 0)
             os.fsync(self._descriptor)
-        if read_holder(path) != driver:  # two machines started at once: the last one to write holds the lock
-            raise RunDirectoryError(f"only one driver may write {path} but another began just now; wait for it")
+        if (
+            read_holder(path) != driver
+        ):  # two machines started at once: the last one to write holds the lock
+            raise RunDirectoryError(
+                f"only one driver may write {path} but another began just now; wait for it"
+            )
 
     def tell_stage(self, name: str) -> None:
         """Writes the stage behind the holder's name; ignores a full disk."""
@@ -140,7 +157,12 @@ class Lock:
 def read_holder(path: Path) -> Holder | None:
     """Reads the holder of a run directory, dead or alive; None if the last one ended properly."""
     try:
-        words = plain_content(path / LOCK, most=_LONGEST).decode(errors="replace").strip("\0\n ").split()
+        words = (
+            plain_content(path / LOCK, most=_LONGEST)
+            .decode(errors="replace")
+            .strip("\0\n ")
+            .split()
+        )
     except OSError:
         return None
     return Holder(*words[:3]) if words else None
@@ -186,10 +208,14 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
             time.sleep(0.05)
         except OSError as error:
             if error.errno not in _CANNOT:
-                raise RunDirectoryError(f"{path} must be lockable but: {error.strerror}; see to the disk") from error
+                raise RunDirectoryError(
+                    f"{path} must be lockable but: {error.strerror}; see to the disk"
+                ) from error
             raise RunDirectoryError(
-                f"a run directory must lie on a file system with locks but {path} lies on {mount.kind} "
-                f"({mount.point}), which has none ({error.strerror}); name another folder with --run-dir, or have it "
+                f"a run directory must lie on a file system with locks but {path} lies on "
+                f"{mount.kind} "
+                f"({mount.point}), which has none ({error.strerror}); name another folder with "
+                "--run-dir, or have it "
                 "mounted with locks (Lustre: `-o flock`; NFS: a running lock daemon)"
             ) from error
     return False

@@ -1,8 +1,9 @@
 """Optuna storage of a study: a journal in the run directory, or a storage that the user names.
 
-A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running study. The records
-are the truth: missing trials are written from them. A storage that does not answer at the start is refused; one that
-fails later gives a note, and gets what it lacks from the next session.
+A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running
+study. The records are the truth: missing trials are written from them. A storage that does not
+answer at the start is refused; one that fails later gives a note, and gets what it lacks from the
+next session.
 """
 
 from __future__ import annotations
@@ -46,14 +47,17 @@ class OptunaStudy:
     """A study in an Optuna storage, written by one driver.
 
     Args:
-        storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or ``journal:PATH``.
+        storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or
+            ``journal:PATH``.
 
     Raises:
         StudyFileError: If a storage that the user names cannot be opened.
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # samplers warn at each value that they draw alone
+        optuna.logging.set_verbosity(
+            optuna.logging.ERROR
+        )  # samplers warn at each value that they draw alone
         self._where = storage
         self._name = name
         self._opened: optuna.Study | None = None
@@ -65,7 +69,8 @@ class OptunaStudy:
         except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
             if isinstance(storage, str):
                 raise StudyFileError(
-                    "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... or journal:FILE, "
+                    "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... "
+                    "or journal:FILE, "
                     f"but {redact_text(f'{storage}: {error} ({_root(error)})')}"
                 ) from error
             self._lose(error)
@@ -76,13 +81,19 @@ class OptunaStudy:
             self._try(lambda study: self._write(study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
-        """Returns trials that somebody enqueued and that have no result, begun ones included; never raises."""
-        unfinished = self._try(lambda study: study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING)))
+        """Returns trials that somebody enqueued and that have no result, begun ones included; never
+        raises.
+        """
+        unfinished = self._try(
+            lambda study: study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING))
+        )
         return [t for t in unfinished or () if ENQUEUED_KEY in t.system_attrs]
 
     def refuse(self, trial: FrozenTrial) -> None:
         """Ends an enqueued trial as failed; never raises."""
-        self._try(lambda study: study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL))
+        self._try(
+            lambda study: study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+        )
 
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
@@ -121,13 +132,18 @@ class OptunaStudy:
     def _lose(self, error: Exception) -> None:
         self._is_lost = True
         self._news.append(
-            f"the Optuna storage does not answer ({_root(error)}); the study continues, for the run directory holds "
+            f"the Optuna storage does not answer ({_root(error)}); the study continues, for the "
+            "run directory holds "
             "everything; once the storage answers, the same command writes what it lacks"
         )
 
     def _open(self) -> optuna.Study:
-        """Opens the storage and reads which results it holds, since a failed attempt may have been written."""
-        study = optuna.create_study(storage=_storage_of(self._where), study_name=self._name, load_if_exists=True)
+        """Opens the storage and reads which results it holds, since a failed attempt may have been
+        written.
+        """
+        study = optuna.create_study(
+            storage=_storage_of(self._where), study_name=self._name, load_if_exists=True
+        )
         results = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         self._told = {t.user_attrs.get(NUMBER_KEY) for t in results}
         self._opened = study
@@ -138,7 +154,9 @@ class OptunaStudy:
         if number in self._told:  # by an attempt that failed only after it
             return
         is_result = trial.state.is_finished()
-        begun = next((t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None)
+        begun = next(
+            (t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None
+        )
         if begun is not None and not is_result:  # its driver died before the trial was recorded
             study.tell(begun.number, state=TrialState.FAIL)
             begun = None
@@ -169,7 +187,9 @@ def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> 
 
 
 def _within_limit(work: Callable[[], T]) -> T:
-    """Returns the result of a function in a thread, which is left behind after `LIMIT_S` (TimeoutError)."""
+    """Returns the result of a function in a thread, which is left behind after `LIMIT_S`
+    (TimeoutError).
+    """
     future = Future[T]()
 
     def call() -> None:
@@ -186,7 +206,9 @@ def _within_limit(work: Callable[[], T]) -> T:
 
 
 class RunJournal(JournalFileBackend):
-    """Journal in the run directory; a view of the records, so it needs neither syncing nor a lock of its own."""
+    """Journal in the run directory; a view of the records, so it needs neither syncing nor a lock
+    of its own.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -208,7 +230,8 @@ def _storage_of(where: Path | str) -> BaseStorage:
             where.unlink()
             return JournalStorage(RunJournal(where))
     if where.startswith("journal:"):
-        # Absolute, because a stale lock under a relative path is never released (seen on Optuna 5.0).
+        # Absolute, because a stale lock under a relative path is never released (seen on Optuna
+        # 5.0).
         path = str(Path(where.removeprefix("journal:")).absolute())
         return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     return optuna.storages.get_storage(where)

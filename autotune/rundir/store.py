@@ -12,8 +12,9 @@ Layout::
     records.kept.jsonl  what a driver had in memory when it found records.jsonl gone or replaced
     earlier-1/          the same of an edited study that had measured nothing
 
-A record is appended with one write and synced before anything depends on it. Readers ignore a torn last line (power
-cut, full disk), and the next writer cuts it off; `autotune.rundir.damage` finds what else is lost.
+A record is appended with one write and synced before anything depends on it. Readers ignore a torn
+last line (power cut, full disk), and the next writer cuts it off; `autotune.rundir.damage` finds
+what else is lost.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from autotune.rundir.files import (
     sync_upwards,
     write_atomically,
     writing,
-)  # fmt: skip
+)
 from autotune.rundir.lock import LOCK, Lock
 
 R = TypeVar("R", bound=Stamped)
@@ -90,11 +91,15 @@ class Folders:
         return folder_within(self.path, *parts)
 
     def relative(self, path: Path) -> str:
-        """Returns a path relative to the run, so that runs can be moved and lanes may be elsewhere."""
+        """Returns a path relative to the run, so that runs can be moved and lanes may be
+        elsewhere.
+        """
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Returns a function that appends raw pairs of a measurement; keeps those of a killed session beside them."""
+        """Returns a function that appends raw pairs of a measurement; keeps those of a killed
+        session beside them.
+        """
         file = folder / PAIRS
         with writing(file), contextlib.suppress(FileNotFoundError):
             file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
@@ -107,10 +112,14 @@ class Folders:
     def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes a file for people to read beside a measurement."""
         refuse_path(name)
-        write_atomically(folder / name, strike(text, list(secret_variables(caller_environment()).values())))
+        write_atomically(
+            folder / name, strike(text, list(secret_variables(caller_environment()).values()))
+        )
 
     def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads a measurement's raw pairs but a torn last one, none from elsewhere; RunDirectoryError if damaged."""
+        """Reads a measurement's raw pairs but a torn last one, none from elsewhere;
+        RunDirectoryError if damaged.
+        """
         path = PurePosixPath(directory)
         if path.is_absolute() or ".." in path.parts:
             return
@@ -123,7 +132,9 @@ class Folders:
 
 
 def lost_pairs(folders: Folders, record: Stamped) -> str:
-    """Returns how the raw pairs of a record differ from its count of them, as a clause; empty if they do not."""
+    """Returns how the raw pairs of a record differ from its count of them, as a clause; empty if
+    they do not.
+    """
     directory = getattr(record, "directory", None)
     measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
     if directory is None or measured is None or getattr(record, "failure", None) is not None:
@@ -140,16 +151,22 @@ def _refuse_kept(path: Path) -> None:
     """Raises RunDirectoryError for a run whose records a driver found gone and kept beside."""
     if (path / KEPT_RECORDS).exists():
         raise RunDirectoryError(
-            f"{path / RECORDS} was removed, cut or replaced while a driver wrote it, and {KEPT_RECORDS} holds its "
-            f"records; put them back (mv {path / KEPT_RECORDS} {path / RECORDS}), then the same command goes on"
+            f"{path / RECORDS} was removed, cut or replaced while a driver wrote it, and "
+            f"{KEPT_RECORDS} holds its "
+            f"records; put them back (mv {path / KEPT_RECORDS} {path / RECORDS}), then the same "
+            "command goes on"
         )
 
 
 def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
-    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is killed leaves such."""
+    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is
+    killed leaves such.
+    """
     named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
     held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
-    return sorted(str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)})
+    return sorted(
+        str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)}
+    )
 
 
 def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
@@ -205,12 +222,15 @@ class Store(Folders):
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Opens a run directory for reading; RunDirectoryError if it is not one, or has another schema."""
+        """Opens a run directory for reading; RunDirectoryError if it is not one, or has another
+        schema.
+        """
         _refuse_kept(path)
         file = path / STUDY
         if not file.is_file():
             raise StudyLostError(
-                f"{path} must be a run directory but holds no {STUDY}; `autotune status` lists the runs of this "
+                f"{path} must be a run directory but holds no {STUDY}; `autotune status` lists "
+                "the runs of this "
                 f"folder; if the file was lost, {_AGAIN}"
             )
         try:
@@ -221,25 +241,32 @@ class Store(Folders):
         try:
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
-                    f"{path} must be of schema {SCHEMA_VERSION} but is of {data['schema_version']}; "
-                    "read it with the version of autotune that wrote it, or start a new run directory"
+                    f"{path} must be of schema {SCHEMA_VERSION} but is of "
+                    f"{data['schema_version']}; "
+                    "read it with the version of autotune that wrote it, or start a new run "
+                    "directory"
                 )
             return cls(path, StudySpec.model_validate(data["study"]), study_dir=data["study_dir"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(_no_study(file, error)) from error
 
     @classmethod
-    def create_or_resume(cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None) -> Store:
-        """Opens a run directory for writing, making it if needed, and locks it; `watch` goes on from earlier sessions.
+    def create_or_resume(
+        cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None
+    ) -> Store:
+        """Opens a run directory for writing, making it if needed, and locks it; `watch` goes on
+        from earlier sessions.
 
         Raises:
-            RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot be written.
+            RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot
+                be written.
         """
         try:
             make_folder(path, mode=0o700)
         except OSError as error:
             raise RunDirectoryError(
-                f"the run directory must be writable but {path}: {error.strerror}; name another with --run-dir"
+                f"the run directory must be writable but {path}: {error.strerror}; name another "
+                "with --run-dir"
             ) from error
         for folder in (path, *(p for p in path.iterdir() if p.is_dir() and not p.is_symlink())):
             refuse_links(folder)
@@ -261,8 +288,10 @@ class Store(Folders):
         store = cls._known(path, spec) or cls._new(path, spec, study_dir)
         if not store.records() and (unnamed := unnamed_folders(path, ())):
             raise RunDirectoryError(
-                f"{path / RECORDS} must hold the records of this run but has none, though {len(unnamed)} folders hold "
-                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name another folder with "
+                f"{path / RECORDS} must hold the records of this run but has none, though "
+                f"{len(unnamed)} folders hold "
+                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name "
+                "another folder with "
                 "--run-dir"
             )
         body = {
@@ -278,7 +307,9 @@ class Store(Folders):
 
     @classmethod
     def _known(cls, path: Path, spec: StudySpec) -> Store | None:
-        """Opens the run directory of a known study; None if it is new, or its study.json is lost."""
+        """Opens the run directory of a known study; None if it is new, or its study.json is
+        lost.
+        """
         try:
             store = cls.open(path)
         except StudyLostError:  # the caller has its content
@@ -303,15 +334,19 @@ class Store(Folders):
         """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
         records = store.records()
-        if records and {r.identity for r in records if isinstance(r, SessionRecord)} != {spec.identity}:
+        if records and {r.identity for r in records if isinstance(r, SessionRecord)} != {
+            spec.identity
+        }:
             raise RunDirectoryError(
-                f"{path / STUDY} must hold the study of this run but is lost, and its records are not of this one; "
+                f"{path / STUDY} must hold the study of this run but is lost, and its records "
+                "are not of this one; "
                 "restore that file from a copy, or name another folder with --run-dir"
             )
         strangers = [p.name for p in path.iterdir() if not _is_own(p.name)]
         if strangers and not records:
             raise RunDirectoryError(
-                f"a new run directory must be empty but {path} holds {', '.join(sorted(strangers)[:3])}; "
+                f"a new run directory must be empty but {path} holds "
+                f"{', '.join(sorted(strangers)[:3])}; "
                 "name another folder with --run-dir"
             )
         return store
@@ -339,8 +374,9 @@ class Store(Folders):
         """Appends one record with the study's time, and syncs it.
 
         Raises:
-            RunDirectoryError: If the disk is full or gone, if raw pairs of the record are lost, or if someone else
-                removed, cut or replaced the records: then those in memory are written beside.
+            RunDirectoryError: If the disk is full or gone, if raw pairs of the record are lost, or
+                if someone else removed, cut or replaced the records: then those in memory are
+                written beside.
         """
         stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
         if isinstance(stamped, ConclusionRecord):
@@ -353,9 +389,12 @@ class Store(Folders):
             lines = [_line_of(kept) for kept in self._all]
             write_atomically(self.path / KEPT_RECORDS, "".join(lines))
             raise RunDirectoryError(
-                f"{error}: the program of the study or someone else has removed or changed it. Its {len(lines)} "
-                f"records are kept; put them back (mv {self.path / KEPT_RECORDS} {self._file}), keep the program from "
-                "writing there (name a folder outside of its own with --run-dir), and run the same command again"
+                f"{error}: the program of the study or someone else has removed or changed it. "
+                f"Its {len(lines)} "
+                f"records are kept; put them back (mv {self.path / KEPT_RECORDS} {self._file}), "
+                "keep the program from "
+                "writing there (name a folder outside of its own with --run-dir), and run the "
+                "same command again"
             ) from error
         if self._is_sole_writer:
             self._add(stamped)  # type: ignore[arg-type]
@@ -368,8 +407,10 @@ class Store(Folders):
         if (directory := getattr(record, "directory", None)) is not None:
             if lost := lost_pairs(self, record):
                 raise RunDirectoryError(
-                    f"raw pairs must stay where they are written but what was measured last {lost}: the program of "
-                    "the study has removed them, or someone else; name a folder outside of the program's own with "
+                    "raw pairs must stay where they are written but what was measured last "
+                    f"{lost}: the program of "
+                    "the study has removed them, or someone else; name a folder outside of the "
+                    "program's own with "
                     "--run-dir, and have it write to {folder} or to a folder of another name"
                 )
             sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
@@ -381,7 +422,9 @@ class Store(Folders):
             self.append(record)
 
     def is_news(self, record: Stamped) -> bool:
-        """Returns whether no earlier record, or not the newest conclusion, equals a record but for stamps."""
+        """Returns whether no earlier record, or not the newest conclusion, equals a record but for
+        stamps.
+        """
         stamps = [k for k in ("ended", "provenance", "record_count") if hasattr(record, k)]
         bare = {"at_s": 0.0, "by": None, **dict.fromkeys(stamps)}
         alike = [r.model_copy(update=bare) for r in self.of(type(record))]
@@ -393,7 +436,9 @@ class Store(Folders):
         return record.model_copy(update=bare) not in alike
 
     def records(self) -> list[AnyRecord]:
-        """Returns all records in order but a torn last one; RunDirectoryError if they are damaged or unreadable."""
+        """Returns all records in order but a torn last one; RunDirectoryError if they are damaged
+        or unreadable.
+        """
         self._refresh()
         return list(self._all)
 
@@ -403,7 +448,9 @@ class Store(Folders):
         return max((record.at_s for record in self.records()), default=0.0)
 
     def _refresh(self) -> None:
-        """Reads appended lines (a sole writer does so once), or all if the file has become shorter."""
+        """Reads appended lines (a sole writer does so once), or all if the file has become
+        shorter.
+        """
         if self._is_sole_writer and self._is_read:
             return
         self._is_read = True
@@ -441,7 +488,9 @@ class Store(Folders):
         return next(reversed(self.of(kind)), None)
 
     def before(self, record: Stamped) -> Store:
-        """Returns a view of the records before one, or of all if it is not recorded; for reading only."""
+        """Returns a view of the records before one, or of all if it is not recorded; for reading
+        only.
+        """
         view = Store(self.path, self.spec, study_dir=self.study_dir)
         view._is_sole_writer = True  # it never reads the file again
         view._is_read = True
@@ -452,7 +501,9 @@ class Store(Folders):
 
 
 def _without_secrets(record: R) -> R:
-    """Strikes out of a record what the caller's variables of secret names hold: programs print it."""
+    """Strikes out of a record what the caller's variables of secret names hold: programs print
+    it.
+    """
     values = list(secret_variables(caller_environment()).values())
     if not values:
         return record
@@ -466,19 +517,27 @@ def _line_of(record: Stamped) -> str:
 
 
 def _set_aside(path: Path) -> Path:
-    """Moves what a study has written into a new folder of its run directory, its name last; returns that folder."""
+    """Moves what a study has written into a new folder of its run directory, its name last; returns
+    that folder.
+    """
     folder = next(f for n in itertools.count(1) if not (f := path / f"{EARLIER}-{n}").exists())
     with writing(folder):
         folder.mkdir(mode=0o700)
         for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
             if (path / name).exists():
-                shutil.move(path / name, folder / name)  # copies a folder of the lower layer of an overlay
+                shutil.move(
+                    path / name, folder / name
+                )  # copies a folder of the lower layer of an overlay
     return folder
 
 
 def _is_own(name: str) -> bool:
-    """Returns whether an entry of a folder without a study may be the rest of an interrupted start."""
-    return name in (LOCK, STUDY, RECORDS, *FOLDERS) or name.startswith((f".{Path(STUDY).stem}", f"{EARLIER}-"))
+    """Returns whether an entry of a folder without a study may be the rest of an interrupted
+    start.
+    """
+    return name in (LOCK, STUDY, RECORDS, *FOLDERS) or name.startswith(
+        (f".{Path(STUDY).stem}", f"{EARLIER}-")
+    )
 
 
 @contextlib.contextmanager
@@ -499,7 +558,9 @@ def driver_session(store: Store, *, command: Sequence[str]) -> Iterator[None]:
 
 
 def earlier_runs(store: Store) -> int:
-    """Counts readable finished searches of the same study, whatever its seed and budget, beside a run directory."""
+    """Counts readable finished searches of the same study, whatever its seed and budget, beside a
+    run directory.
+    """
     count = 0
     for path in runs_in(store.path.parent):
         with contextlib.suppress(RunDirectoryError):

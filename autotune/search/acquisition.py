@@ -1,8 +1,10 @@
-"""The acquisition: proposes the set of the largest expected improvement among the best sets of several draws.
+"""The acquisition: proposes the set of the largest expected improvement among the best sets of
+several draws.
 
-Settings that act in a draw from the posterior get their best value. Inert ones get one too, as if they acted: early
-trials change many settings at once and inform about all of them. The expected improvement (Jones, Schonlau and Welch,
-"Efficient Global Optimization of Expensive Black-Box Functions", 1998) counts times the probability to run.
+Settings that act in a draw from the posterior get their best value. Inert ones get one too, as if
+they acted: early trials change many settings at once and inform about all of them. The expected
+improvement (Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box
+Functions", 1998) counts times the probability to run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ LOOKS = 200
 """Draws that tell whether another set may gain."""
 
 LEAST_GAIN = 0.003
-"""Expected improvement, in typical effects, below which the best set of one draw is more informative."""
+"""Expected improvement, in typical effects, below which the best set of one draw is more
+informative.
+"""
 
 FAIR_CHANCE = 0.6
 """Least probability to run of a set that changes settings only to explore them."""
@@ -47,8 +51,10 @@ def propose(
     """Proposes the next set; one that is not open only if no open one is found.
 
     Args:
-        is_open: Whether a set is allowed, unknown, not being tried and without a known failing combination.
-        tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster than all of them.
+        is_open: Whether a set is allowed, unknown, not being tried and without a known failing
+            combination.
+        tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster
+            than all of them.
     """
     model = models.effects
     draws = model.draws(rng, SAMPLES)
@@ -66,14 +72,22 @@ def propose(
         table = np.array(list(candidates.values()))
         least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
         least = np.where(np.isfinite(least), least, 0.0)
-        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(models.log_chances(table))
+        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(
+            models.log_chances(table)
+        )
         if gains.max() >= LEAST_GAIN * model.scale:
             return np.asarray(table[int(np.argmax(gains))])
-    return next((c for c in reversed(explored) if c.tobytes() in candidates), next(iter(candidates.values())))
+    return next(
+        (c for c in reversed(explored) if c.tobytes() in candidates),
+        next(iter(candidates.values())),
+    )
 
 
-def chance_of_gain(models: Models, rng: np.random.Generator, *, tried: Codes, least: float) -> float:
-    """Returns the probability that a set gains at least `least` (a log ratio), and as much over all sets `tried`.
+def chance_of_gain(
+    models: Models, rng: np.random.Generator, *, tried: Codes, least: float
+) -> float:
+    """Returns the probability that a set gains at least `least` (a log ratio), and as much over all
+    sets `tried`.
 
     A tried set that gains less counts as the default, for its gain could not be proven.
     """
@@ -86,7 +100,9 @@ def chance_of_gain(models: Models, rng: np.random.Generator, *, tried: Codes, le
 
 def _cheapest(models: Models, tables: Tables, rng: np.random.Generator) -> list[Codes]:
     """Returns the best set under a draw, and sets of less memory; see `MemoryModel.candidates`."""
-    return models.memory.candidates(tables, models.failures.risks, FAILURE_COST * models.effects.scale, rng)
+    return models.memory.candidates(
+        tables, models.failures.risks, FAILURE_COST * models.effects.scale, rng
+    )
 
 
 def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
@@ -101,7 +117,11 @@ def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
     for i in reversed(range(len(codes))):
         if is_changed[i] and (i in needed or i not in tables.inert):
             needed.update(design.factors[i].needs)
-    return [i for i in sorted(tables.inert - needed) if is_changed[i] and design.factors[i].default is not None]
+    return [
+        i
+        for i in sorted(tables.inert - needed)
+        if is_changed[i] and design.factors[i].default is not None
+    ]
 
 
 def _within_risk(models: Models, rng: np.random.Generator, codes: Codes, tables: Tables) -> Codes:
@@ -117,13 +137,19 @@ def _within_risk(models: Models, rng: np.random.Generator, codes: Codes, tables:
     return rows[int(np.argmax(is_fair)) if is_fair.any() else -1]
 
 
-def _near(models: Models, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes) -> Codes:
-    """Finds an open set by random changes of more and more settings; else returns the set itself."""
+def _near(
+    models: Models, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes
+) -> Codes:
+    """Finds an open set by random changes of more and more settings; else returns the set
+    itself.
+    """
     design = models.effects.design
     for attempt in range(LAST_TRIES):
         other = best.copy()
         for i in rng.integers(len(best), size=1 + attempt // 10):
-            other = design.raised(other, i, int(rng.integers(design.sizes[i])), models.failures.risks.single)
+            other = design.raised(
+                other, i, int(rng.integers(design.sizes[i])), models.failures.risks.single
+            )
         other = design.settle(other)
         if models.memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE) and is_open(other):
             return other

@@ -34,7 +34,10 @@ GREEDY = 12
 JUMPS = 20
 """States of each walk from which proposals are drawn."""
 
-_SPREADS, _FALLS = 8, 0.9  # limit of rounds that estimate the spread; ratio of spreads from which they end
+_SPREADS, _FALLS = (
+    8,
+    0.9,
+)  # limit of rounds that estimate the spread; ratio of spreads from which they end
 _ENOUGH = 8  # trials that determine a spread
 _SWEEPS = 8  # limit of sweeps of the descent over the settings of pairs
 
@@ -43,7 +46,9 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Measured sets, shape (trials, factors): logs of their step times over the reference's, with standard errors."""
+    """Measured sets, shape (trials, factors): logs of their step times over the reference's, with
+    standard errors.
+    """
 
     codes: Codes
     values: Floats
@@ -54,7 +59,9 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """All effects, as a draw or their mean has them: changes of the log step time, of inert settings if they acted."""
+    """All effects, as a draw or their mean has them: changes of the log step time, of inert
+    settings if they acted.
+    """
 
     design: Design
     main: list[Floats]
@@ -67,13 +74,16 @@ class Tables:
         return own + sum(float(table[codes[i], codes[j]]) for (i, j), table in self.pairs.items())
 
     def smallest(self, risks: Risks, unit: float) -> Codes:
-        """Finds the settled set with the least sum of effects and risks, which cost `unit` (a log ratio).
+        """Finds the settled set with the least sum of effects and risks, which cost `unit` (a log
+        ratio).
 
-        A suspected pair of values counts from the sweep on that follows a set which holds both. A setting is changed
-        together with those that it needs.
+        A suspected pair of values counts from the sweep on that follows a set which holds both. A
+        setting is changed together with those that it needs.
         """
         # The last code means "not set" and is no choice.
-        costs = [(own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)]
+        costs = [
+            (own + unit * risk)[:-1] for own, risk in zip(self.main, risks.single, strict=True)
+        ]
         descent = _Descent(costs)
         for (i, j), table in self.pairs.items():
             descent.add(i, j, table[:-1, :-1])
@@ -82,7 +92,10 @@ class Tables:
             before = descent.codes.copy()
             held = np.flatnonzero(waits & risks.pairs.held(np.array([before]))[0]).tolist()
             for at in held:
-                (i, j), (one, other) = risks.pairs.factors[at].tolist(), risks.pairs.codes[at].tolist()
+                (i, j), (one, other) = (
+                    risks.pairs.factors[at].tolist(),
+                    risks.pairs.codes[at].tolist(),
+                )
                 table = np.zeros((len(self.main[i]) - 1, len(self.main[j]) - 1))
                 table[one, other] = unit * risks.pairs.numbers[at]
                 descent.add(i, j, table)
@@ -96,17 +109,23 @@ class Tables:
 
         best = self.design.settle(np.array(descent.codes, dtype=np.int64))
         for i in self.design.conditional:
-            raised = self.design.settle(self.design.raised(best, i, int(np.argmin(costs[i])), costs))
+            raised = self.design.settle(
+                self.design.raised(best, i, int(np.argmin(costs[i])), costs)
+            )
             best = min(best, raised, key=cost)
         return best
 
 
 class _Descent:
-    """Minimises the sum of a cost of each code of each setting and of tables of pairs of settings, pair by pair."""
+    """Minimises the sum of a cost of each code of each setting and of tables of pairs of settings,
+    pair by pair.
+    """
 
     def __init__(self, costs: list[Floats]) -> None:
         self.codes = [int(np.argmin(own)) for own in costs]
-        self._costs = costs.copy()  # of each code of a setting, with those of the others as they are
+        self._costs = (
+            costs.copy()
+        )  # of each code of a setting, with those of the others as they are
         self._pairs: dict[Pair, Floats] = {}
         self._neighbours: list[list[tuple[int, Floats]]] = [[] for _ in costs]
 
@@ -135,23 +154,33 @@ class _Descent:
 
 
 class Draws:
-    """Draws of whether each block acts, shape (draws, blocks), and of its coefficients then, shape (..., rank)."""
+    """Draws of whether each block acts, shape (draws, blocks), and of its coefficients then, shape
+    (..., rank).
+    """
 
-    def __init__(self, design: Design, index: NDArray[np.int64], coefs: Floats, acts: NDArray[np.bool_]) -> None:
+    def __init__(
+        self, design: Design, index: NDArray[np.int64], coefs: Floats, acts: NDArray[np.bool_]
+    ) -> None:
         self._design = design
         self._coefs = coefs
         self._acts = acts
-        flat = np.zeros((len(coefs), int(design.starts[-1]) + 1))  # the last is a dummy for blocks of fewer features
+        flat = np.zeros(
+            (len(coefs), int(design.starts[-1]) + 1)
+        )  # the last is a dummy for blocks of fewer features
         flat[:, index] = coefs * acts[:, :, None]
         self._used = np.flatnonzero(flat[:, :-1].any(axis=0))
         self._flat = flat[:, self._used]
 
     def totals(self, codes: Codes) -> Floats:
-        """Change of the log step time by sets of shape (sets, factors) in each draw, shape (draws, sets)."""
+        """Change of the log step time by sets of shape (sets, factors) in each draw, shape (draws,
+        sets).
+        """
         return np.asarray(self._flat @ self._design.features(codes)[:, self._used].T)
 
     def main(self, factor: int) -> Floats:
-        """Change by each value of a setting in each draw, were it to act, shape (draws, values + 1)."""
+        """Change by each value of a setting in each draw, were it to act, shape (draws, values +
+        1).
+        """
         table = self._design.blocks[factor].table
         return np.asarray(self._coefs[:, factor, : table.shape[1]] @ table.T)
 
@@ -177,10 +206,18 @@ def _tables(design: Design, coefs: Floats, acts: NDArray[np.bool_]) -> Tables:
 
 
 class AdditiveModel:
-    """The posterior of effects; the default's value is estimated unless that is 0, as for ratios (`has_origin`)."""
+    """The posterior of effects; the default's value is estimated unless that is 0, as for ratios
+    (`has_origin`).
+    """
 
     def __init__(
-        self, design: Design, seen: Observations, *, seed: int, has_origin: bool = True, jumps: int = JUMPS
+        self,
+        design: Design,
+        seen: Observations,
+        *,
+        seed: int,
+        has_origin: bool = True,
+        jumps: int = JUMPS,
     ) -> None:
         self.design = design
         self._has_origin = has_origin
@@ -188,7 +225,9 @@ class AdditiveModel:
         values = self._rows.values
         self.scale = SMALLEST_SCALE
         if len(values):
-            self.scale = max(SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values)))))
+            self.scale = max(
+                SMALLEST_SCALE, 0.75 * float(np.median(np.abs(values - np.median(values))))
+            )
         self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
         self.spread = max(SPREAD, self._least_spread)
         inside: dict[int, int] = {}
@@ -211,8 +250,8 @@ class AdditiveModel:
     def _greedy(self) -> dict[int, int]:
         """Adds the likeliest effects one by one, and sets the spread from their residuals.
 
-        This repeats until the spread no longer falls: effects of a few percent become visible only once settings that
-        double the step time, or several harmful ones, are accounted for.
+        This repeats until the spread no longer falls: effects of a few percent become visible only
+        once settings that double the step time, or several harmful ones, are accounted for.
         """
         inside: dict[int, int] = {}
         most = min(GREEDY, len(self._rows.values) // 2)
@@ -266,7 +305,9 @@ class AdditiveModel:
             coefs[rows] = state.mean_if + np.linalg.solve(lower, noise).transpose(2, 0, 1)
             # Each block outside of the state may act with its own probability.
             acts[rows] = rng.random((len(rows), blocks)) < state.chance
-            together = rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T
+            together = (
+                rng.standard_normal((len(rows), len(state.mean))) @ np.linalg.cholesky(state.cov).T
+            )
             for block, own in state.places.items():
                 coefs[rows, block] = 0.0
                 coefs[rows, block, : own.stop - own.start] = state.mean[own] + together[:, own]
@@ -308,7 +349,9 @@ class _Rows(NamedTuple):
 
 
 def _as_rows(design: Design, seen: Observations) -> _Rows:
-    """Features, values and variances; a duplicate is a zero for its difference from the original."""
+    """Features, values and variances; a duplicate is a zero for its difference from the
+    original.
+    """
     features = design.features(seen.codes)
     values = seen.values.copy()
     variances = seen.sds**2

@@ -56,7 +56,8 @@ class Effects:
     def of(self, factor: int) -> list[Change]:
         """Effect of each value of a setting, by code, with the others at their defaults.
 
-        The interval holds "no change" unless the setting surely acts; for an inert one it bounds an overlooked effect.
+        The interval holds "no change" unless the setting surely acts; for an inert one it bounds an
+        overlooked effect.
         """
         means = self.model.mean.main[factor]
         low, high = np.quantile(self._draws.main(factor), ENDS, axis=0)
@@ -73,7 +74,8 @@ class Effects:
             yield (i, j), float(self.model.chances[block])
 
     def best(self, ran: Sequence[Codes], *, least: float = 0.0) -> Codes:
-        """The set with the least expected time, without settings that are more likely than not useless.
+        """The set with the least expected time, without settings that are more likely than not
+        useless.
 
         Args:
             ran: Sets that ran; the best of them counts if the best of all does not fit into memory.
@@ -118,5 +120,7 @@ class Effects:
 
 
 def as_ratio(change: float) -> float:
-    """Converts a change of the log step time to a ratio with five decimals, above rounding noise."""
+    """Converts a change of the log step time to a ratio with five decimals, above rounding
+    noise.
+    """
     return round(math.exp(change), 5)

@@ -1,9 +1,10 @@
 """The memory model: the log of a set's peak memory is a sum over its settings.
 
-Bayesian linear regression with normal priors around zero, wide for options such as batch size and recomputation, narrow
-for flags: of 1,076 compiled values four in five change the peak by less than 2 %. Where a setting moves more, its
-prior widens (MacKay, "Bayesian interpolation", 1992: automatic relevance determination). A set that ran out of memory
-is a censored observation: its peak is the expected one, but above the limit.
+Bayesian linear regression with normal priors around zero, wide for options such as batch size and
+recomputation, narrow for flags: of 1,076 compiled values four in five change the peak by less than
+2 %. Where a setting moves more, its prior widens (MacKay, "Bayesian interpolation", 1992: automatic
+relevance determination). A set that ran out of memory is a censored observation: its peak is the
+expected one, but above the limit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _ROUNDS = 4
 
 
 class Peaks(NamedTuple):
-    """Peak memory of sets over the default's; of those that ran out of it (`is_least`) a lower bound."""
+    """Peak memory of sets over the default's; of those that ran out of it (`is_least`) a lower
+    bound.
+    """
 
     codes: Codes
     ratios: Floats
@@ -42,7 +45,9 @@ class Peaks(NamedTuple):
 
 
 class MemoryModel:
-    """Probabilities of sets to fit; all fit where no `limit` (over the default's peak) or no peak is known."""
+    """Probabilities of sets to fit; all fit where no `limit` (over the default's peak) or no peak
+    is known.
+    """
 
     def __init__(self, design: Design, peaks: Peaks, limit: float | None) -> None:
         self.design = Design(design.factors, [])
@@ -50,17 +55,25 @@ class MemoryModel:
         self.is_known = self._limit < np.inf
         """Whether sets may not fit."""
         if self.is_known:
-            self._fit(peaks, np.array([OPTION if f.moves_memory else FLAG for f in design.factors]) ** 2)
+            self._fit(
+                peaks, np.array([OPTION if f.moves_memory else FLAG for f in design.factors]) ** 2
+            )
 
     def _fit(self, peaks: Peaks, usual: Floats) -> None:
-        """Fits coefficients; a block has at least its usual variance, and a larger one where the peaks say so."""
+        """Fits coefficients; a block has at least its usual variance, and a larger one where the
+        peaks say so.
+        """
         features = self.design.features(peaks.codes)
-        of = np.repeat(np.arange(len(usual)), np.diff(self.design.starts))  # the block of each feature
+        of = np.repeat(
+            np.arange(len(usual)), np.diff(self.design.starts)
+        )  # the block of each feature
         least = np.where(peaks.is_least, self._limit + OVER, -np.inf)
         values = np.maximum(np.log(peaks.ratios), least)
         variances = usual
         for _ in range(_ROUNDS):
-            self._cov = np.linalg.inv(features.T @ features / SPREAD**2 + np.diag(1 / variances[of]))
+            self._cov = np.linalg.inv(
+                features.T @ features / SPREAD**2 + np.diag(1 / variances[of])
+            )
             self._mean = self._cov @ (features.T @ values) / SPREAD**2
             values = np.where(peaks.is_least, np.maximum(features @ self._mean, least), values)
             squares = np.bincount(of, self._mean**2 + np.diag(self._cov), len(usual))
@@ -83,7 +96,8 @@ class MemoryModel:
         """The set of `Tables.smallest`, then ones of less and less memory until one fits.
 
         Args:
-            rng: Draws the effects on memory, so that sets which may fit are tried; None for their means.
+            rng: Draws the effects on memory, so that sets which may fit are tried; None for their
+                means.
         """
         sets = [tables.smallest(risks, unit)]
         if not self.is_known:

@@ -1,4 +1,6 @@
-"""The models that are fitted to the trials of one space: what sets take, whether they run, and whether they fit."""
+"""The models that are fitted to the trials of one space: what sets take, whether they run, and
+whether they fit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Models:
     memory: MemoryModel
 
     def log_chances(self, codes: Codes) -> Floats:
-        """Log of the probability that each set runs and fits into memory, of sets of shape (sets, factors)."""
+        """Log of the probability that each set runs and fits into memory, of sets of shape (sets,
+        factors).
+        """
         return self.failures.log_survivals(codes) + self.memory.log_chances(codes)
 
     def fits(self, codes: Codes) -> bool:

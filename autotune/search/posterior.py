@@ -1,10 +1,11 @@
 """Sparse Bayesian regression over blocks of features, each in or out of the model (spike and slab).
 
-Coefficients of a block in the model have a narrow or a wide normal prior: most effects are a few percent, and a large
-one must not be split among several settings. Coefficients are integrated out. Given all others, the odds of each block
-are known in closed form, so each jump of the walk flips a block with the right probability and has the right holding
-time (Zanella, "Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's balancing function).
-A short walk rarely moves an effect between settings that were always changed together.
+Coefficients of a block in the model have a narrow or a wide normal prior: most effects are a few
+percent, and a large one must not be split among several settings. Coefficients are integrated out.
+Given all others, the odds of each block are known in closed form, so each jump of the walk flips a
+block with the right probability and has the right holding time (Zanella, "Informed proposals for
+local MCMC in discrete spaces", JASA 2020, with Barker's balancing function). A short walk rarely
+moves an effect between settings that were always changed together.
 """
 
 from __future__ import annotations
@@ -72,12 +73,16 @@ class State:
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients if present, shape (blocks, rank, rank)."""
-        return self.precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(self.precision.shape[1])
+        return self.precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(
+            self.precision.shape[1]
+        )
 
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
-        return np.asarray(np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64)
+        return np.asarray(
+            np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64
+        )
 
 
 class Chain:
@@ -90,7 +95,9 @@ class Chain:
         log_odds: Prior, shape (blocks,).
     """
 
-    def __init__(self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats) -> None:
+    def __init__(
+        self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats
+    ) -> None:
         self.starts = starts
         self.log_odds = log_odds
         sizes = np.diff(starts)
@@ -109,17 +116,23 @@ class Chain:
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
-        """Products of all features with those of one block, shape (features + 1, features of the block).
+        """Products of all features with those of one block, shape (features + 1, features of the
+        block).
 
-        Cached by block: few blocks are ever in the model, and all products for hundreds of pairs would take seconds.
+        Cached by block: few blocks are ever in the model, and all products for hundreds of pairs
+        would take seconds.
         """
         if (found := self._products.get(block)) is None:
             features = self._features[self.starts[block] : self.starts[block + 1]]
             found = self._products[block] = self._features @ features.T
         return found
 
-    def run(self, rng: np.random.Generator, start: Mapping[int, int], jumps: int) -> tuple[list[State], Floats]:
-        """Walks from some blocks, each with the index of its size; returns the states and their probabilities."""
+    def run(
+        self, rng: np.random.Generator, start: Mapping[int, int], jumps: int
+    ) -> tuple[list[State], Floats]:
+        """Walks from some blocks, each with the index of its size; returns the states and their
+        probabilities.
+        """
         sizes = dict(start)
         if not len(self.log_odds):
             return [self.look(sizes)], np.ones(1)
@@ -148,14 +161,17 @@ class Chain:
     def look(self, inside: Mapping[int, int]) -> State:
         """The state of some blocks, each with the index of its size.
 
-        With `M` the inverse covariance of the values given these blocks, the likelihood of each block follows from its
-        `X' M X` and `X' M y`, computed by Cholesky's factor: products with an inverse lose twice the digits.
+        With `M` the inverse covariance of the values given these blocks, the likelihood of each
+        block follows from its `X' M X` and `X' M y`, computed by Cholesky's factor: products with
+        an inverse lose twice the digits.
         """
         spans, at = dict[int, slice](), 0
         for block in inside:
             spans[block] = slice(at, at := at + int(self.starts[block + 1] - self.starts[block]))
         none = np.zeros((len(self.moment), 0))
-        cross = np.concatenate([none, *map(self.products, inside)], axis=1)  # (features + 1, columns)
+        cross = np.concatenate(
+            [none, *map(self.products, inside)], axis=1
+        )  # (features + 1, columns)
         ranges = [np.arange(self.starts[b], self.starts[b + 1]) for b in inside]
         columns = np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
         prior = np.zeros(at)
@@ -169,7 +185,9 @@ class Chain:
         pull = (self.moment - cross @ mean)[self.index]
         for block, span in spans.items():  # by the data without the block's own prior
             size, count = inside[block], span.stop - span.start
-            fisher[block, :count, :count] = np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
+            fisher[block, :count, :count] = (
+                np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
+            )
             pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
         return State(dict(inside), spans, columns, mean, cov, fisher, pull, self.log_odds)
 

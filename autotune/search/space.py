@@ -1,9 +1,11 @@
-"""A search space as numbers: each setting a factor, each set a row of codes, each effect a block of features.
+"""A search space as numbers: each setting a factor, each set a row of codes, each effect a block of
+features.
 
-A block is one setting's effect on the log of the step time, or the interaction of two settings. Its features are scaled
-so that standard normal coefficients give effects of size one. Effects of ordered values (thresholds, thread counts)
-have an exponential kernel over their scale, whose draws may jump as a threshold does; effects of other values share a
-common part. The effect of the default is zero.
+A block is one setting's effect on the log of the step time, or the interaction of two settings. Its
+features are scaled so that standard normal coefficients give effects of size one. Effects of
+ordered values (thresholds, thread counts) have an exponential kernel over their scale, whose draws
+may jump as a threshold does; effects of other values share a common part. The effect of the default
+is zero.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Factor:
     size: int
     default: int | None = 0
     scale: tuple[float, ...] | None = None
-    """Places of ordered values, in the unit in which effects are smooth (log bytes for thresholds); nan if unknown."""
+    """Places of ordered values, in the unit in which effects are smooth (log bytes for thresholds);
+    nan if unknown.
+    """
     group: str = ""
     needs: Mapping[int, frozenset[int]] = field(default_factory=dict)
     p_active: float | None = None
@@ -70,7 +74,8 @@ class Flag:
         group: Pairs of one group may interact.
         needs: Other setting to its values under which this one acts.
         p_active: Prior probability of an effect; None for the usual one.
-        moves_memory: Whether it may need much more memory or give it, as options of the workload and shares of it do.
+        moves_memory: Whether it may need much more memory or give it, as options of the workload
+            and shares of it do.
     """
 
     default: Any = None
@@ -82,7 +87,9 @@ class Flag:
 
 
 class Block(NamedTuple):
-    """Features of each value of one setting, or of each combination of two that interact, in row-major order."""
+    """Features of each value of one setting, or of each combination of two that interact, in
+    row-major order.
+    """
 
     factors: tuple[int, ...]
     table: Floats
@@ -94,18 +101,24 @@ class Design:
     A set is a row of codes, one for each factor; the code after the last value means "not set".
     """
 
-    def __init__(self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, factors: Sequence[Factor], pairs: Sequence[tuple[int, int]] | None = None
+    ) -> None:
         self.factors = tuple(factors)
         self.sizes = [f.size for f in factors]
         mains = [_main_table(f.size, f.default, f.scale) for f in factors]
         self.pairs = list(pairs) if pairs is not None else likely_pairs(self.factors)
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
-        self.blocks += [Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs]
+        self.blocks += [
+            Block(pair, _pair_table(mains[pair[0]], mains[pair[1]])) for pair in self.pairs
+        ]
         self.starts = np.cumsum([0, *(b.table.shape[1] for b in self.blocks)])
         """Start of each block's features, and end of the last."""
         self.conditional = [i for i, f in enumerate(factors) if f.needs]
         """Settings that act only under values of others."""
-        self.neutral = np.array([f.size if f.default is None else f.default for f in factors], dtype=np.int64)
+        self.neutral = np.array(
+            [f.size if f.default is None else f.default for f in factors], dtype=np.int64
+        )
         """Codes of the default."""
 
     def features(self, codes: Codes) -> Floats:
@@ -133,7 +146,9 @@ class Design:
         return self.settle(less)
 
     def raised(self, codes: Codes, i: int, code: int, costs: Sequence[Floats]) -> Codes:
-        """Returns a set with a value of a setting, and what that needs at the cheapest values under which it acts."""
+        """Returns a set with a value of a setting, and what that needs at the cheapest values under
+        which it acts.
+        """
         raised = codes.copy()
         raised[i] = code
         for other, values in self.factors[i].needs.items():
@@ -158,13 +173,17 @@ def _main_table(size: int, default: int | None, scale: tuple[float, ...] | None)
     if not kept:
         return np.zeros((size + 1, 0))
     if scale is None:
-        features = np.linalg.cholesky(np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept)))
+        features = np.linalg.cholesky(
+            np.full((len(kept), len(kept)), COMMON) + (1 - COMMON) * np.eye(len(kept))
+        )
     else:
         places = np.array(scale)
         grid = places[kept]
         length = max(float(np.nanmax(places) - np.nanmin(places)), _TINY) * REACH
         kernel = np.exp(-np.abs(np.subtract.outer(grid, grid)) / length)
-        if default is not None and not np.isnan(places[default]):  # given that the default's effect is zero
+        if default is not None and not np.isnan(
+            places[default]
+        ):  # given that the default's effect is zero
             near = np.exp(-np.abs(grid - places[default]) / length)
             kernel -= np.outer(near, near)
         values, vectors = np.linalg.eigh(kernel)  # in ascending order
@@ -202,7 +221,9 @@ class CodedSpace:
         if flag.default is not None and flag.default in values:
             default = values.index(flag.default)
         needs = {
-            self._at[other]: frozenset(k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted)
+            self._at[other]: frozenset(
+                k for k, v in enumerate(self.choices[self._at[other]]) if v in wanted
+            )
             for other, wanted in flag.needs.items()
             if other in self._at
         }
@@ -234,7 +255,9 @@ class CodedSpace:
         choices = self.choices[i]
         if value in choices:
             return choices.index(value)
-        if isinstance(self._space[self.names[i]], CategoricalDistribution) or not isinstance(value, int | float):
+        if isinstance(self._space[self.names[i]], CategoricalDistribution) or not isinstance(
+            value, int | float
+        ):
             return None
         return int(np.argmin(np.abs(np.array(choices) - value)))
 
@@ -272,7 +295,9 @@ def _ordered(names: Sequence[str], flags: Mapping[str, Flag]) -> list[str]:
         return list(TopologicalSorter(needs).static_order())
     except CycleError as error:
         circle = " -> ".join(reversed(error.args[1]))
-        raise ValueError(f"settings must not need each other in a circle but got {circle}") from error
+        raise ValueError(
+            f"settings must not need each other in a circle but got {circle}"
+        ) from error
 
 
 def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
@@ -280,7 +305,9 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     if not isinstance(distribution, IntDistribution):
-        raise ValueError(f"a distribution must be categorical or of integers but got {distribution!r}")
+        raise ValueError(
+            f"a distribution must be categorical or of integers but got {distribution!r}"
+        )
     values = range(distribution.low, distribution.high + 1, distribution.step)
     if len(values) <= LONGEST:
         return list(values)
@@ -293,7 +320,10 @@ def _values_of(distribution: BaseDistribution, default: Any) -> list[Any]:
 
 
 def _scale(
-    distribution: BaseDistribution, values: Sequence[Any], default: int | None, default_place: float | None
+    distribution: BaseDistribution,
+    values: Sequence[Any],
+    default: int | None,
+    default_place: float | None,
 ) -> tuple[float, ...] | None:
     """Places of the values on their scale; None without one. The default's may be unknown (nan)."""
     if isinstance(distribution, IntDistribution):
@@ -309,7 +339,8 @@ def _scale(
 def _places(numbers: Sequence[float]) -> tuple[float, ...]:
     """Places of non-negative numbers on a log scale; nan for others.
 
-    Zero (no threshold) is below the smallest number by the median distance of the others, at least one doubling.
+    Zero (no threshold) is below the smallest number by the median distance of the others, at least
+    one doubling.
     """
     logs = sorted({math.log2(n) for n in numbers if n > 0})
     steps = sorted(b - a for a, b in itertools.pairwise(logs)) or [1.0]

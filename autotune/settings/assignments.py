@@ -1,4 +1,6 @@
-"""Reads which variables a text sets: a shell script, a container's recipe, a manifest, Python, or a notebook."""
+"""Reads which variables a text sets: a shell script, a container's recipe, a manifest, Python, or a
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ MOST_LATER = 200
 """Limit of later assignments in which a value is looked for."""
 
 MOST_EXPANDED = 10_000_000
-"""Limit of characters that references stand for, all together: a variable that doubles itself would fill memory."""
+"""Limit of characters that references stand for, all together: a variable that doubles itself would
+fill memory.
+"""
 
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
@@ -33,7 +37,8 @@ _PIECE = re.compile(
     re.DOTALL,
 )
 _TOKEN = re.compile(
-    rf"(?<!\S)\#(?!SBATCH|PBS|BSUB)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)", re.DOTALL
+    rf"(?<!\S)\#(?!SBATCH|PBS|BSUB)[^\n]*|(?P<end>[\n;&|<>()])|(?P<word>(?:{_PIECE.pattern})+)",
+    re.DOTALL,
 )
 _REFERENCE = re.compile(
     r"(?<!\\)(?:\$\{(\w+)(?:\[[@*]\])?(?::?([-=+])((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*))?\}"
@@ -41,11 +46,15 @@ _REFERENCE = re.compile(
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*|(?:jax|xla)_\w+")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_PREFIX = re.compile(r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)")
+_PREFIX = re.compile(
+    r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)"
+)
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
-_OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")  # whose values end with their lines
+_OF_A_FILE = re.compile(
+    rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+"
+)  # whose values end with their lines
 _LAUNCHES = re.compile(
     r"(?:.*/)?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun|docker|podman|bash|sh|cat|tee|FROM)|\./.+"
 )
@@ -62,19 +71,26 @@ _IN_QUOTES = re.compile(  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
     r"""((\\?["']).*?\3|[\d.]+)( *(?:\.\.|[+*<&]))?[ \t,;)\]}]*"""
 )
 _PAIR = re.compile(
-    r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
+    r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*"""
+    r"""("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
 )
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 UNREAD = {
-    "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: remove it",
-    "outside": "it stands outside of the quotes, so it is no part of the value: write the whole value in quotes",
-    "argument": "an argument of the program, of which XLA sees only what the program hands on: put it into XLA_FLAGS",
-    "late": "it is set after JAX has started its backend, which reads it once: set it above the first use of jax",
+    "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: "
+    "remove it",
+    "outside": "it stands outside of the quotes, so it is no part of the value: write the whole "
+    "value in quotes",
+    "argument": "an argument of the program, of which XLA sees only what the program hands on: "
+    "put it into XLA_FLAGS",
+    "late": "it is set after JAX has started its backend, which reads it once: set it above the "
+    "first use of jax",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
     "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
     "docker": "docker run passes on only what -e names: add -e NAME",
 }
-"""Stand in place of a variable's name, with why the program never reads what is set, and what to do."""
+"""Stand in place of a variable's name, with why the program never reads what is set, and what to
+do.
+"""
 
 _ASKED = ("get", "getenv", "pop")
 _SCRIPT = re.compile(r"\bexport [A-Z]|\A#!|^#SBATCH", re.MULTILINE)
@@ -106,11 +122,16 @@ def read_assignments(text: str) -> list[tuple[str, str]]:
     with contextlib.suppress(RecursionError):
         reader.read(text.replace("\r\n", "\n"))
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
-    words = [" ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in pairs]
+    words = [
+        " ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in pairs
+    ]
     return [
         pair
         for at, pair in enumerate(pairs)
-        if not (_FLAG.search(pair[1]) and any(words[at] in later for later in words[at + 1 : at + MOST_LATER]))
+        if not (
+            _FLAG.search(pair[1])
+            and any(words[at] in later for later in words[at + 1 : at + MOST_LATER])
+        )
     ]
 
 
@@ -142,7 +163,9 @@ class _Reader:
         self._left = MOST_EXPANDED
         self._parts: set[str] = set()
         self._replaceable: dict[str, list[_Assignment]] = {}
-        """What a later assignment of the same variable replaces: no program has run since, or may have."""
+        """What a later assignment of the same variable replaces: no program has run since, or may
+        have.
+        """
         self._branches = 0
         self._has_started = False
         """Whether JAX has started its backend."""
@@ -160,7 +183,9 @@ class _Reader:
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
-        elif data := _data(text) or _data(re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)):  # JSON's remarks
+        elif data := _data(text) or _data(
+            re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)
+        ):  # JSON's remarks
             self._branches += 1
             self._walk(data, "", set())
             self._branches -= 1
@@ -209,7 +234,9 @@ class _Reader:
             assignment.unread = assignment.unread or "replaced"
 
     def _drop(self, unread: str, passed_on: str) -> None:
-        """Marks what was exported as never read by the program, except for variables that `passed_on` names."""
+        """Marks what was exported as never read by the program, except for variables that
+        `passed_on` names.
+        """
         kept = re.findall(r"\w+", passed_on)
         for name, assignments in self._replaceable.items():
             for assignment in assignments:
@@ -217,14 +244,17 @@ class _Reader:
                     assignment.unread = assignment.unread or unread
         self._replaceable.clear()
 
-    # ------------------------------------------------------------------ shell, and what is written like it
+    # ------------------------------------------------------------------ shell, and what is written
+    # like it
 
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
         text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
         for command in re.findall(_COMMAND, text):
             self._shell(command.strip("$`"))
-        text = _IN_QUOTES.sub(lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text)
+        text = _IN_QUOTES.sub(
+            lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text
+        )
         text = re.sub(r"""@(["'])\n(.*?)\n\1@""", r"\1\2\1", text, flags=re.DOTALL)
         text = re.sub(r"(?m)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text, flags=re.IGNORECASE)
         words: list[str] = []
@@ -234,7 +264,9 @@ class _Reader:
                 self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
             elif token["word"]:
                 plain = self._plain(token["word"])
-                words += plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
+                words += (
+                    plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
+                )
             elif token["end"]:
                 self._run(words)
                 words = []
@@ -252,7 +284,9 @@ class _Reader:
                 found += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
             elif piece[0] == "(":
                 found += " " * found.endswith("+=")
-                found += " ".join(self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"])
+                found += " ".join(
+                    self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"]
+                )
             else:
                 found += self._expand(piece)
         return found
@@ -276,26 +310,42 @@ class _Reader:
     def _run(self, words: list[str]) -> None:
         words = words[words[:1] in (["or"], ["and"]) :]
         named = next((i for i, w in enumerate(words[:-1]) if i and not w.startswith("-")), 0)
-        if named and words[0].lower().lstrip("%!") in ("env", "setenv", "set") and _NAME.fullmatch(words[named]):
+        if (
+            named
+            and words[0].lower().lstrip("%!") in ("env", "setenv", "set")
+            and _NAME.fullmatch(words[named])
+        ):
             self._set(words[named], " ".join(words[named + 1 :]))
             return
-        words = _OF_A_FILE.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split("\0")
+        words = _OF_A_FILE.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split(
+            "\0"
+        )
         first = words[0]
-        self._branches = max(0, self._branches + (first in _OPENS or "{" in words) - (first in _CLOSES))
+        self._branches = max(
+            0, self._branches + (first in _OPENS or "{" in words) - (first in _CLOSES)
+        )
         if first == "unset":
             for name in words[1:]:
                 self._unset(name)
         command = next((w for w in words if not _ASSIGNED.match(w)), "")
         is_launch = _LAUNCHES.fullmatch(command) is not None
         line = " ".join(words)
-        if is_launch and (exported := re.search(r"(?<!\S)--export[= ](\S+)", line)) and "ALL" not in exported[1]:
+        if (
+            is_launch
+            and (exported := re.search(r"(?<!\S)--export[= ](\S+)", line))
+            and "ALL" not in exported[1]
+        ):
             self._drop("srun", exported[1])
-        elif is_launch and re.match(r"\S*(?:docker|podman) run ", line) and "--env-file" not in line:
+        elif (
+            is_launch and re.match(r"\S*(?:docker|podman) run ", line) and "--env-file" not in line
+        ):
             self._drop("docker", line)
         unread = "argument" if is_launch else ""
         for word in words:
             self._read_word(word, unread)
-            is_value = re.match(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=", word) is not None
+            is_value = (
+                re.match(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=", word) is not None
+            )
             unread = "outside" if is_value and unread != "argument" else unread
         if is_launch:
             self._replaceable.clear()
@@ -315,8 +365,12 @@ class _Reader:
         for part in re.split(r",\s*(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
             assigned = _ASSIGNED.fullmatch(part)
             if assigned is not None:
-                self._set(assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3])
-            is_read = assigned is not None and (is_setting(assigned[1]) or _FLAGS.match(assigned[3]))
+                self._set(
+                    assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3]
+                )
+            is_read = assigned is not None and (
+                is_setting(assigned[1]) or _FLAGS.match(assigned[3])
+            )
             if re.search(r"\s", part) and not is_read and part not in self._parts:
                 self._parts.add(part)
                 self._shell(part.replace("\\n", "\n").replace("%s", COMPUTED))
@@ -324,7 +378,9 @@ class _Reader:
     # ------------------------------------------------------------------ manifests and notebooks
 
     def _walk(self, data: object, key: str, seen: set[int]) -> None:
-        if not isinstance(data, str) and id(data) in seen:  # an anchor may repeat what is large, or itself
+        if (
+            not isinstance(data, str) and id(data) in seen
+        ):  # an anchor may repeat what is large, or itself
             return
         seen.add(id(data))
         match data:
@@ -332,12 +388,19 @@ class _Reader:
                 self._read_item(data, key)
             case {"cell_type": kind, "source": source}:
                 self.read("".join(map(str, source)) if kind == "code" else "")
-            case {"winner": {"winner_version": _}, "environment": dict(environment)}:  # an export of our own
+            case {
+                "winner": {"winner_version": _},
+                "environment": dict(environment),
+            }:  # an export of our own
                 self._walk(environment, key, seen)
             case {"name": str(name), "value": str(value)}:
                 self._set(name, self._expand(value))
             case dict() | list():
-                pairs = data.items() if isinstance(data, dict) else [(f"{key}[]", value) for value in data]
+                pairs = (
+                    data.items()
+                    if isinstance(data, dict)
+                    else [(f"{key}[]", value) for value in data]
+                )
                 for name, value in pairs:
                     self._walk(value, str(name), seen)
                     if isinstance(data, dict):
@@ -364,10 +427,16 @@ class _Reader:
                 self._assign([target], value, is_added=True)
             case ast.Dict(keys=keys, values=values):
                 for key, value in zip(keys, values, strict=True):
-                    self._set(self._value(key) if isinstance(key, ast.Constant) else "", self._value(value))
+                    self._set(
+                        self._value(key) if isinstance(key, ast.Constant) else "",
+                        self._value(value),
+                    )
             case ast.Call():
                 self._visit_call(node)
-            case ast.Tuple(elts=items) if [is_setting(self._value(item)) for item in items] == [True, False]:
+            case ast.Tuple(elts=items) if [is_setting(self._value(item)) for item in items] == [
+                True,
+                False,
+            ]:
                 self._set(*map(self._value, items))
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
@@ -381,7 +450,9 @@ class _Reader:
     def _visit_children(self, node: ast.AST) -> None:
         """Visits the parts of a node; what a function or class sets is not known behind it."""
         is_apart = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
-        is_branch = is_apart or isinstance(node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp))
+        is_branch = is_apart or isinstance(
+            node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp)
+        )
         outer = dict(self._values), self._has_started
         self._branches += is_branch
         for child in ast.iter_child_nodes(node):
@@ -390,7 +461,9 @@ class _Reader:
         if is_apart:
             self._values, self._has_started = outer
 
-    def _assign(self, targets: Sequence[ast.AST], value: ast.AST, *, is_added: bool = False) -> None:
+    def _assign(
+        self, targets: Sequence[ast.AST], value: ast.AST, *, is_added: bool = False
+    ) -> None:
         """Sets all targets that have a name; `is_added` behind what they have."""
         for name in filter(None, map(_named, targets)):
             before = self._known(name) if is_added else ""
@@ -402,8 +475,12 @@ class _Reader:
     def _visit_call(self, node: ast.Call) -> None:
         called = _named(node.func, of_call=True)
         named = {k.arg: k.value for k in node.keywords}
-        first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][:2]
-        name = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][
+            :2
+        ]
+        name = (
+            first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+        )
         self._has_started = self._has_started or _STARTS.match(ast.unparse(node.func)) is not None
         if called in _RUNS and first is not None:
             self._shell(self._value(first))
@@ -420,7 +497,9 @@ class _Reader:
             self._set(keyword or "", self._value(value))
 
     def _value(self, node: ast.AST | None) -> str:
-        """The value as text, as far as it stands in the source; a list's items are joined by blanks."""
+        """The value as text, as far as it stands in the source; a list's items are joined by
+        blanks.
+        """
         match node:
             case ast.Constant(value=value) if value is not None:
                 return str(value)
@@ -459,12 +538,18 @@ class _Reader:
 def _of_shell(match: re.Match[str]) -> str:
     """The assignment of a makefile or of TOML as a shell's."""
     head, append, value = match.groups()
-    quoted = value if value[:1] in ("'", '"') else '"' + " " * bool(append) + value.replace('"', '\\"') + '"'
+    quoted = (
+        value
+        if value[:1] in ("'", '"')
+        else '"' + " " * bool(append) + value.replace('"', '\\"') + '"'
+    )
     return f"{head}{append or ''}={quoted}"
 
 
 def _named(node: ast.AST, *, of_call: bool = False) -> str:
-    """The name that is assigned or called: `x` of ``os.environ["x"]`` and ``jax.config.x``, `.x` of Python's own x."""
+    """The name that is assigned or called: `x` of ``os.environ["x"]`` and ``jax.config.x``, `.x` of
+    Python's own x.
+    """
     match node:
         case ast.Name(id=name):
             return name if of_call else f".{name}"
@@ -476,7 +561,9 @@ def _named(node: ast.AST, *, of_call: bool = False) -> str:
 
 
 def _python(text: str) -> ast.Module | None:
-    """The text as Python; None if it is none, or settings alone, which a shell may have meant as well."""
+    """The text as Python; None if it is none, or settings alone, which a shell may have meant as
+    well.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -484,15 +571,21 @@ def _python(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
-    assigns = r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
+    assigns = (
+        r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
+    )
     return tree if speaks or re.search(assigns, text) else None
 
 
 def _data(text: str) -> list[object]:
-    """The documents of YAML, JSON or TOML, placeholders of templates computed; none if it is neither."""
+    """The documents of YAML, JSON or TOML, placeholders of templates computed; none if it is
+    neither.
+    """
     text = re.sub(r"(?m)^[ \t]*\{\{.*\}\}[ \t]*$", "", text)
     text = re.sub(r"\$?\{\{[^{}]*\}\}", COMPUTED, text)
-    text = text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text  # YAML has no tabs, JSON may
+    text = (
+        text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text
+    )  # YAML has no tabs, JSON may
     with contextlib.suppress(ValueError, RecursionError):
         text = json.dumps(tomllib.loads(text), default=str) if re.search(r"(?m)^\[", text) else text
     try:

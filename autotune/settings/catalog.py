@@ -1,9 +1,10 @@
-"""The catalogue of published settings: what is written of them, what releases were asked, and what their names tell.
+"""The catalogue of published settings: what is written of them, what releases were asked, and what
+their names tell.
 
-By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous all that decides over
-it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all names of a form. ``asked/*.json`` says
-what `docs/ask_builds.py` read from releases of jaxlib and NCCL. The installed build itself (see
-`autotune.settings.probe`) tells which settings exist here.
+By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous
+all that decides over it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all
+names of a form. ``asked/*.json`` says what `docs/ask_builds.py` read from releases of jaxlib and
+NCCL. The installed build itself (see `autotune.settings.probe`) tells which settings exist here.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ def _by_version(default: Any) -> Any:
     return default if isinstance(default, dict) else {"": default}
 
 
-Defaults = Annotated[Mapping[str, str], BeforeValidator(_by_version), Field(validation_alias="default")]
+Defaults = Annotated[
+    Mapping[str, str], BeforeValidator(_by_version), Field(validation_alias="default")
+]
 
 
 class Stage(StrEnum):
     """Where a setting acts, which decides how it is judged.
 
-    ``program``: the compiled program; equal fingerprints mean no effect. ``runtime``: read while running.
-    ``autotuner``: decides kernels or machine code; a compilation without the device proves nothing. ``client``: read
-    when the process or its backend starts.
+    ``program``: the compiled program; equal fingerprints mean no effect. ``runtime``: read while
+    running. ``autotuner``: decides kernels or machine code; a compilation without the device proves
+    nothing. ``client``: read when the process or its backend starts.
     """
 
     PROGRAM = "program"
@@ -54,9 +57,10 @@ class Stage(StrEnum):
 class Tier(StrEnum):
     """Whether a setting belongs in a search.
 
-    ``tune``: by group. ``numerics``: changes results, so only if the study names its group. ``legacy``: an older name.
-    ``expert``: only if named. ``avoid``: site, fault tolerance, known trouble. ``tool``: diagnostics. ``danger``:
-    never. ``noop``: accepted without effect. ``removed``: gone. ``listed``: described, but not judged.
+    ``tune``: by group. ``numerics``: changes results, so only if the study names its group.
+    ``legacy``: an older name. ``expert``: only if named. ``avoid``: site, fault tolerance, known
+    trouble. ``tool``: diagnostics. ``danger``: never. ``noop``: accepted without effect.
+    ``removed``: gone. ``listed``: described, but not judged.
     """
 
     TUNE = "tune"
@@ -81,16 +85,19 @@ NEVER_SEARCHED = {
 """Platforms whose settings are only catalogued, and why."""
 
 OF_CACHES = "cache control"
-"""Start of a danger that arises in studies only: a cache of autotuning may well serve production."""
+"""Start of a danger that arises in studies only: a cache of autotuning may well serve
+production.
+"""
 
 
 class Scope(StrEnum):
     """Feature that a program or its machines must have for a setting to act.
 
-    ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or result is gathered or
-    scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``: several. ``nvlink_over_hosts``: one over
-    several hosts. ``infiniband``: active ports of InfiniBand or RoCE, which NCCL's own transport uses.
-    ``efa``: cards of AWS's Elastic Fabric Adapter. ``gvnic``: Google Cloud's network cards, as TCPXO needs.
+    ``single_device``: every program has it. ``sharded_matmul``: a matrix product whose operand or
+    result is gathered or scattered. ``nvls``: an NVSwitch that reduces. ``nvlink_domains``:
+    several. ``nvlink_over_hosts``: one over several hosts. ``infiniband``: active ports of
+    InfiniBand or RoCE, which NCCL's own transport uses. ``efa``: cards of AWS's Elastic Fabric
+    Adapter. ``gvnic``: Google Cloud's network cards, as TCPXO needs.
     """
 
     SINGLE_DEVICE = "single_device"
@@ -134,10 +141,13 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     values: tuple[str, ...] = ()
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
     words: tuple[str, ...] = ()
-    """Words of which NCCL reads lists, for all of its functions or for each, as in ``Ring;allreduce:Tree,Ring``, or of
-    which an XLA flag with a `form` is made."""
+    """Words of which NCCL reads lists, for all of its functions or for each, as in
+    ``Ring;allreduce:Tree,Ring``, or of which an XLA flag with a `form` is made.
+    """
     form: str = ""
-    """Pattern of each item of a flag's list, in any case, where a build does not list what it takes."""
+    """Pattern of each item of a flag's list, in any case, where a build does not list what it
+    takes.
+    """
     minimum: float | None = None
     """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
@@ -147,8 +157,10 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     """Value to what it needs besides, or else it says no more than another one."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
-    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of them has it. Of a
-    variable the library and its release: ``NCCL 2.28.3``, ``Transformer Engine 1.10``."""
+    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of
+    them has it. Of a variable the library and its release: ``NCCL 2.28.3``,
+    ``Transformer Engine 1.10``.
+    """
     removed: str = ""
     """First asked jaxlib (or NCCL) that lacks it after one that has it."""
     defaults: Defaults = {}
@@ -186,14 +198,20 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     merges: str = ""
-    """Kind of collectives that it merges up to so many bytes: more than all of the program is no other value."""
+    """Kind of collectives that it merges up to so many bytes: more than all of the program is no
+    other value.
+    """
     pool_step_mib: int = 0
     """Steps of its values, if it is memory for all collectives of the program; else 0."""
     together: Mapping[str, str] = {}
-    """Settings that it needs or profits from, with values: a published set with it is tried with these."""
+    """Settings that it needs or profits from, with values: a published set with it is tried with
+    these.
+    """
     sources: tuple[str, ...] = ()
     source_line: str = ""
-    """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``; may be empty."""
+    """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``;
+    may be empty.
+    """
 
     @property
     def kind(self) -> str:
@@ -236,12 +254,16 @@ class Catalog(dict[str, Setting]):
         return tuple(sorted({s.group for s in self.values() if s.tier in SEARCHED}))
 
     def find(self, name: str) -> Setting:
-        """Finds a setting by name, with or without dashes and value; SettingError if the catalogue lacks it."""
+        """Finds a setting by name, with or without dashes and value; SettingError if the catalogue
+        lacks it.
+        """
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
             if candidate in self:
                 return self[candidate]
-        raise SettingError(f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}")
+        raise SettingError(
+            f"a setting must be in the catalogue but {name!r} is not{close_matches(bare, self)}"
+        )
 
 
 def older(version: str, other: str) -> bool:
@@ -265,7 +287,11 @@ def load_catalog() -> Catalog:
     for source in ("xla", "nccl-source"):
         asked = read_asked(source)
         sources[source] = sources[source].model_copy(update={"commit": asked["commit"]})
-        facts |= {n: fact for n, fact in asked["settings"].items() if n in written or "removed" not in fact}
+        facts |= {
+            n: fact
+            for n, fact in asked["settings"].items()
+            if n in written or "removed" not in fact
+        }
     entries: Tables = {}
     for name in {**written, **facts}:
         by_name = (keys for pattern, keys in rules.items() if re.fullmatch(pattern, name))
@@ -278,7 +304,9 @@ Tables = dict[str, MutableMapping[str, Any]]
 
 
 def read_asked(source: str) -> dict[str, Any]:
-    """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of the ``settings``."""
+    """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of
+    the ``settings``.
+    """
     return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
 
 
@@ -296,7 +324,11 @@ def _written() -> Tables:
 def _read_tables(place: Traversable) -> Tables:
     """Reads the tables of a TOML file, or of all files of a folder in the order of their names."""
     files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
-    return {name: table for path in files for name, table in tomllib.loads(path.read_text("utf-8")).items()}
+    return {
+        name: table
+        for path in files
+        for name, table in tomllib.loads(path.read_text("utf-8")).items()
+    }
 
 
 def read_entries(name: str, kind: type[T], folder: Traversable = DATA) -> dict[str, T]:
@@ -321,7 +353,9 @@ def _fit(data: object, kind: type[T], where: str) -> T:
     except ValidationError as error:
         wrong = error.errors()[0]
         key = ".".join(str(part) for part in wrong["loc"])
-        raise SettingError(f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}") from error
+        raise SettingError(
+            f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}"
+        ) from error
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid"):
@@ -365,7 +399,8 @@ def find_recipe(name: str) -> Recipe:
     recipes = load_recipes()
     if name not in recipes:
         raise SettingError(
-            f"a recipe must be one of `autotune recipes list` but got {name!r}{close_matches(name, recipes)}"
+            "a recipe must be one of `autotune recipes list` but got "
+            f"{name!r}{close_matches(name, recipes)}"
         )
     return recipes[name]
 

@@ -1,4 +1,6 @@
-"""Diagnoses a machine: software, devices, containers, environment, and what is missing for which feature."""
+"""Diagnoses a machine: software, devices, containers, environment, and what is missing for which
+feature.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,9 @@ def diagnose(
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> Diagnosis:
-    """Diagnoses software, devices, scheduler, container and environment; `known` is None without a build to ask."""
+    """Diagnoses software, devices, scheduler, container and environment; `known` is None without a
+    build to ask.
+    """
     gpus = find_gpus(run)
     versions = find_versions(python, run)
     is_asked = not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
@@ -121,26 +125,34 @@ def find_versions(python: str, run: Runner) -> dict[str, str]:
     """Finds the versions of the software that a measurement depends on."""
     versions = dict.fromkeys(("Python", *_KNOWN.packages), _MISSING)
     try:
-        here = packages_of(python, [n for group in _KNOWN.packages.values() for n in group], run=run)
+        here = packages_of(
+            python, [n for group in _KNOWN.packages.values() for n in group], run=run
+        )
     except ValueError:
         return {**versions, "Python": "cannot be started"}
     versions["Python"] = here.python
     for label, group in _KNOWN.packages.items():
         installed = [name for name in group if name in here.versions]
         for name in installed[:1]:
-            versions[label] = f"{here.versions[name]} ({name})" if len(group) > 1 else here.versions[name]
+            versions[label] = (
+                f"{here.versions[name]} ({name})" if len(group) > 1 else here.versions[name]
+            )
     return versions
 
 
 def find_places(environment: Environment, root: Path) -> list[Place]:
     """Finds schedulers and containers by variables and files, the innermost first."""
-    return [p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file()]
+    return [
+        p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file()
+    ]
 
 
 def _finding(name: str, **facts: object) -> Finding:
     """Returns a known finding with the facts of this machine."""
     known = _KNOWN.findings[name]
-    return Finding(*(text.format(**facts) for text in (known.feature, known.problem, known.command)))
+    return Finding(
+        *(text.format(**facts) for text in (known.feature, known.problem, known.command))
+    )
 
 
 def _software_findings(
@@ -154,11 +166,15 @@ def _software_findings(
         yield _finding("no_nvml", python=python)
 
 
-def _plugin_findings(python: str, versions: Mapping[str, str], *, is_gpu_asked: bool) -> Iterator[Finding]:
+def _plugin_findings(
+    python: str, versions: Mapping[str, str], *, is_gpu_asked: bool
+) -> Iterator[Finding]:
     """Problems of the CUDA plugin, which JAX needs to run on or compile for a GPU."""
     plugin, jaxlib = versions["CUDA plugin"], versions["jaxlib"]
     if plugin == _MISSING:
-        yield _finding("no_plugin" if is_gpu_asked else "no_screening", python=python, jaxlib=jaxlib)
+        yield _finding(
+            "no_plugin" if is_gpu_asked else "no_screening", python=python, jaxlib=jaxlib
+        )
     elif not plugin.startswith(f"{jaxlib} "):
         package = re.sub(r".*\((.*)\)", r"\1", plugin)
         yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
@@ -184,10 +200,14 @@ def _environment_findings(environment: Environment, steering: Checks) -> Iterato
 
 def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
-    user_file = environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
+    user_file = environment.get("NCCL_CONF_FILE") or Path(
+        environment.get("HOME", "/"), ".nccl.conf"
+    )
     for path in (Path(user_file), root / "etc/nccl.conf"):
         if path.is_file() and os.access(path, os.R_OK):
-            names = re.findall(r"^([^#=\n]+)=", path.read_text("utf-8", errors="replace"), re.MULTILINE)
+            names = re.findall(
+                r"^([^#=\n]+)=", path.read_text("utf-8", errors="replace"), re.MULTILINE
+            )
             if unset := sorted(set(names) - environment.keys()):
                 yield _finding("nccl_file", path=path, names=", ".join(unset))
 
@@ -195,9 +215,18 @@ def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iter
 def _machine_findings(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
-            yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=format_bytes(gpu.used_bytes))
+            yield _finding(
+                "gpu_in_use",
+                index=gpu.index,
+                busy=gpu.busy_percent,
+                used=format_bytes(gpu.used_bytes),
+            )
     shm = root / "dev/shm"
-    if len(gpus) > 1 and shm.exists() and (size := shutil.disk_usage(shm).total) < _SHM_NEEDED_BYTES:
+    if (
+        len(gpus) > 1
+        and shm.exists()
+        and (size := shutil.disk_usage(shm).total) < _SHM_NEEDED_BYTES
+    ):
         yield _finding("small_shm", size=format_bytes(size))
 
 

@@ -17,11 +17,24 @@ _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
 }
-_BOOLEANS = {**dict.fromkeys(("true", "True", "1"), "true"), **dict.fromkeys(("false", "False", "0"), "false")}
+_BOOLEANS = {
+    **dict.fromkeys(("true", "True", "1"), "true"),
+    **dict.fromkeys(("false", "False", "0"), "false"),
+}
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
-_SHOWN_APART = {"name", "summary", "form", "type", "tier", "stage", "spellings", "sources", "source_line"}
+_SHOWN_APART = {
+    "name",
+    "summary",
+    "form",
+    "type",
+    "tier",
+    "stage",
+    "spellings",
+    "sources",
+    "source_line",
+}
 """Fields that `flags show` formats in another way."""
 
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
@@ -92,7 +105,9 @@ class KnownSetting(NamedTuple):
         return is_default(value, self.default, self.spellings)
 
     def refused(self, value: str) -> str:
-        """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if it is legal."""
+        """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if
+        it is legal.
+        """
         if self.flag is not None:
             return _flag_problem(value, self.flag) or self._misformed(value)
         if self.entry.words and self.name.startswith("NCCL_"):
@@ -108,14 +123,22 @@ class KnownSetting(NamedTuple):
         return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
 
     def _misformed(self, value: str) -> str:
-        """Which item of a value the build refuses by the catalogue, where it does not list its words; empty if none."""
+        """Which item of a value the build refuses by the catalogue, where it does not list its
+        words; empty if none.
+        """
         if self.spellings or not self.entry.form:
             return ""
-        wrong = [item for item in value.split(",") if not re.fullmatch(self.entry.form, item, re.IGNORECASE)]
+        wrong = [
+            item
+            for item in value.split(",")
+            if not re.fullmatch(self.entry.form, item, re.IGNORECASE)
+        ]
         return f"must be made of {', '.join(self.entry.words)}, not {wrong[0]!r}" if wrong else ""
 
     def out_of_range(self, value: str) -> str:
-        """Returns how a value is outside of the catalogue's range, as a clause; empty if it is not."""
+        """Returns how a value is outside of the catalogue's range, as a clause; empty if it is
+        not.
+        """
         entry = self.entry
         if not is_number(value):
             return ""
@@ -127,7 +150,9 @@ class KnownSetting(NamedTuple):
 
     @property
     def is_too_new(self) -> bool:
-        """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced it."""
+        """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced
+        it.
+        """
         library, _, release = self.entry.since.rpartition(" ")
         here = {"": self.among.build.jaxlib, "NCCL": self.among.build.nccl}.get(library)
         return here is not None and older(here, release)
@@ -140,7 +165,9 @@ class KnownSetting(NamedTuple):
     @property
     def is_older_name(self) -> bool:
         """Whether it is a flag that sets what has a newer name in the build."""
-        is_alias = self.flag is not None and self.flag.in_xla_flags and self.flag.sets != (self.name,)
+        is_alias = (
+            self.flag is not None and self.flag.in_xla_flags and self.flag.sets != (self.name,)
+        )
         return is_alias and self.entry.renamed_to in self.among.build.flags
 
     def renamed_value(self, value: str) -> str | None:
@@ -165,17 +192,23 @@ class KnownSetting(NamedTuple):
             if old.renamed_to != self.name or not self.among[old.name].is_flag:
                 continue
             for old_value, new_value in old.renamed_values.items():
-                if new_value.lower() == value.lower() or (new_value == "default" and value.lower() == "off"):
+                if new_value.lower() == value.lower() or (
+                    new_value == "default" and value.lower() == "off"
+                ):
                     return old.name, old_value
         return None
 
     def hint(self, *, as_flag: bool = False) -> str:
-        """Close matches of an unknown name, as a clause; only of the build for a name in XLA_FLAGS."""
+        """Close matches of an unknown name, as a clause; only of the build for a name in
+        XLA_FLAGS.
+        """
         if self.exists or self.is_catalogued:
             return ""
         build = self.among.build
         is_of_build = as_flag or self.name.startswith(("xla_", "jax_"))
-        return close_matches(self.name, [*build.flags, *build.jax_options] if is_of_build else self.among.catalog)
+        return close_matches(
+            self.name, [*build.flags, *build.jax_options] if is_of_build else self.among.catalog
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +231,20 @@ class KnownSettings:
         if flag is not None:
             default = flag.default if entry.tri_state else flag.effective_default
         elif option is not None:
-            default = option.default if name != "jax_platforms" else None  # that of the process that was asked
+            default = (
+                option.default if name != "jax_platforms" else None
+            )  # that of the process that was asked
         else:
             default = entry.default_in(self.build.jaxlib)
-        return KnownSetting(name=name, entry=entry, flag=flag, option=option, default=default, among=self)
+        return KnownSetting(
+            name=name, entry=entry, flag=flag, option=option, default=default, among=self
+        )
 
 
 def canonical_value(value: str, spellings: Spellings) -> str:
-    """Normalizes a value for comparison: ``1`` to ``true``, enum items to the spelling of `FlagInfo.values`."""
+    """Normalizes a value for comparison: ``1`` to ``true``, enum items to the spelling of
+    `FlagInfo.values`.
+    """
     items = []
     for item in value.split(","):
         bare = item.lstrip("+-")
@@ -215,11 +254,15 @@ def canonical_value(value: str, spellings: Spellings) -> str:
 
 
 def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
-    """Returns whether a value is the default, whose items may have another order where they have `spellings`."""
+    """Returns whether a value is the default, whose items may have another order where they have
+    `spellings`.
+    """
     if default is None or default == UNSET:
         return False
     if spellings:
-        items, default_items = (sorted(canonical_value(text, spellings).split(",")) for text in (value, default))
+        items, default_items = (
+            sorted(canonical_value(text, spellings).split(",")) for text in (value, default)
+        )
         return items == default_items
     if is_number(value) and is_number(default):
         return float(value) == float(default)
@@ -236,11 +279,16 @@ def is_number(text: str) -> bool:
 
 
 def _words_problem(value: str, words: Sequence[str]) -> str:
-    """Why NCCL refuses a list of words (`parseList` of its src/graph/tuning.cc), as a clause; empty if it takes it."""
+    """Why NCCL refuses a list of words (`parseList` of its src/graph/tuning.cc), as a clause; empty
+    if it takes it.
+    """
     for number, part in enumerate(value.split(";")):
         function, colon, listed = part.rpartition(":")
         if number and not colon:
-            return f"must begin with a function, such as allreduce:, in each part behind the first, not {part!r}"
+            return (
+                "must begin with a function, such as allreduce:, in each part behind the "
+                f"first, not {part!r}"
+            )
         if colon and function.lower() not in NCCL_FUNCTIONS:
             return f"must name {', '.join(NCCL_FUNCTIONS)} before a colon, not {function!r}"
         for word in listed.removeprefix("^").split(","):
@@ -286,9 +334,15 @@ def _enum_problem(value: str, flag: FlagInfo) -> str:
 
 
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
-    """Formats what the build and the catalogue say, under their own names, as (label, text); texts may be empty."""
+    """Formats what the build and the catalogue say, under their own names, as (label, text); texts
+    may be empty.
+    """
     setting = known[entry.name]
-    place = "an environment variable" if entry.kind == "env" else f"{known.build.build} does not have it"
+    place = (
+        "an environment variable"
+        if entry.kind == "env"
+        else f"{known.build.build} does not have it"
+    )
     if setting.info is not None:
         place = known.build.build
     sources = [known.catalog.sources[s] for s in entry.sources]
@@ -299,7 +353,12 @@ def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
         ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
         *_fields(entry),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        ("source line", next((s.link(entry.source_line) for s in sources if s.commit and entry.source_line), "")),
+        (
+            "source line",
+            next(
+                (s.link(entry.source_line) for s in sources if s.commit and entry.source_line), ""
+            ),
+        ),
     ]
 
 
@@ -311,7 +370,14 @@ def _fields(said: Setting | FlagInfo) -> list[Pair]:
 
 def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(f"{key}: {_in_words(of_key)}" if key else _in_words(of_key) for key, of_key in value.items())
+        return "; ".join(
+            f"{key}: {_in_words(of_key)}" if key else _in_words(of_key)
+            for key, of_key in value.items()
+        )
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return ", ".join(repr(str(item)) for item in value) if isinstance(value, tuple) else str(value) or "''"
+    return (
+        ", ".join(repr(str(item)) for item in value)
+        if isinstance(value, tuple)
+        else str(value) or "''"
+    )

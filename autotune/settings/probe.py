@@ -1,8 +1,9 @@
 """Probes the installed jaxlib for its settings, in a child process.
 
-Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names, removed names), the
-options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of one child process (names, spellings,
-effects). The answers are cached in a JSON file, named by versions and the library's size and date.
+Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names,
+removed names), the options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of
+one child process (names, spellings, effects). The answers are cached in a JSON file, named by
+versions and the library's size and date.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class FlagInfo(BaseModel, frozen=True):
     repeated: bool = False
     """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
     values: tuple[str, ...] = ()
-    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown. Of a bool that refuses one, the other."""
+    """Legal values of an enum, as XLA_FLAGS spells them; may be unknown. Of a bool that refuses
+    one, the other.
+    """
     spellings: Spellings = {}
     """Every accepted spelling to its value; lower case if the case is ignored."""
     default: str | None = None
@@ -94,13 +97,16 @@ class ProbeReport:
     jax: str | None
     jaxlib: str
     plugin: str | None
-    """Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags are then those of the
-    CPU library: both libraries of a release register the same flags."""
+    """Name and version of the CUDA plugin; None on the CPU, or if it is not installed. The flags
+    are then those of the CPU library: both libraries of a release register the same flags.
+    """
     flags: Flags = field(repr=False)
     removed: frozenset[str] = field(repr=False)
     """Names that the build reserves because they were removed."""
     jax_options: Flags = field(repr=False)
-    """Options of ``jax.config``; each is set by the environment variable of the same name in upper case."""
+    """Options of ``jax.config``; each is set by the environment variable of the same name in upper
+    case.
+    """
     nccl: str | None = None
     """Release of the package of NCCL; None without one, as where a container brings the library."""
 
@@ -121,28 +127,38 @@ _ALIKE = {"double": "float", "uint32": "int32", "uint64": "int64"}
 
 
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
-    """Reads the fields of DebugOptions and its removed names from a library; LaunchError without a descriptor.
+    """Reads the fields of DebugOptions and its removed names from a library; LaunchError without a
+    descriptor.
 
-    Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are filled.
+    Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are
+    filled.
     """
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = data.find(_FILE_START)
         found = _MESSAGE_START.search(data, start) if start >= 0 else None
         if found is None:
-            raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but does not")
+            raise LaunchError(
+                f"{library} must hold the descriptor of xla.DebugOptions but does not"
+            )
         length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(found["length"]))
         text = data[found.end("length") : found.end("length") + length]
     try:
         message = DescriptorProto.FromString(text)
     except DecodeError as error:
-        raise LaunchError(f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}") from error
+        raise LaunchError(
+            f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}"
+        ) from error
     enums = {e.name: tuple(v.name for v in e.value) for e in message.enum_type}
     flags = []
     for option in message.field:
         kind = FieldDescriptorProto.Type.Name(option.type).removeprefix("TYPE_").lower()
         is_repeated = option.label == FieldDescriptorProto.LABEL_REPEATED
         values = enums.get(option.type_name.rpartition(".")[2], ())
-        flags.append(FlagInfo(name=option.name, type=_ALIKE.get(kind, kind), repeated=is_repeated, values=values))
+        flags.append(
+            FlagInfo(
+                name=option.name, type=_ALIKE.get(kind, kind), repeated=is_repeated, values=values
+            )
+        )
     return tuple(flags), frozenset(message.reserved_name)
 
 
@@ -160,7 +176,8 @@ _PARSER = "jaxlib's flag parser"
 _TRIES = 3
 """Of a probe whose processes are killed from outside."""
 
-_BATCH = 100  # jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help
+# jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help.
+_BATCH = 100
 
 
 class Answer(NamedTuple):
@@ -173,7 +190,9 @@ class Answer(NamedTuple):
     refused: tuple[str, ...]
     """Names of flags whose value was refused, as far as the parser lists them."""
     options: Mapping[str, str]
-    """Every resolved option as text, lists joined by commas; empty if the process would not start."""
+    """Every resolved option as text, lists joined by commas; empty if the process would not
+    start.
+    """
     log: str
 
 
@@ -190,7 +209,8 @@ class ParserProcess:
     def __init__(self, python: str, *, timeout_s: float = ANSWER_LIMIT_S) -> None:
         self._python = python
         self._timeout_s = timeout_s
-        # -P: modules in the current folder must not hide others. As a text, for it may be in a container.
+        # -P: modules in the current folder must not hide others. As a text, for it may be in a
+        # container.
         command = [python, "-P", "-c", _CHILD.read_text("utf-8")]
         self._child = ChildProcess(command, quiet_environment(), errors=subprocess.DEVNULL)
         self._deadline = time.monotonic() + timeout_s
@@ -210,7 +230,9 @@ class ParserProcess:
             starts=reply["exit_code"] == 0,
             unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", found.group(1))) if found else (),
             refused=tuple(_BAD_VALUE.findall(log)),
-            options={n: ",".join(v) for n, v in parse_text_proto(str(reply["options"] or "")).items()},
+            options={
+                n: ",".join(v) for n, v in parse_text_proto(str(reply["options"] or "")).items()
+            },
             log=log,
         )
 
@@ -237,16 +259,23 @@ class ParserProcess:
         return unknown, refused
 
     def readable(self, path: Path) -> Path:
-        """Returns where a file of the interpreter, even in a container, is read from here; LaunchError if nowhere."""
+        """Returns where a file of the interpreter, even in a container, is read from here;
+        LaunchError if nowhere.
+        """
         self.ask("")  # then it has loaded jaxlib
         inside = next((p["pid"] for p in xla_processes(self._child.pid)), None)
         found = path if inside is None else Path(f"/proc/{inside}/root{path}")
         if not os.access(found, os.R_OK):
-            raise LaunchError(f"{path} of {self._python} must be readable but is not; run its container as this user")
+            raise LaunchError(
+                f"{path} of {self._python} must be readable but is not; run its container as "
+                "this user"
+            )
         return found
 
     def jax_options(self) -> dict[str, dict[str, Any]]:
-        """Reads type, legal values and present value of every ``jax.config`` option; LaunchError as `ask`."""
+        """Reads type, legal values and present value of every ``jax.config`` option; LaunchError as
+        `ask`.
+        """
         return self._question({"jax_options": True})
 
     def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +284,10 @@ class ParserProcess:
         if answer is not None:
             return answer
         if self._child.was_killed():
-            raise StoppedError(f"{_PARSER} must answer but {self._child.describe_end()}; run the same command again")
+            raise StoppedError(
+                f"{_PARSER} must answer but {self._child.describe_end()}; run the same command "
+                "again"
+            )
         raise LaunchError(
             f"{_PARSER} must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
             f"try: {self._python} -c 'import jaxlib.xla_client'"
@@ -267,7 +299,12 @@ Platform = Literal["cpu", "cuda"]
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA_PLUGINS}
 
-_LEGAL = {"bool": ("true", "false"), "string": ("autotune",), "enum": ("autotune",), "message": ("autotune=1",)}
+_LEGAL = {
+    "bool": ("true", "false"),
+    "string": ("autotune",),
+    "enum": ("autotune",),
+    "message": ("autotune=1",),
+}
 """Legal values of a type; numbers have others."""
 
 
@@ -281,7 +318,8 @@ def probe_build(
         cache_dir: Default ``$XDG_CACHE_HOME/autotune``.
 
     Raises:
-        LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in time.
+        LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in
+            time.
         StoppedError: If it was killed from outside again and again.
     """
     for _ in range(_TRIES - 1):
@@ -296,14 +334,20 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
     plugin = cuda_plugin(whole) if platform == "cuda" else None
     libraries = [Path(here.folders["jaxlib"]) / "libjax_common.so"]
     if plugin is not None:
-        libraries.append(Path(here.folders[_PLUGIN_FOLDERS[plugin.split()[0]]]) / "xla_cuda_plugin.so")
+        libraries.append(
+            Path(here.folders[_PLUGIN_FOLDERS[plugin.split()[0]]]) / "xla_cuda_plugin.so"
+        )
     path = (cache_dir or default_cache_dir()) / _cache_name(here, libraries)
     try:
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process
         with ParserProcess(python) as parser:
             flags, removed = _ask_flags(parser, [parser.readable(library) for library in libraries])
-            options = {n: _jax_option(n, d) for n, d in parser.jax_options().items()} if "jax" in here.versions else {}
+            options = (
+                {n: _jax_option(n, d) for n, d in parser.jax_options().items()}
+                if "jax" in here.versions
+                else {}
+            )
         report = ProbeReport(
             platform=platform,
             python=here.python,
@@ -313,9 +357,13 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
             flags=flags,
             removed=removed,
             jax_options=options,
-            nccl=next((here.versions[name] for name in NCCL_PACKAGES if name in here.versions), None),
+            nccl=next(
+                (here.versions[name] for name in NCCL_PACKAGES if name in here.versions), None
+            ),
         )
-        with contextlib.suppress(OSError):  # a read-only home costs the next call some seconds, nothing else
+        with contextlib.suppress(
+            OSError
+        ):  # a read-only home costs the next call some seconds, nothing else
             replace_file(path, _REPORT.dump_json(report).decode())
     # Without a plugin both platforms ask one library and share one file.
     return dataclasses.replace(report, platform=platform)
@@ -333,20 +381,30 @@ def _locate(python: str) -> Packages:
 
     def run(command: Sequence[str]) -> str:
         env = quiet_environment()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_LIMIT_S, env=env, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_LIMIT_S, env=env, check=True
+        )
         return done.stdout
 
     folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
     try:
-        here = packages_of(python, ("jax", "jaxlib", *_PLUGIN_FOLDERS, *NCCL_PACKAGES), folders=folders, run=run)
+        here = packages_of(
+            python, ("jax", "jaxlib", *_PLUGIN_FOLDERS, *NCCL_PACKAGES), folders=folders, run=run
+        )
     except subprocess.CalledProcessError as error:
         kind = StoppedError if error.returncode < 0 else LaunchError
         said = "".join(f": {line}" for line in error.stderr.strip().splitlines()[-1:])
-        raise kind(f"{python} must be a working Python but {format_end(error.returncode)}{said}") from error
+        raise kind(
+            f"{python} must be a working Python but {format_end(error.returncode)}{said}"
+        ) from error
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{python} must be a working Python but could not be asked: {error}") from error
+        raise LaunchError(
+            f"{python} must be a working Python but could not be asked: {error}"
+        ) from error
     if not {"jaxlib"} <= here.folders.keys() & here.versions.keys():
-        raise LaunchError(f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax")
+        raise LaunchError(
+            f"jaxlib must be installed for {python} but is not; run: {python} -m pip install jax"
+        )
     return here
 
 
@@ -357,20 +415,29 @@ def _jax_option(name: str, data: Mapping[str, Any]) -> FlagInfo:
     return option.model_copy(update={"default": option.default.lower()})
 
 
-def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, FlagInfo], frozenset[str]]:
+def _ask_flags(
+    parser: ParserProcess, libraries: list[Path]
+) -> tuple[dict[str, FlagInfo], frozenset[str]]:
     """Probes name, spelling and effect of all flags of the build."""
     fields, removed = read_debug_options(libraries[0])
     base = parser.ask("")
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
-    # Enums and maps need a question each; others are asked together, with a legal value of their type.
+    # Enums and maps need a question each; others are asked together, with a legal value of their
+    # type.
     plain = {f.name: f"--{f.name}={_UNSET_MEANS[f.type]}" for f in fields if f.type in _UNSET_MEANS}
     missing, _ = parser.sort_out(plain)
     for option in fields:
         if option.name not in plain and option.name in parser.ask(f"--{option.name}=?").unknown:
             missing.add(option.name)
-    held = {f.name for f in read_debug_options(libraries[-1])[0]}  # what the plugin does not hold does nothing there
-    flags = {f.name: _from_field(f, base, parser, known=f.name not in missing) for f in fields if f.name in held}
+    held = {
+        f.name for f in read_debug_options(libraries[-1])[0]
+    }  # what the plugin does not hold does nothing there
+    flags = {
+        f.name: _from_field(f, base, parser, known=f.name not in missing)
+        for f in fields
+        if f.name in held
+    }
     aliases = sorted(library_strings(libraries[0]) - {f.name for f in fields})
     unknown, bad = parser.sort_out({n: f"--{n}=1" for n in aliases})
     for name in set(aliases) - unknown:
@@ -380,7 +447,9 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[dict[str, 
         if flags[name].type == "bool":
             only = (flags[name].effective_default or "false",)
             flags[name] = flags[name].model_copy(update={"values": only})
-    return {n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())}, removed
+    return {
+        n: _with_effect(i, effects.get(n, ()), flags) for n, i in sorted(flags.items())
+    }, removed
 
 
 def _with_effect(info: FlagInfo, sets: tuple[str, ...], flags: Flags) -> FlagInfo:
@@ -408,7 +477,9 @@ def _from_field(field: FlagInfo, base: Answer, parser: ParserProcess, *, known: 
     info = info.model_copy(update={"allows_empty": parser.ask(f"--{field.name}=").starts})
     names = field.values
     if not names and default and field.repeated and field.type == "enum":
-        names = tuple(default.split(","))  # an enum defined in another file shows its names only in the default list
+        names = tuple(
+            default.split(",")
+        )  # an enum defined in another file shows its names only in the default list
     return _with_spelling(info, names, parser)
 
 
@@ -452,8 +523,12 @@ def _other_values(info: FlagInfo) -> list[str]:
     return [v for v in values if v != info.default] or list(values)
 
 
-def _ask_effects(flags: Flags, base: Answer, parser: ParserProcess) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Finds the options that each flag changes, and the flags that refuse what should be a legal value."""
+def _ask_effects(
+    flags: Flags, base: Answer, parser: ParserProcess
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Finds the options that each flag changes, and the flags that refuse what should be a legal
+    value.
+    """
     asked = {n: i for n, i in flags.items() if i.in_xla_flags}
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in asked.items()}
     _, bad = parser.sort_out(tokens)
@@ -467,12 +542,20 @@ def _ask_effects(flags: Flags, base: Answer, parser: ParserProcess) -> tuple[dic
         changed: set[str] = set()
         for value in _other_values(info):
             alone = parser.ask(f"--{name}={value}").options
-            changed |= {k for k in {*alone, *base.options} if alone and alone.get(k) != base.options.get(k)}
+            changed |= {
+                k for k in {*alone, *base.options} if alone and alone.get(k) != base.options.get(k)
+            }
         effects[name] = tuple(sorted(changed))
     return effects, bad
 
 
 def probe_named(plugin: str, python: str | None) -> ProbeReport:
-    """Probes a build; `plugin` is ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is installed."""
+    """Probes a build; `plugin` is ``cpu``, ``cuda``, or ``auto`` for the CUDA plugin if it is
+    installed.
+    """
     report = probe_build(python or driver_python(), platform="cpu" if plugin == "cpu" else "cuda")
-    return dataclasses.replace(report, platform="cpu") if plugin == "auto" and report.plugin is None else report
+    return (
+        dataclasses.replace(report, platform="cpu")
+        if plugin == "auto" and report.plugin is None
+        else report
+    )

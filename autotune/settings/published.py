@@ -20,21 +20,31 @@ MOST_IDEAS = 6
 """Limit of published sets that are tried first."""
 
 LIKE_SD = 0.03
-"""Standard deviation of an effect here around one published of like GPUs and a like model, as a log ratio."""
+"""Standard deviation of an effect here around one published of like GPUs and a like model, as a log
+ratio.
+"""
 
 UNLIKE = 1.5
 """Factor of the standard deviation for each way in which the published run was another one."""
 
 EXPOSED = {"step": 1.0, "inference": 0.5, "collective": 0.1}
-"""Share of the published log ratio that is expected of a training step: collectives are mostly hidden."""
+"""Share of the published log ratio that is expected of a training step: collectives are mostly
+hidden.
+"""
 
 LIKE_SCALE = 4
 """Factor of the numbers of GPUs within which two runs are of like scale."""
 
 SIZES_FROM, LIKE_SIZE = 2.0**20, 4.0
-"""Values from which on they are sizes in bytes, and the factor within which the nearest size stands for another."""
+"""Values from which on they are sizes in bytes, and the factor within which the nearest size stands
+for another.
+"""
 
-_WHAT = {"step": "a training step", "inference": "generated tokens", "collective": "collectives alone"}
+_WHAT = {
+    "step": "a training step",
+    "inference": "generated tokens",
+    "collective": "collectives alone",
+}
 
 
 class PublishedEffect(BaseModel, frozen=True, extra="forbid"):
@@ -86,13 +96,22 @@ def _format(effect: PublishedEffect, name: str) -> str:
     others = FlagSet(effect.settings).without(name)
     beside = f" with {others}" if others else ""
     over = f" over {FlagSet(effect.over)}" if effect.over else ""
-    figure = f"{effect.ratio:.3f} times the time of {_WHAT[effect.of]}" if effect.ratio else "advised, without a figure"
+    figure = (
+        f"{effect.ratio:.3f} times the time of {_WHAT[effect.of]}"
+        if effect.ratio
+        else "advised, without a figure"
+    )
     where = f"{effect.gpus or ''} {effect.gpu}".strip()
     details = ", ".join(filter(None, (where, effect.model, effect.note)))
-    return f"{effect.settings[name]!r}{beside}{over}: {figure} ({details + '; ' if details else ''}{effect.source})"
+    return (
+        f"{effect.settings[name]!r}{beside}{over}: {figure} "
+        f"({details + '; ' if details else ''}{effect.source})"
+    )
 
 
-def with_published(space: SearchSpace, known: KnownSettings, scopes: Mapping[Scope, bool], here: Here) -> SearchSpace:
+def with_published(
+    space: SearchSpace, known: KnownSettings, scopes: Mapping[Scope, bool], here: Here
+) -> SearchSpace:
     """Returns a space with what is expected by published effects, and the sets to try first.
 
     These are the sets whose expected gain is larger than its standard deviation, the largest first.
@@ -106,7 +125,9 @@ def with_published(space: SearchSpace, known: KnownSettings, scopes: Mapping[Sco
             published.setdefault(settings, []).append(effect)
     expected = [_expected(settings, effects, here) for settings, effects in published.items()]
     gains = sorted((e for e in expected if e.log_ratio < -e.sd), key=lambda e: e.log_ratio)
-    first = [(f"published: {published[e.settings][0].source}", e.settings) for e in gains[:MOST_IDEAS]]
+    first = [
+        (f"published: {published[e.settings][0].source}", e.settings) for e in gains[:MOST_IDEAS]
+    ]
     return replace(space, first=tuple(first), expected=tuple(expected))
 
 
@@ -122,15 +143,21 @@ def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here)
 
 
 def _unlikeness(effect: PublishedEffect, here: Here) -> int:
-    """Counts in how many ways a published run was another one; what is unknown counts as another."""
+    """Counts in how many ways a published run was another one; what is unknown counts as
+    another.
+    """
     scale = max(effect.gpus, 1) / max(here.gpus, 1)
     is_like_scale = bool(effect.gpus and here.gpus) and 1 / LIKE_SCALE <= scale <= LIKE_SCALE
     is_like_gpu = bool(effect.generation) and effect.generation == here.generation
-    return [is_like_scale, is_like_gpu, effect.experts == here.experts, effect.of == "step"].count(False)
+    return [is_like_scale, is_like_gpu, effect.experts == here.experts, effect.of == "step"].count(
+        False
+    )
 
 
 def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) -> FlagSet:
-    """Returns the point of a space that has a published effect, with what its settings need; the default if none."""
+    """Returns the point of a space that has a published effect, with what its settings need; the
+    default if none.
+    """
     if effect.over or effect.ratio is None:
         return FlagSet()
     parameters = {p.name: p for p in space.parameters}
@@ -153,10 +180,16 @@ def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) ->
 
 
 def _nearest(parameter: Parameter, value: str) -> str | None:
-    """Returns the value of a parameter that is the published one, or of sizes the nearest; None if none is."""
+    """Returns the value of a parameter that is the published one, or of sizes the nearest; None if
+    none is.
+    """
     match = parameter.match(value)
     if match is not None or not is_number(value) or float(value) < SIZES_FROM:
         return match
-    distances = {v: abs(math.log(float(v) / float(value))) for v in parameter.choices if is_number(v) and float(v) > 0}
+    distances = {
+        v: abs(math.log(float(v) / float(value)))
+        for v in parameter.choices
+        if is_number(v) and float(v) > 0
+    }
     best = min(distances, key=distances.__getitem__, default=None)
     return best if best is not None and distances[best] <= math.log(LIKE_SIZE) else None

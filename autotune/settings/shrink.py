@@ -10,7 +10,8 @@ from autotune.model.flags import FlagSet
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
     """Finds a minimal failing part of a failing set, and tells whether it is minimal.
 
-    Pieces are left out that the failure does not need, first halves, at last single settings until none can go.
+    Pieces are left out that the failure does not need, first halves, at last single settings until
+    none can go.
 
     Args:
         fails: Whether a part does; None if no more may be asked.

@@ -1,8 +1,9 @@
 """The search space: typed, conditional parameters from a study, a build and a program.
 
-A study names groups and settings; the catalogue gives values and conditions. Every setting that is not searched is
-listed with its reason. A program's features follow from counts of devices and nodes and from `workload.mesh`. A value
-that equals the build's default is rendered as absence, so that equal sets have equal hashes.
+A study names groups and settings; the catalogue gives values and conditions. Every setting that is
+not searched is listed with its reason. A program's features follow from counts of devices and nodes
+and from `workload.mesh`. A value that equals the build's default is rendered as absence, so that
+equal sets have equal hashes.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ class SearchSpace:
     """What published effects let expect: a prior, no evidence."""
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
-        """Builds a point by asking for a value of each active parameter; SettingError if the answer is none of them."""
+        """Builds a point by asking for a value of each active parameter; SettingError if the answer
+        is none of them.
+        """
         chosen: dict[str, str] = {}
         for parameter in self.parameters:
             if not self._is_active(parameter, chosen):
@@ -114,12 +117,16 @@ class SearchSpace:
                 continue
             value = ask(parameter)
             if value not in parameter.choices:
-                raise SettingError(f"{parameter.name} must have one of its values but got {value!r}")
+                raise SettingError(
+                    f"{parameter.name} must have one of its values but got {value!r}"
+                )
             chosen[parameter.name] = value
         return self._render(chosen)
 
     def locate(self, settings: FlagSet) -> dict[str, str] | None:
-        """Inverse of `suggest`: values of the active parameters for a set; None if it is not a point of the space."""
+        """Inverse of `suggest`: values of the active parameters for a set; None if it is not a
+        point of the space.
+        """
         chosen: dict[str, str] = {}
         asked = {}
         for parameter in self.parameters:
@@ -149,19 +156,30 @@ class SearchSpace:
             yield from self._extend({**chosen, parameter.name: value})
 
     def size(self) -> int:
-        """Number of combinations of values; the number of points, if no parameter has a condition."""
+        """Number of combinations of values; the number of points, if no parameter has a
+        condition.
+        """
         return math.prod(len(parameter.choices) for parameter in self.parameters)
 
     def _is_active(self, parameter: Parameter, chosen: Mapping[str, str]) -> bool:
-        return all(chosen.get(n, DEFAULT) in values for n, values in (parameter.condition or {}).items())
+        return all(
+            chosen.get(n, DEFAULT) in values for n, values in (parameter.condition or {}).items()
+        )
 
     def _render(self, chosen: Mapping[str, str]) -> FlagSet:
-        return FlagSet({p.name: chosen[p.name] for p in self.parameters if not p.is_absent(chosen[p.name])})
+        return FlagSet(
+            {p.name: chosen[p.name] for p in self.parameters if not p.is_absent(chosen[p.name])}
+        )
 
 
 def format_cannot_act(space: SearchSpace) -> str:
-    """Formats which settings were left out since program and machines lack what they act on; empty if none were."""
-    found = {lack: [n for n, reason in space.left_out.items() if reason == lack] for lack in _KNOWN.missing.values()}
+    """Formats which settings were left out since program and machines lack what they act on; empty
+    if none were.
+    """
+    found = {
+        lack: [n for n, reason in space.left_out.items() if reason == lack]
+        for lack in _KNOWN.missing.values()
+    }
     return "; ".join(f"{lack}: {format_names(names, 4)}" for lack, names in found.items() if names)
 
 
@@ -186,9 +204,18 @@ def format_domain(parameter: Parameter) -> str:
 
 
 _LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)  # of one layer's bytes: the advice is at least one layer
-_POOL_MULTIPLES = (1, 2, 0.5)  # of what collectives write: operands may be in it, too, and not all is alive at once
-_NO_LAYER = "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
-_NO_LAYER_YET = "a run searches 0.25 to 8 times one layer's bytes when its reference has reported them (`layer_bytes`)"
+_POOL_MULTIPLES = (
+    1,
+    2,
+    0.5,
+)  # of what collectives write: operands may be in it, too, and not all is alive at once
+_NO_LAYER = (
+    "in powers of two, for the workload does not report the bytes of a layer (`layer_bytes`)"
+)
+_NO_LAYER_YET = (
+    "a run searches 0.25 to 8 times one layer's bytes when its reference has "
+    "reported them (`layer_bytes`)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +232,15 @@ GIVES = _KNOWN.axes
 
 
 def build_space(
-    spec: StudySpec, known: KnownSettings, reference: WorkloadFacts | None, *,
-    machines: Mapping[Scope, bool] | None = None, cpu_count: int | None = None,
-) -> SearchSpace:  # fmt: skip
-    """Builds the space of a study; one that names nothing searches the default groups of its platform.
+    spec: StudySpec,
+    known: KnownSettings,
+    reference: WorkloadFacts | None,
+    *,
+    machines: Mapping[Scope, bool] | None = None,
+    cpu_count: int | None = None,
+) -> SearchSpace:
+    """Builds the space of a study; one that names nothing searches the default groups of its
+    platform.
 
     Args:
         reference: Facts from running or compiling the program; None before that.
@@ -227,7 +259,9 @@ def build_space(
     for group in sorted(asked.difference(legal)):
         hint = close_matches(group, legal)
         raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
-    builder = _SpaceBuilder(spec, known, reference, scopes, cpu_count or len(os.sched_getaffinity(0)))
+    builder = _SpaceBuilder(
+        spec, known, reference, scopes, cpu_count or len(os.sched_getaffinity(0))
+    )
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     for entry in known.catalog.values():
@@ -263,11 +297,14 @@ class _SpaceBuilder:
             is_refused = is_missing or not check.starts or check.verdict is SettingVerdict.BAD_VALUE
             if is_refused and value != DEFAULT:
                 raise SettingError(
-                    f"each value of `search.settings` must be legal but got {name}={value}: {check.reason}; "
+                    f"each value of `search.settings` must be legal but got {name}={value}: "
+                    f"{check.reason}; "
                     f"{check.advice}; write {DEFAULT!r} for its default"
                 )
         if reason := self.cannot_act(setting):
-            self.notes[name] = f"named by the study, so it is searched; the catalogue says: {reason}"
+            self.notes[name] = (
+                f"named by the study, so it is searched; the catalogue says: {reason}"
+            )
         self.found[name] = parameter
 
     def add_from_catalog(self, setting: KnownSetting) -> None:
@@ -277,20 +314,31 @@ class _SpaceBuilder:
         if parameter is not None:
             self.found[setting.name] = parameter
             return
-        no_values = "the catalogue has no values to try for this build: name it in `search.settings` with yours"
-        self.left_out.setdefault(setting.name, reason or no_values)  # a reason from the study comes first
+        no_values = (
+            "the catalogue has no values to try for this build: name it in "
+            "`search.settings` with yours"
+        )
+        self.left_out.setdefault(
+            setting.name, reason or no_values
+        )  # a reason from the study comes first
 
     def _not_by_group(self, entry: Setting) -> str:
         """Why a setting is not searched with its group; empty if it is."""
         if entry.name in self.spec.search.without:
             return "left out by the study (`search.without`)"
         if entry.name == "process_layout":
-            return "not a setting of a process: search it by `[search.options] process_count = [1, 8]`"
+            return (
+                "not a setting of a process: search it by `[search.options] process_count = [1, 8]`"
+            )
         if entry.platform in NEVER_SEARCHED:
             return NEVER_SEARCHED[entry.platform]
         if entry.tier is Tier.LEGACY:
             newer = entry.renamed_to
-            return f"an older name of {newer}" if self.known[newer].exists or not newer.startswith("xla_") else ""
+            return (
+                f"an older name of {newer}"
+                if self.known[newer].exists or not newer.startswith("xla_")
+                else ""
+            )
         if entry.tier is Tier.NUMERICS and entry.group not in self.spec.search.groups:
             return f"changes results: name the group {entry.group!r} to search it"
         return "" if entry.tier in SEARCHED else _KNOWN.tiers[entry.tier]
@@ -311,7 +359,10 @@ class _SpaceBuilder:
         if entry.platform not in ("any", self.spec.device.platform):
             return f"acts on {entry.platform}, the study runs on {self.spec.device.platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self.spec.workload.entry is not None:
-            return "does nothing to a step that is compiled ahead of time; name a profile, or run a command"
+            return (
+                "does nothing to a step that is compiled ahead of time; name a profile, or "
+                "run a command"
+            )
         if entry.nccl and self.known.build.nccl and older(self.known.build.nccl, entry.nccl):
             return f"needs NCCL {entry.nccl}, installed is {self.known.build.nccl}"
         return next((_KNOWN.missing[scope] for scope in self._lacked(entry.scopes)), "")
@@ -324,7 +375,11 @@ class _SpaceBuilder:
         entry = setting.entry
         blank = self._blank(setting)
         values = ["true", "false"] if blank.type == "bool" else self._values(entry)
-        values = [v for v in values if not self._lacked(entry.value_scopes.get(v, ())) and not setting.avoided(v)]
+        values = [
+            v
+            for v in values
+            if not self._lacked(entry.value_scopes.get(v, ())) and not setting.avoided(v)
+        ]
         if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
             values = [v for v in values if int(v) <= self.cpu_count]
         whole = self.reference.collective_bytes.get(entry.merges) if self.reference else None
@@ -333,12 +388,16 @@ class _SpaceBuilder:
             if whole > int(blank.default or 0):
                 values.append(str(whole))
             if not values:
-                self.left_out[entry.name] = f"merges {entry.merges}s, the program's have {format_bytes(whole)} in all"
+                self.left_out[entry.name] = (
+                    f"merges {entry.merges}s, the program's have {format_bytes(whole)} in all"
+                )
         choices = _choices(_as_spelled(values, setting), blank)
         return replace(blank, choices=choices) if len(choices) > 1 else None
 
     def _values(self, entry: Setting) -> list[str]:
-        """The values worth trying: multiples of what the program moves, if it reports that, else the catalogue's."""
+        """The values worth trying: multiples of what the program moves, if it reports that, else
+        the catalogue's.
+        """
         if self.reference is None:
             if entry.layer_bytes:
                 self.notes[entry.name] = _NO_LAYER_YET
@@ -350,18 +409,25 @@ class _SpaceBuilder:
             self.notes[entry.name] = _NO_LAYER
         moved_mib = sum(self.reference.collective_bytes.values()) / 2**20
         if entry.pool_step_mib and moved_mib:
-            steps = [math.ceil(moved_mib / entry.pool_step_mib * multiple) for multiple in _POOL_MULTIPLES]
+            steps = [
+                math.ceil(moved_mib / entry.pool_step_mib * multiple)
+                for multiple in _POOL_MULTIPLES
+            ]
             return [str(entry.pool_step_mib * count) for count in steps]
         return list(entry.values)
 
     def _blank(self, setting: KnownSetting) -> Parameter:
-        """A parameter without its choices; its default is what runs without it: the baseline's value first."""
+        """A parameter without its choices; its default is what runs without it: the baseline's
+        value first.
+        """
         default = setting.default
         entry = setting.entry
         if setting.name in self.spec.baseline:
             default = self.spec.baseline[setting.name]
         elif setting.info is None and default not in entry.values and not (default or "").isdigit():
-            default = None  # the catalogue's default of a variable may be a remark instead of a value
+            default = (
+                None  # the catalogue's default of a variable may be a remark instead of a value
+            )
         return Parameter(
             name=setting.name,
             choices=(DEFAULT,),
@@ -372,7 +438,9 @@ class _SpaceBuilder:
         )
 
     def space(self) -> SearchSpace:
-        """Builds the space with conditions, each parameter after those it depends on, without those that never act."""
+        """Builds the space with conditions, each parameter after those it depends on, without those
+        that never act.
+        """
         while True:
             conditions = {name: self._conditions(name) for name in self.found}
             never = self.found.keys() & self.left_out.keys()
@@ -381,27 +449,37 @@ class _SpaceBuilder:
             for name in never:  # they stay at their defaults, which may switch others off: repeat
                 del self.found[name]
         order = TopologicalSorter(conditions).static_order()
-        parameters = tuple(replace(self.found[name], condition=conditions[name] or None) for name in order)
+        parameters = tuple(
+            replace(self.found[name], condition=conditions[name] or None) for name in order
+        )
         notes = {name: note for name, note in self.notes.items() if name in self.found}
         return SearchSpace(parameters, self.left_out, notes)
 
     def _conditions(self, name: str) -> dict[str, tuple[str, ...]]:
-        """Other parameters to the values under which this one acts; adds the reason to `left_out` if it never does."""
+        """Other parameters to the values under which this one acts; adds the reason to `left_out`
+        if it never does.
+        """
         entry = self.known[name].entry
         active: dict[str, tuple[str, ...]] = {}
         if entry.condition_since and older(self.known.build.jaxlib, entry.condition_since):
             return active
-        rules = [(o, v, True) for o, v in entry.when.items()] + [(o, v, False) for o, v in entry.unless.items()]
+        rules = [(o, v, True) for o, v in entry.when.items()] + [
+            (o, v, False) for o, v in entry.unless.items()
+        ]
         for other, values, wanted in rules:
             if other.startswith("xla_") and not self.known[other].exists:
                 continue  # a build without it
             parameter = self.found.get(other) or self._blank(self.known[other])
-            named = {parameter.default_choice if parameter.is_absent(v) else v.lower() for v in values}
+            named = {
+                parameter.default_choice if parameter.is_absent(v) else v.lower() for v in values
+            }
             before = active.get(other, parameter.choices)
             fitting = tuple(v for v in before if (v in named or v.lower() in named) == wanted)
             if not fitting:
                 word = "if" if wanted else "unless"
-                self.left_out[name] = f"acts only {word} {other} is {' or '.join(map(repr, values))}"
+                self.left_out[name] = (
+                    f"acts only {word} {other} is {' or '.join(map(repr, values))}"
+                )
                 break
             if len(fitting) < len(parameter.choices):
                 active[other] = fitting
@@ -416,13 +494,20 @@ def _own_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
         if not choices:
             raise SettingError(f"{where} must list at least one value but got none")
         return replace(blank, choices=choices)
-    numbers = _numbers(**domain) if domain.keys() <= {"low", "high", "step", "power_of_two"} else None
+    numbers = (
+        _numbers(**domain) if domain.keys() <= {"low", "high", "step", "power_of_two"} else None
+    )
     if not numbers or len(numbers) > MOST_VALUES:
         raise SettingError(
-            f"{where} must be a list of values, or have low, high (whole numbers, low <= high) and if wanted step "
+            f"{where} must be a list of values, or have low, high (whole numbers, low <= high) "
+            "and if wanted step "
             f"or power_of_two, for at most {MOST_VALUES} values, but got {dict(domain)!r}"
         )
-    return replace(blank, choices=tuple(map(str, numbers)), is_range=isinstance(numbers, range) and len(numbers) > 2)
+    return replace(
+        blank,
+        choices=tuple(map(str, numbers)),
+        is_range=isinstance(numbers, range) and len(numbers) > 2,
+    )
 
 
 def _numbers(
@@ -464,12 +549,16 @@ def option_parameters(spec: StudySpec) -> Iterator[Parameter]:
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
-    """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are missing."""
+    """Maps scopes to whether the program has them, by counts or declarations; unknown scopes are
+    missing.
+    """
     mesh = spec.workload.mesh
     count = _device_count(spec, reference)
     scopes = {Scope.SINGLE_DEVICE: True}
     if mesh is not None:
-        scopes |= dict.fromkeys((Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL), False)
+        scopes |= dict.fromkeys(
+            (Scope.MULTI_DEVICE, Scope.COLLECTIVE_PERMUTE, Scope.SHARDED_MATMUL), False
+        )
         for axis, size in mesh.items():
             scopes |= dict.fromkeys(GIVES[axis] if size > 1 else (), True)
     if count is not None:
@@ -477,7 +566,9 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
     if spec.device.node_count > 1:
         scopes |= {Scope.MULTI_NODE: True, Scope.MULTI_DEVICE: True}
     elif spec.workload.command is None or scopes.get(Scope.MULTI_DEVICE) is False:
-        scopes[Scope.MULTI_NODE] = False  # a command may start processes elsewhere, an entry runs where it is put
+        scopes[Scope.MULTI_NODE] = (
+            False  # a command may start processes elsewhere, an entry runs where it is put
+        )
     return scopes
 
 

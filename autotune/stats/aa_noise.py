@@ -1,8 +1,10 @@
-"""Noise of a machine from A/A runs, and the number of pairs of blocks that a proof should run for it.
+"""Noise of a machine from A/A runs, and the number of pairs of blocks that a proof should run for
+it.
 
-Pairs of blocks have noise, which more pairs average out; each process has a constant deviation, which only more
-processes average out. So the reference is started several times beside one living process of itself, whose deviation
-is the zero: the centres of the others are draws of the spread of processes.
+Pairs of blocks have noise, which more pairs average out; each process has a constant deviation,
+which only more processes average out. So the reference is started several times beside one living
+process of itself, whose deviation is the zero: the centres of the others are draws of the spread of
+processes.
 
 References:
     Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
@@ -35,11 +37,12 @@ from autotune.stats.estimates import (
     hodges_lehmann,
     student_quantile,
     widen,
-)  # fmt: skip
+)
 
 CAUTION = 0.9
-"""Confidence of the upper limit from which it is announced what can be proven: with it the announced power of 90 % is
-held on average (tests/study/test_compare.py)."""
+"""Confidence of the upper limit from which it is announced what can be proven: with it the
+announced power of 90 % is held on average (tests/study/test_compare.py).
+"""
 
 ALPHA_SETTLING = 0.001
 """Share of A/A runs without one in which a change point is found."""
@@ -56,7 +59,9 @@ class AaNoise:
     process_sd: NotNegative
     """Standard deviation of the constant deviation of one process, in log."""
     within_sd: NotNegative
-    """Standard deviation of one pair's log ratio about the centre of its processes; 0 where a run is one figure."""
+    """Standard deviation of one pair's log ratio about the centre of its processes; 0 where a run
+    is one figure.
+    """
     degrees: Annotated[int, Field(ge=1)]
     """Degrees of freedom of `process_sd`."""
     spread: NotNegative
@@ -64,17 +69,23 @@ class AaNoise:
     start_s: NotNegative
     """Seconds until a process is ready; 0 where that is not known."""
     pair_s: NotNegative
-    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not known."""
+    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not
+    known.
+    """
     settle_steps: int = 0
     """First steps of each process that are not measured; see `settling`."""
     settle_s: NotNegative | None = None
-    """First seconds of each later block that do not count; None: as planned. See `settling_seconds`."""
+    """First seconds of each later block that do not count; None: as planned. See
+    `settling_seconds`.
+    """
     counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Seconds that count of each later block, over those of the A/A run; see `share_to_count`."""
 
     @property
     def later_sd(self) -> float:
-        """`within_sd` of later, shorter blocks: at most this, for noise that steps have in common grows no more."""
+        """`within_sd` of later, shorter blocks: at most this, for noise that steps have in common
+        grows no more.
+        """
         return self.within_sd / math.sqrt(self.counted_share)
 
     @property
@@ -92,7 +103,13 @@ class AaNoise:
 
 
 UNKNOWN_NOISE = AaNoise(
-    estimate=REFERENCE, process_sd=0.0, within_sd=0.0, degrees=1, spread=0.0, start_s=0.0, pair_s=0.0
+    estimate=REFERENCE,
+    process_sd=0.0,
+    within_sd=0.0,
+    degrees=1,
+    spread=0.0,
+    start_s=0.0,
+    pair_s=0.0,
 )
 """Before an A/A run: nothing is known of it."""
 
@@ -100,8 +117,8 @@ UNKNOWN_NOISE = AaNoise(
 def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     """Returns by how much the log ratio of one pair of equal processes may be off (95 %).
 
-    The noise is taken off by a normal quantile of 90 %: taken off in full, the interval would hold in 0.87 of trials
-    where processes and blocks make equal noise.
+    The noise is taken off by a normal quantile of 90 %: taken off in full, the interval would hold
+    in 0.87 of trials where processes and blocks make equal noise.
 
     Args:
         variance: Of the centres of equal processes, with so many degrees of freedom.
@@ -121,17 +138,22 @@ class Settling(NamedTuple):
 
 
 def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:
-    """Finds the age at which processes become faster, by one change point that all processes have in common.
+    """Finds the age at which processes become faster, by one change point that all processes have
+    in common.
 
-    The living process is older than the others, so the age shows; constant deviations of processes take no part.
+    The living process is older than the others, so the age shows; constant deviations of processes
+    take no part.
 
     Args:
         log_ratios: log(second process / living one) of each pair of blocks, of each second process.
-        ages: Steps that each second process and the living one had done at the end of these blocks, `[2, pairs]` each.
+        ages: Steps that each second process and the living one had done at the end of these blocks,
+            `[2, pairs]` each.
     """
 
     def young(age: int) -> list[Floats]:
-        """Returns by how much more of each block's second process is young than of the living one."""
+        """Returns by how much more of each block's second process is young than of the living
+        one.
+        """
         return [(second <= age).astype(float) - (living <= age) for second, living in ages]
 
     y = _centred(log_ratios)
@@ -147,7 +169,9 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     sd = math.sqrt(max(float(y @ y) - gain**2, 1e-18) / max(1, degrees))
     if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), degrees) * sd:
         return Settling(0, list(log_ratios))
-    return Settling(best_age, [r - best_cost * x for r, x in zip(log_ratios, young(best_age), strict=True)])
+    return Settling(
+        best_age, [r - best_cost * x for r, x in zip(log_ratios, young(best_age), strict=True)]
+    )
 
 
 def _centred(groups: Sequence[Floats]) -> Floats:
@@ -165,11 +189,15 @@ SETTLING_CUTS = 12
 """Parts of the planned seconds between which a block may have settled."""
 
 
-def settling_seconds(blocks: Sequence[tuple[Sequence[float], Sequence[float]]], planned_s: float) -> float | None:
-    """Returns the seconds after which blocks have settled, with a margin; None where they do not show it.
+def settling_seconds(
+    blocks: Sequence[tuple[Sequence[float], Sequence[float]]], planned_s: float
+) -> float | None:
+    """Returns the seconds after which blocks have settled, with a margin; None where they do not
+    show it.
 
-    A device that follows its power shows by its first steps after a pause how long it takes. Where these are like the
-    later ones nothing is known of it, for both arms of an A/A run draw the same power.
+    A device that follows its power shows by its first steps after a pause how long it takes. Where
+    these are like the later ones nothing is known of it, for both arms of an A/A run draw the same
+    power.
 
     Args:
         blocks: Seconds of the settling steps of each block, and of those that count.
@@ -187,12 +215,16 @@ def settling_seconds(blocks: Sequence[tuple[Sequence[float], Sequence[float]]], 
         _, most = _off([block.share_off[block.begin_s >= cut_s] for block in divided])
         if most > SETTLED:
             break
-        settled_s = statistics.fmean(float(np.max(block.end_s[block.begin_s < cut_s])) for block in divided)
+        settled_s = statistics.fmean(
+            float(np.max(block.end_s[block.begin_s < cut_s])) for block in divided
+        )
     return min(planned_s, SETTLING_MARGIN * settled_s)
 
 
 class _Settling(NamedTuple):
-    """The settling steps of one block: when they begin and end, and by how much they are off those that count."""
+    """The settling steps of one block: when they begin and end, and by how much they are off those
+    that count.
+    """
 
     begin_s: Floats
     end_s: Floats
@@ -205,7 +237,9 @@ class _Settling(NamedTuple):
 
 
 def _off(shares_of_blocks: Sequence[Floats]) -> tuple[float, float]:
-    """Returns by how much steps are off on average, as a share of a step: the ends of its interval."""
+    """Returns by how much steps are off on average, as a share of a step: the ends of its
+    interval.
+    """
     shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
     if len(shares) < 2:
         return 0.0, math.inf if shares else 0.0  # no step begins there
@@ -222,14 +256,17 @@ def read_aa_noise(
     least: int = 8,
     settle_steps: int = 0,
 ) -> AaNoise:
-    """Reads the noise of this machine from A/A pairs of several processes, each against the same living one.
+    """Reads the noise of this machine from A/A pairs of several processes, each against the same
+    living one.
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
-        least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages seconds.
+        least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages
+            seconds.
 
     Raises:
-        ValueError: If there is no process, one has fewer than `least` pairs, or a figure is not finite.
+        ValueError: If there is no process, one has fewer than `least` pairs, or a figure is not
+            finite.
     """
     if not processes:
         raise ValueError("an A/A run needs at least one second process but got none")
@@ -238,7 +275,9 @@ def read_aa_noise(
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     degrees = len(groups)
     count = sum(map(len, groups))
-    within_sd = math.sqrt(sum(float(r @ r) for r in residuals) / (count - degrees))  # each centre took one degree
+    within_sd = math.sqrt(
+        sum(float(r @ r) for r in residuals) / (count - degrees)
+    )  # each centre took one degree
     noise = _noise_of_centres(within_sd, count, degrees)
     # The living process is one draw more, at 0: its deviation is what all centres have in common.
     variance = float(np.var([0.0, *centres], ddof=1))
@@ -259,7 +298,9 @@ def read_aa_noise(
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
-    """Returns what pairs of blocks add to the variance of the centres and the zero among them (which has none)."""
+    """Returns what pairs of blocks add to the variance of the centres and the zero among them
+    (which has none).
+    """
     return within_sd**2 * degrees / count * degrees / (degrees + 1) if count else 0.0
 
 
@@ -267,21 +308,28 @@ LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
 """Fewest and most pairs of blocks in a process, and how many where it is not known what is best."""
 
 STARTS = 1.5
-"""What starting two processes at once takes, over starting one: they share the machine that compiles them."""
+"""What starting two processes at once takes, over starting one: they share the machine that
+compiles them.
+"""
 
 MEASURED_S = 4.0
-"""Seconds for which a process is measured at least, where starting a pair of them takes twice that or more: on a shared
-machine what others do comes and goes within seconds."""
+"""Seconds for which a process is measured at least, where starting a pair of them takes twice that
+or more: on a shared machine what others do comes and goes within seconds.
+"""
 
 
-def pairs_in_process(within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST) -> int:
+def pairs_in_process(
+    within_sd: float, process_sd: float, start_s: float, pair_s: float, *, least: int = LEAST
+) -> int:
     """The number of pairs of blocks in each pair of processes with which a proof takes least time.
 
-    With `n` pairs of blocks a pair of processes has the variance 2 p^2 + w^2 / n (p: of processes, w: of blocks) and
-    costs `start + n * pair` seconds; the product is least at n = w / (sqrt(2) p) * sqrt(start / pair).
+    With `n` pairs of blocks a pair of processes has the variance 2 p^2 + w^2 / n (p: of processes,
+    w: of blocks) and costs `start + n * pair` seconds; the product is least at n = w / (sqrt(2) p)
+    * sqrt(start / pair).
 
     Args:
-        within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of processes.
+        within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of
+            processes.
         process_sd: Standard deviation of the deviation of one process, in log.
         start_s: Seconds to start a pair of processes.
     """
@@ -303,7 +351,8 @@ def proof_size(noise: AaNoise, *, starts: float = STARTS) -> int:
 
 
 def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialPlan:
-    """When a trial is looked at, from the A/A run: from its first pairs on, up to where another process tells more.
+    """When a trial is looked at, from the A/A run: from its first pairs on, up to where another
+    process tells more.
 
     Args:
         most: Pairs of blocks after which a trial ends in any case.
@@ -324,10 +373,12 @@ LEAST_SHARE = 0.25
 
 
 def share_to_count(noise: AaNoise, *, counted_s: float, settle_s: float) -> float:
-    """Returns the share of the counted seconds of a block that tells most in the time of a trial with one pair of them.
+    """Returns the share of the counted seconds of a block that tells most in the time of a trial
+    with one pair of them.
 
-    Where processes differ by more than blocks do, longer ones tell nothing: with `u` counted seconds a trial has the
-    variance 2 p^2 + w^2 counted / u and costs start + 2 settle + 2 u seconds.
+    Where processes differ by more than blocks do, longer ones tell nothing: with `u` counted
+    seconds a trial has the variance 2 p^2 + w^2 counted / u and costs start + 2 settle + 2 u
+    seconds.
 
     Args:
         counted_s: Of a block of the A/A run.
@@ -355,10 +406,14 @@ def _best_size(noise: AaNoise, starts: float, *, least: int) -> int:
 
 
 def fewest_pairs(count: int, pair_s: float) -> int:
-    """So many pairs of blocks, or fewer where a pair averages so much by itself that they last `MEASURED_S`."""
+    """So many pairs of blocks, or fewer where a pair averages so much by itself that they last
+    `MEASURED_S`.
+    """
     return min(count, max(1, math.ceil(MEASURED_S / pair_s))) if pair_s > 0.0 else count
 
 
 def moments(start_s: float, pair_s: float) -> int:
-    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`."""
+    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most
+    `MOST`.
+    """
     return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

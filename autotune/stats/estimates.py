@@ -1,13 +1,13 @@
 """Ratios of step times with intervals, verdicts, and the sequential stop of a trial.
 
-Within each pair of blocks the order is a fresh fair coin. So the signs of the centred differences are independent and
-fair whatever drift or bursts the machine has, and the inverted signed-rank test gives an exact interval. Ratios are
-candidate / reference: below 1 the candidate is faster.
+Within each pair of blocks the order is a fresh fair coin. So the signs of the centred differences
+are independent and fair whatever drift or bursts the machine has, and the inverted signed-rank test
+gives an exact interval. Ratios are candidate / reference: below 1 the candidate is faster.
 
-References:
-    Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3 (Hodges-Lehmann estimate and
-    interval). Armitage, McPherson, Rowe, JRSS A 132 (1969) (repeated looks). Pocock, Biometrika 64 (1977) (equal
-    levels). Zou, Donner, Statist. Med. 27 (2008) (difference of two estimates from their intervals).
+References: Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3
+    (Hodges-Lehmann estimate and interval). Armitage, McPherson, Rowe, JRSS A 132 (1969) (repeated
+    looks). Pocock, Biometrika 64 (1977) (equal levels). Zou, Donner, Statist. Med. 27 (2008)
+    (difference of two estimates from their intervals).
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ DEFAULT_MIN_EFFECT = 0.005
 NORMAL = NormalDist()
 
 TRIAL_FIRST_LOOK, TRIAL_GROWTH = 8, 1.5
-"""Pairs before the first look at a trial where the noise of a pair is not known, and the ratio of successive looks."""
+"""Pairs before the first look at a trial where the noise of a pair is not known, and the ratio of
+successive looks.
+"""
 
 NARROWEST = 1.05
-"""A trial ends when its interval is wider by no more than this factor than what its processes alone make it."""
+"""A trial ends when its interval is wider by no more than this factor than what its processes alone
+make it.
+"""
 
 
 class Verdict(StrEnum):
@@ -88,7 +92,9 @@ class Estimate:
         return math.log(self.ratio), low, math.log(self.high) if self.high > 0.0 else -math.inf
 
 
-def from_logs(centre: float, low: float, high: float, *, level: float = LEVEL, count: int) -> Estimate:
+def from_logs(
+    centre: float, low: float, high: float, *, level: float = LEVEL, count: int
+) -> Estimate:
     """The estimate of a log ratio and the ends of its interval, from so many independent units."""
     low, high = math.exp(low), math.exp(high)
     return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
@@ -99,7 +105,9 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 
 
 def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
-    """Geometric mean of the ratios of several workloads, at least one; its interval holds wherever all of theirs do."""
+    """Geometric mean of the ratios of several workloads, at least one; its interval holds wherever
+    all of theirs do.
+    """
     centre, low, high = np.mean([e.logs for e in estimates], axis=0).tolist()
     level = max(0.0, 1.0 - sum(1.0 - e.level for e in estimates))
     return from_logs(centre, low, high, level=level, count=min(e.pair_count for e in estimates))
@@ -124,8 +132,11 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
     return Verdict.UNRESOLVED
 
 
-def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None = None) -> TrialFinding:
-    """Returns what a trial says of a set; promising and open ones get a proof, promising ones first.
+def finding_of(
+    estimate: Estimate, *, min_effect: float, provable: float | None = None
+) -> TrialFinding:
+    """Returns what a trial says of a set; promising and open ones get a proof, promising ones
+    first.
 
     Args:
         provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
@@ -133,7 +144,11 @@ def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None 
     if estimate.low >= 1.0 - min_effect:
         return TrialFinding.NOT_PROMISING
     least = 0.0 if provable is None else provable
-    return TrialFinding.PROMISING if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least else TrialFinding.OPEN
+    return (
+        TrialFinding.PROMISING
+        if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least
+        else TrialFinding.OPEN
+    )
 
 
 def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
@@ -141,7 +156,8 @@ def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
         raise ValueError(
-            f"log ratios must be a list of at least {least} finite numbers but got {array.tolist()!r:.200}; "
+            f"log ratios must be a list of at least {least} finite numbers but got "
+            f"{array.tolist()!r:.200}; "
             "a block or process without a time must not reach the statistics"
         )
     return array
@@ -161,7 +177,9 @@ def error_of_mean(values: Sequence[float] | Floats) -> float:
 
 def is_surely_positive(values: Sequence[float] | Floats, *, alpha: float) -> bool:
     """Returns whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
-    return float(np.mean(values)) > student_quantile(2 * alpha, len(values) - 1) * error_of_mean(values)
+    return float(np.mean(values)) > student_quantile(2 * alpha, len(values) - 1) * error_of_mean(
+        values
+    )
 
 
 LEAST_TIMED = 20
@@ -169,10 +187,11 @@ LEAST_TIMED = 20
 
 
 def clock_resolution(step_times_s: Sequence[float]) -> float:
-    """Share of a step that a clock can tell, where it is so coarse that noise does not average it out; else 0.
+    """Share of a step that a clock can tell, where it is so coarse that noise does not average it
+    out; else 0.
 
-    Such times are few different values. Where all are one value, its tick may be as long as a step, and steps that
-    differ by a half may look equal.
+    Such times are few different values. Where all are one value, its tick may be as long as a step,
+    and steps that differ by a half may look equal.
     """
     times = np.asarray(step_times_s)
     values = np.unique(np.round(times, 9))
@@ -193,7 +212,8 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL
     The interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
 
     Args:
-        log_ratios: log(candidate block step time / reference block step time) of each pair, at least one.
+        log_ratios: log(candidate block step time / reference block step time) of each pair, at
+            least one.
     """
     values = finite(log_ratios, least=1)
     centre, low, high = hodges_lehmann(values, level=level).tolist()
@@ -201,7 +221,8 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL
 
 
 def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
-    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at once.
+    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at
+    once.
 
     Args:
         log_ratios: Pair differences, `[..., n]`.
@@ -233,11 +254,13 @@ def _signed_rank_cdf(n: int) -> Floats:
 
 
 def widen(estimate: Estimate, spread: float) -> Estimate:
-    """The same ratio with an interval that also holds what one pair of equal processes may differ by.
+    """The same ratio with an interval that also holds what one pair of equal processes may differ
+    by.
 
     Args:
         estimate: Of one pair of processes.
-        spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it is.
+        spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it
+            is.
     """
     if spread <= 0.0:
         return estimate
@@ -253,9 +276,10 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
 class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
-    Every look uses the same nominal level (Pocock's boundary), such that the intervals of all looks together hold the
-    true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it). Where there are too few pairs for ranks to
-    tell anything, the noise that the A/A run showed takes their place.
+    Every look uses the same nominal level (Pocock's boundary), such that the intervals of all looks
+    together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it). Where
+    there are too few pairs for ranks to tell anything, the noise that the A/A run showed takes
+    their place.
     """
 
     cap: int = 40
@@ -263,7 +287,9 @@ class SequentialPlan:
     first: int = TRIAL_FIRST_LOOK
     """Pairs before the first look."""
     pair_sd: float | None = None
-    """Standard deviation of the log ratio of one pair, as the A/A run showed it; None where that is not known."""
+    """Standard deviation of the log ratio of one pair, as the A/A run showed it; None where that is
+    not known.
+    """
     degrees: int = 0
     """Degrees of freedom of `pair_sd`."""
 
@@ -292,21 +318,29 @@ class SequentialPlan:
         count = len(log_ratios)
         degrees = self.degrees + count - 1
         squares = self.degrees * self.pair_sd**2 + count * float(np.var(log_ratios))
-        half = student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(squares / degrees / count)
+        half = student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(
+            squares / degrees / count
+        )
         centre = math.log(estimate.ratio)
         return from_logs(centre, centre - half, centre + half, count=count)
 
 
 @lru_cache(maxsize=64)
 def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
-    """Value that the standardised statistic exceeds at any of the looks with probability 1 - level."""
+    """Value that the standardised statistic exceeds at any of the looks with probability 1 -
+    level.
+    """
     from scipy.optimize import brentq
 
-    return float(brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7))
+    return float(
+        brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7)
+    )
 
 
 class Walk(NamedTuple):
-    """A random walk that has stayed within bounds so far: points where it may be, with the probability of each."""
+    """A random walk that has stayed within bounds so far: points where it may be, with the
+    probability of each.
+    """
 
     points: Floats = np.zeros(1)
     weights: Floats = np.ones(1)
@@ -316,7 +350,9 @@ class Walk(NamedTuple):
         x, w = _legendre(nodes)
         reach = (high - low) / 2.0
         points = low + reach * (1.0 + x)
-        kernel = np.exp(-0.5 * ((points[:, None] - self.points) / step_sd) ** 2) / (step_sd * math.sqrt(2.0 * math.pi))
+        kernel = np.exp(-0.5 * ((points[:, None] - self.points) / step_sd) ** 2) / (
+            step_sd * math.sqrt(2.0 * math.pi)
+        )
         return Walk(points, kernel @ self.weights * w * reach)
 
 
@@ -337,19 +373,27 @@ def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
 
 
 def reason_to_stop(
-    estimate: Estimate, plan: SequentialPlan, *, min_effect: float, incumbent: Estimate | None, spread: float = 0.0
+    estimate: Estimate,
+    plan: SequentialPlan,
+    *,
+    min_effect: float,
+    incumbent: Estimate | None,
+    spread: float = 0.0,
 ) -> str | None:
     """Why a trial ends at a look; None where it goes on.
 
     Args:
-        estimate: Of all pairs so far, with the interval that is honest over all looks and has `spread` in it.
-        incumbent: The best candidate so far, or `REFERENCE` while there is none; None to go on to a verdict.
+        estimate: Of all pairs so far, with the interval that is honest over all looks and has
+            `spread` in it.
+        incumbent: The best candidate so far, or `REFERENCE` while there is none; None to go on to a
+            verdict.
         spread: See `AaNoise.spread`: no further pair of blocks takes it out.
     """
     if judge(estimate, min_effect=min_effect) is not Verdict.UNRESOLVED:
         return "its interval is narrow enough"
     if incumbent is not None:
-        # The interval of their quotient decides: the incumbent's estimate alone would favour whoever was lucky first.
+        # The interval of their quotient decides: the incumbent's estimate alone would favour
+        # whoever was lucky first.
         for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
             if least_ratio(estimate, other) > 1.0 - min_effect:
                 return f"surely no gain of {min_effect:.1%} or more over {name}"
@@ -362,17 +406,22 @@ def reason_to_stop(
 
 
 def least_ratio(candidate: Estimate, other: Estimate) -> float:
-    """Lower end of the interval of candidate / other, for two independent estimates (Zou and Donner)."""
+    """Lower end of the interval of candidate / other, for two independent estimates (Zou and
+    Donner).
+    """
     centre, low, _ = candidate.logs
     other_centre, _, other_high = other.logs
     return math.exp(centre - other_centre - math.hypot(centre - low, other_high - other_centre))
 
 
-# ---------------------------------------------------------------------- several processes, and ABA runs
+# ---------------------------------------------------------------------- several processes, and ABA
+# runs
 
 
 def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
-    """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own estimate."""
+    """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own
+    estimate.
+    """
     values = finite(process_log_ratios, least=2)
     half = student_quantile(1.0 - LEVEL, len(values) - 1) * error_of_mean(values)
     centre = float(np.mean(values))
@@ -382,13 +431,14 @@ def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate
 def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
     """Ratio against the mean of both references, with the drift between them in the interval.
 
-    With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters of the mean squared
-    drift is a second measure of the first. The interval takes the larger of that and the scatter between runs: a
-    machine that drifts cannot look quiet because few runs agree.
+    With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters
+    of the mean squared drift is a second measure of the first. The interval takes the larger of
+    that and the scatter between runs: a machine that drifts cannot look quiet because few runs
+    agree.
 
     Args:
-        log_ratios: Of each ABA run log(candidate / reference) with the reference before and after it; a single run
-            gives a very wide interval (one degree of freedom).
+        log_ratios: Of each ABA run log(candidate / reference) with the reference before and after
+            it; a single run gives a very wide interval (one degree of freedom).
     """
     values, drifts = aba_runs(log_ratios)
     n = len(values)
@@ -401,6 +451,8 @@ def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
 
 
 def aba_runs(log_ratios: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-    """Log ratio of each ABA run against the mean of both references, and the drift between these."""
+    """Log ratio of each ABA run against the mean of both references, and the drift between
+    these.
+    """
     before, after = finite(log_ratios, least=2).reshape(-1, 2).T
     return (before + after) / 2.0, before - after

@@ -1,7 +1,8 @@
-"""Total time, stalls, late slow-downs and memory leaks: what the typical step of a comparison hides.
+"""Total time, stalls, late slow-downs and memory leaks: what the typical step of a comparison
+hides.
 
-The middle of many pairs of blocks is not moved by a stall that comes once in forty steps, but training pays for it: a
-set that is slower in total is no winner.
+The middle of many pairs of blocks is not moved by a stall that comes once in forty steps, but
+training pays for it: a set that is slower in total is no winner.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from autotune.stats.estimates import (  # fmt: skip
+from autotune.stats.estimates import (
     LEVEL,
     Counted,
     Estimate,
@@ -28,13 +29,17 @@ from autotune.stats.estimates import (  # fmt: skip
 )
 
 STALL = 3.0
-"""A step that takes more than this many times what nine of ten steps take, of either arm, is a stall."""
+"""A step that takes more than this many times what nine of ten steps take, of either arm, is a
+stall.
+"""
 
 USUAL = 0.9
 """Share of an arm's steps that its usual step is not shorter than."""
 
 SEGMENTS = 20
-"""Parts into which a long run is cut: enough for an interval, each long against a burst of the machine."""
+"""Parts into which a long run is cut: enough for an interval, each long against a burst of the
+machine.
+"""
 
 SEGMENT_DEGREES = 7
 """Degrees of freedom of the noise of one long run: half of its segments tell it."""
@@ -43,26 +48,37 @@ LEAST_DEGREES = 5
 """Likewise of what processes differ by: a proof has six pairs of them at least."""
 
 SOAK_LOOKS, MOST_LOOKS, LEAK_LOOKS = 5, 100, 2
-"""How often long runs are looked at, at most, each time in new processes, and how often a study may ask for; memory
-does not depend on what else the machine does."""
+"""How often long runs are looked at, at most, each time in new processes, and how often a study may
+ask for; memory does not depend on what else the machine does.
+"""
 
 MEDIAN_ERROR = 1.25
 """Standard error of a median over that of a mean."""
 
 ALPHA_STAYS = 0.001
-"""One-sided error of each of two figures in each look, by which a gain may be said to stay that is gone."""
+"""One-sided error of each of two figures in each look, by which a gain may be said to stay that is
+gone.
+"""
 
 GOES_ON = 20.0
-"""Quarters of a long run for which a gain that shrinks in its last half is taken to go on shrinking as fast."""
+"""Quarters of a long run for which a gain that shrinks in its last half is taken to go on shrinking
+as fast.
+"""
 
 LEAST_LOSS, LOSS_SHARE = 0.005, 0.25
-"""What a long run may be slower than the proof says: so much, or so large a share of a larger gain."""
+"""What a long run may be slower than the proof says: so much, or so large a share of a larger
+gain.
+"""
 
 ALPHA_PROOF = 0.02
-"""Share of honest sets whose stalls may be called more than the reference's, over all processes of a proof."""
+"""Share of honest sets whose stalls may be called more than the reference's, over all processes of
+a proof.
+"""
 
 ALPHA_GAP = 0.001
-"""Likewise of total times that are above typical steps: few processes, and stalls make what they differ by skew."""
+"""Likewise of total times that are above typical steps: few processes, and stalls make what they
+differ by skew.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +112,16 @@ def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -
         beside_s: Those of the other arm: what is usual there is no stall here.
     """
     typical = statistics.median(step_times_s)
-    limit = STALL * max(float(np.quantile(times, USUAL)) for times in (step_times_s, beside_s) if len(times))
+    limit = STALL * max(
+        float(np.quantile(times, USUAL)) for times in (step_times_s, beside_s) if len(times)
+    )
     found = [t for t in step_times_s if t > limit]
-    return Stalls(steps=len(step_times_s), count=len(found), typical_s=typical, lost_s=sum(t - typical for t in found))
+    return Stalls(
+        steps=len(step_times_s),
+        count=len(found),
+        typical_s=typical,
+        lost_s=sum(t - typical for t in found),
+    )
 
 
 def add_stalls(parts: Sequence[Stalls]) -> Stalls:
@@ -116,7 +139,9 @@ def all_stalls(totals: Sequence[TotalTime]) -> tuple[Stalls, Stalls]:
     return add_stalls([t.candidate for t in totals]), add_stalls([t.reference for t in totals])
 
 
-def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0) -> TotalTime:
+def compare_totals(
+    reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0
+) -> TotalTime:
     """Total times of one pair of processes.
 
     Args:
@@ -131,15 +156,20 @@ def compare_totals(reference_s: Sequence[float], candidate_s: Sequence[float], *
     )
 
 
-def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
-    """The estimate of total time over pairs of processes, if it takes the gain back that the typical step promises.
+def slower_total(
+    totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate
+) -> Estimate | None:
+    """The estimate of total time over pairs of processes, if it takes the gain back that the
+    typical step promises.
 
-    That is so if the total is not below the reference's and the candidate has more stalls, or its total is above its
-    typical step in process after process; or if the total is an `apart_total` that is not surely below the reference's.
+    That is so if the total is not below the reference's and the candidate has more stalls, or its
+    total is above its typical step in process after process; or if the total is an `apart_total`
+    that is not surely below the reference's.
 
     Args:
         totals: Of each pair of processes, at least two.
-        log_ratios: log of the typical step, candidate over reference, of the same pairs of processes.
+        log_ratios: log of the typical step, candidate over reference, of the same pairs of
+            processes.
         typical: What the proof makes of them.
     """
     if (apart := apart_total(totals, log_ratios, typical)) is not None and apart.high >= 1.0:
@@ -150,8 +180,12 @@ def slower_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typic
     return total if _goes_on(totals, log_ratios) or _has_more(*all_stalls(totals)) else None
 
 
-def apart_total(totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate) -> Estimate | None:
-    """The estimate of total time, if its interval lies above that of the typical step, in process after process."""
+def apart_total(
+    totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate
+) -> Estimate | None:
+    """The estimate of total time, if its interval lies above that of the typical step, in process
+    after process.
+    """
     total = estimate_processes([t.log_ratio for t in totals])
     return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
 
@@ -162,12 +196,15 @@ def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
     return is_surely_positive(gaps, alpha=ALPHA_GAP)
 
 
-# ---------------------------------------------------------------------- long runs, one arm after the other
+# ---------------------------------------------------------------------- long runs, one arm after
+# the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunRatio:
-    """Total times of one long run of each arm, per unit of work, as logs of candidate over reference."""
+    """Total times of one long run of each arm, per unit of work, as logs of candidate over
+    reference.
+    """
 
     whole: float
     """Of all steps."""
@@ -201,7 +238,8 @@ def long_run_ratio(
     Args:
         candidate: Mean step of each of its segments, in seconds, as many of both, at least four.
         work_ratio: What a step of the candidate does over what one of the reference does.
-        early: Ratio of the medians of first steps, candidate over reference; None where they were not kept.
+        early: Ratio of the medians of first steps, candidate over reference; None where they were
+            not kept.
         early_share: How large a share of a run's steps those are.
         processes: Fewest processes that either run took.
     """
@@ -217,10 +255,12 @@ def long_run_ratio(
         means = np.mean(arms[:, segments], axis=1)
         return math.log(means[0] / means[1]) - shift
 
-    # The second half tells the noise: its neighbouring segments whatever changes, those about a line how it wanders.
+    # The second half tells the noise: its neighbouring segments whatever changes, those about a
+    # line how it wanders.
     at = np.arange(len(later))
     residuals = later - np.polyval(np.polyfit(at, later, 1), at)
-    # Where neighbours deviate alike, a mean is less certain than as many independent segments would make it.
+    # Where neighbours deviate alike, a mean is less certain than as many independent segments would
+    # make it.
     alike = float(residuals[1:] @ residuals[:-1])
     about = (float(residuals @ residuals) + 2.0 * max(0.0, alike)) / max(1, len(later) - 2)
     late_error = math.sqrt(max(_variance_of_neighbours(later), about) / len(later))
@@ -276,28 +316,43 @@ class _Interval(NamedTuple):
     high: float
 
 
-def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, process_sd: float) -> LastingGain:
-    """Says whether a proven gain stays in long runs: all looks together must show that the set is faster.
+def lasting_gain(
+    looks: Sequence[LongRunRatio], *, proven: Estimate | None, process_sd: float
+) -> LastingGain:
+    """Says whether a proven gain stays in long runs: all looks together must show that the set is
+    faster.
 
-    They show it by the ratio of the runs, whose noise is that of processes, or by the change of that ratio along them,
-    which has none of it and counts from what the proof has shown. Where the first look says that the gain is not there,
-    later ones do not show it: what the first ones left behind may be what makes them faster.
+    They show it by the ratio of the runs, whose noise is that of processes, or by the change of
+    that ratio along them, which has none of it and counts from what the proof has shown. Where the
+    first look says that the gain is not there, later ones do not show it: what the first ones left
+    behind may be what makes them faster.
 
-    It is lost if a set is surely not faster in total, or slower than its proof says by more than `LEAST_LOSS` and
-    `LOSS_SHARE` of the gain, by more than one look.
+    It is lost if a set is surely not faster in total, or slower than its proof says by more than
+    `LEAST_LOSS` and `LOSS_SHARE` of the gain, by more than one look.
 
     Args:
-        proven: Ratio with the interval that holds over all looks at the proof; None where there was none.
-        process_sd: Standard deviation of the log ratio from one pair of processes to the next, alone or not.
+        proven: Ratio with the interval that holds over all looks at the proof; None where there was
+            none.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next,
+            alone or not.
     """
     gain = -min(0.0, math.log(proven.ratio)) if proven is not None else 0.0
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
-    both_halves = _intervals(looks, late=False, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS)
-    second_half = _intervals(looks, late=True, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS)
-    is_against = any(half[0].centre > bound and max(x.low for x in half) > bound for half in (both_halves, second_half))
+    both_halves = _intervals(
+        looks, late=False, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS
+    )
+    second_half = _intervals(
+        looks, late=True, proven=proven, process_sd=process_sd, alpha=ALPHA_STAYS
+    )
+    is_against = any(
+        half[0].centre > bound and max(x.low for x in half) > bound
+        for half in (both_halves, second_half)
+    )
     narrower = _narrower(second_half)
     unseen = narrower.high - narrower.centre
-    reported = _intervals(looks, late=True, proven=proven, process_sd=process_sd, alpha=(1.0 - LEVEL) / 2.0)
+    reported = _intervals(
+        looks, late=True, proven=proven, process_sd=process_sd, alpha=(1.0 - LEVEL) / 2.0
+    )
     late = _narrower(reported)
     finding = Lasting.OPEN
     if is_against and len(looks) > 1:
@@ -305,7 +360,9 @@ def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, proc
     elif _is_shrinking(looks, late.centre):
         finding = Lasting.SHRINKING
     elif max(narrower.high, _narrower(both_halves).high) < 0.0 and late.centre <= bound:
-        first = _intervals(looks[:1], late=True, proven=None, process_sd=process_sd, alpha=ALPHA_STAYS)
+        first = _intervals(
+            looks[:1], late=True, proven=None, process_sd=process_sd, alpha=ALPHA_STAYS
+        )
         finding = Lasting.FIRST if first[0].low > bound else Lasting.STAYS
     needed = math.ceil(min(MOST_LOOKS, len(looks) * (unseen / max(gain, 1e-3)) ** 2))
     return LastingGain(
@@ -317,9 +374,15 @@ def lasting_gain(looks: Sequence[LongRunRatio], *, proven: Estimate | None, proc
 
 
 def _intervals(
-    looks: Sequence[LongRunRatio], *, late: bool, proven: Estimate | None, process_sd: float, alpha: float
+    looks: Sequence[LongRunRatio],
+    *,
+    late: bool,
+    proven: Estimate | None,
+    process_sd: float,
+    alpha: float,
 ) -> list[_Interval]:
-    """The ratio of long runs, or of their second halves: as it is, and from the proof on where first steps are known.
+    """The ratio of long runs, or of their second halves: as it is, and from the proof on where
+    first steps are known.
 
     Args:
         alpha: How often each end misses the truth.
@@ -328,7 +391,9 @@ def _intervals(
     ratios = np.asarray([x.late if late else x.whole for x in looks])
     errors = np.asarray([x.late_error if late else x.whole_error for x in looks])
     processes = process_sd / np.sqrt([x.processes for x in looks])
-    away = student_quantile(2 * alpha, LEAST_DEGREES + count - 1) * _mean_error(ratios, np.hypot(errors, processes))
+    away = student_quantile(2 * alpha, LEAST_DEGREES + count - 1) * _mean_error(
+        ratios, np.hypot(errors, processes)
+    )
     centre = float(np.mean(ratios))
     intervals = [_Interval(centre, centre - away, centre + away)]
     early = [x.early for x in looks if x.early is not None]
@@ -349,7 +414,9 @@ def _narrower(intervals: Sequence[_Interval]) -> _Interval:
 
 
 def _mean_error(values: Floats, errors: Floats) -> float:
-    """Standard error of a mean, from the errors of its values; from their spread, too, if there are three at least."""
+    """Standard error of a mean, from the errors of its values; from their spread, too, if there are
+    three at least.
+    """
     sd = math.sqrt(float(np.mean(errors**2)))
     if len(values) > 2:
         sd = max(sd, float(np.std(values, ddof=1)))
@@ -357,27 +424,39 @@ def _mean_error(values: Floats, errors: Floats) -> float:
 
 
 def _is_shrinking(looks: Sequence[LongRunRatio], late: float) -> bool:
-    """Whether a gain surely becomes less in the last half of long runs, so fast that soon nothing of it may be left."""
+    """Whether a gain surely becomes less in the last half of long runs, so fast that soon nothing
+    of it may be left.
+    """
     rises, errors = np.asarray([(x.rise, 2.0 * x.late_error) for x in looks]).T
-    sure = student_quantile(2 * ALPHA_STAYS, SEGMENT_DEGREES * len(looks)) * _mean_error(rises, errors)
+    sure = student_quantile(2 * ALPHA_STAYS, SEGMENT_DEGREES * len(looks)) * _mean_error(
+        rises, errors
+    )
     rise = float(np.mean(rises))
     return rise > sure and late + rise * GOES_ON >= 0.0
 
 
 def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
-    """Mean step time of each of `SEGMENTS` equal parts of a run, in seconds; fewer where there are too few steps."""
-    parts = np.array_split(np.asarray(step_times_s, dtype=np.float64), max(1, min(SEGMENTS, len(step_times_s))))
+    """Mean step time of each of `SEGMENTS` equal parts of a run, in seconds; fewer where there are
+    too few steps.
+    """
+    parts = np.array_split(
+        np.asarray(step_times_s, dtype=np.float64), max(1, min(SEGMENTS, len(step_times_s)))
+    )
     return tuple(float(np.mean(part)) for part in parts)
 
 
 def _has_more(candidate: Stalls, reference: Stalls) -> bool:
-    """Returns whether so many stalls more than the reference's would come by chance with `ALPHA_PROOF` at most."""
+    """Returns whether so many stalls more than the reference's would come by chance with
+    `ALPHA_PROOF` at most.
+    """
     from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
 
     if candidate.count == 0:
         return False
     share = candidate.steps / (candidate.steps + reference.steps)
-    return float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= ALPHA_PROOF
+    return (
+        float(bdtrc(candidate.count - 1, candidate.count + reference.count, share)) <= ALPHA_PROOF
+    )
 
 
 # ---------------------------------------------------------------------- memory
@@ -386,18 +465,24 @@ LEAST_SAMPLES = 6
 """In the second half of a run, for its growth to be judged."""
 
 PARTS = 3
-"""A leak goes on: from each of so many parts of the second half to the next, by `PART_SHARE` of its least slope."""
+"""A leak goes on: from each of so many parts of the second half to the next, by `PART_SHARE` of its
+least slope.
+"""
 
 PART_SHARE = 0.5
 
 LEAST_LEAK = 16 << 20
-"""Bytes by which a process must have grown over the second half: heaps of an honest one come and go by less."""
+"""Bytes by which a process must have grown over the second half: heaps of an honest one come and go
+by less.
+"""
 
 LEAST_PER_STEP = 4096
 """Bytes a step that matter however fast the steps are: a page."""
 
 PER_DAY = 4 << 30
-"""Bytes a day that matter: a job of a week would take 28 GiB. At a step of 0.1 s that is 5 KB a step."""
+"""Bytes a day that matter: a job of a week would take 28 GiB. At a step of 0.1 s that is 5 KB a
+step.
+"""
 
 SLOPE_LEVEL = 0.99
 DAY_S = 86_400.0
@@ -415,9 +500,11 @@ class Leak:
 
 
 def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak | None:
-    """Whether a candidate takes memory step by step, beyond what the reference takes, and so much that it matters.
+    """Whether a candidate takes memory step by step, beyond what the reference takes, and so much
+    that it matters.
 
-    The slope is Theil and Sen's, over the second half of the run: what is allocated once does not count.
+    The slope is Theil and Sen's, over the second half of the run: what is allocated once does not
+    count.
 
     Args:
         step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
@@ -430,7 +517,9 @@ def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak 
 
 
 class _Growth(NamedTuple):
-    """Bytes a step over the second half of a run, and the ends of their interval; 0 where memory does not grow on."""
+    """Bytes a step over the second half of a run, and the ends of their interval; 0 where memory
+    does not grow on.
+    """
 
     slope: float = 0.0
     least: float = 0.0
@@ -449,6 +538,8 @@ def _growth(samples: Samples) -> _Growth:
     from scipy.stats import theilslopes  # half a second to import, so not before it is needed
 
     found = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
-    if np.any(grown < PART_SHARE * found.low_slope * steps):  # it was enlarged once, which is no leak
+    if np.any(
+        grown < PART_SHARE * found.low_slope * steps
+    ):  # it was enlarged once, which is no leak
         return _Growth(slope=float(found.slope))
     return _Growth(float(found.slope), float(found.low_slope), float(found.high_slope))

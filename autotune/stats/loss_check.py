@@ -1,7 +1,8 @@
 """Loss checks: rounding of number formats, comparison step by step, and comparison at equal work.
 
 Names of formats are those of JAX and its users: ``bfloat16``, ``float8_e4m3fn``, ``nanoo_fp8``,
-``float8_e4m3fn/float8_e5m2`` (forward / backward), ``bf16``, ``int8/bfloat16``. Of several the coarsest counts.
+``float8_e4m3fn/float8_e5m2`` (forward / backward), ``bf16``, ``int8/bfloat16``. Of several the
+coarsest counts.
 """
 
 from __future__ import annotations
@@ -35,8 +36,13 @@ class Format(NamedTuple):
     """Relative difference of the loss that its rounding may cause at the first step."""
 
 
-_KNOWN = tomllib.loads((resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8"))
-FORMATS = {n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"]) for n, known in _KNOWN.items()}
+_KNOWN = tomllib.loads(
+    (resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8")
+)
+FORMATS = {
+    n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"])
+    for n, known in _KNOWN.items()
+}
 
 _NUMBERED = re.compile(
     r"(?<![a-z])(?:mx|nv)?(bfloat|bf|tensorfloat|tf|float|fp|f|complex|c|u?int|[su])_?(\d+)(?:_?e\d+m(\d+))?"
@@ -48,7 +54,8 @@ _PREFIX = {"b": "bfloat", "t": "tensorfloat", "f": "float", "c": "float"}
 def formats_of(dtype: str) -> list[Format]:
     """The floating-point formats that a name is made of, each variant with its own mantissa.
 
-    Integers of up to 8 bits beside a float round like a float of as many; wider ones are sums, and exact.
+    Integers of up to 8 bits beside a float round like a float of as many; wider ones are sums, and
+    exact.
 
     Raises:
         ValueError: If it names none that is known.
@@ -72,7 +79,8 @@ def formats_of(dtype: str) -> list[Format]:
         formats.append(known._replace(mantissa=int(mantissa)) if mantissa else known)
     if not formats:
         raise ValueError(
-            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer has no rounding, but "
+            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer "
+            "has no rounding, but "
             f"is {dtype!r:.100}; name the one in which the loss is computed"
         )
     return formats + narrow
@@ -80,13 +88,17 @@ def formats_of(dtype: str) -> list[Format]:
 
 @functools.cache
 def rounding_of(dtype: str) -> float:
-    """Relative rounding error of the first step's loss in a format; ValueError if that is no floating-point one."""
+    """Relative rounding error of the first step's loss in a format; ValueError if that is no
+    floating-point one.
+    """
     return max(f.rounding for f in formats_of(dtype))
 
 
 @functools.cache
 def spacing_of(dtype: str) -> float:
-    """Relative distance of neighbours in a format: what storing loses; ValueError if it is no floating-point one."""
+    """Relative distance of neighbours in a format: what storing loses; ValueError if it is no
+    floating-point one.
+    """
     return max(2.0**-f.mantissa for f in formats_of(dtype))
 
 
@@ -116,32 +128,42 @@ class Mismatch(NamedTuple):
 
 _GRAD_NORM_FACTOR = 4.0
 MARGIN = 4.0
-"""How many times the largest difference seen among references a candidate may be off: they are few."""
+"""How many times the largest difference seen among references a candidate may be off: they are
+few.
+"""
 
 AHEAD = 2
-"""References are looked at up to this many times the step: with 1, 2 to 11 % of simulated sets in another rounding were
-called wrong, with 2 at most 0.2 %."""
+"""References are looked at up to this many times the step: with 1, 2 to 11 % of simulated sets in
+another rounding were called wrong, with 2 at most 0.2 %.
+"""
 
 MOST_TOLERANCE = 0.25
 """Past this, a difference is no rounding, unless references themselves were seen so far apart."""
 
 FEW_STEPS = 20
-"""Within so many steps, rounding that no reference shows is taken to grow with the step; later with its third power.
+"""Within so many steps, rounding that no reference shows is taken to grow with the step; later with
+its third power.
 
-Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the first step, 4e-7 within
-20, 7e-4 and 9e-3 after 219 and 230 in two runs.
+Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
+first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 """
 
 SMALL = 0.2
-"""Where no reference shows what rounding does, a loss that has fallen below this share of the first one is allowed what
-one of that size is: of the same two programs 0.350 and 0.465 were seen at step 387."""
+"""Where no reference shows what rounding does, a loss that has fallen below this share of the first
+one is allowed what one of that size is: of the same two programs 0.350 and 0.465 were seen at step
+387.
+"""
 
 EQUAL_RUNS = 0.05
-"""Largest relative difference of the losses of two runs that see the same data in the same order, within their first
-`FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the first five steps, 4.0 % at step 27."""
+"""Largest relative difference of the losses of two runs that see the same data in the same order,
+within their first `FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the
+first five steps, 4.0 % at step 27.
+"""
 
 _STEEPEST = 2.0
-"""Power of the step with which differences are taken to grow, at most, past the last step that references told."""
+"""Power of the step with which differences are taken to grow, at most, past the last step that
+references told.
+"""
 
 
 class StepLoss(NamedTuple):
@@ -153,7 +175,11 @@ class StepLoss(NamedTuple):
     @property
     def values(self) -> dict[str, float]:
         """What is reported, by quantity."""
-        return {LOSS: self.loss} if self.grad_norm is None else {LOSS: self.loss, GRAD_NORM: self.grad_norm}
+        return (
+            {LOSS: self.loss}
+            if self.grad_norm is None
+            else {LOSS: self.loss, GRAD_NORM: self.grad_norm}
+        )
 
 
 Trace = Mapping[int, StepLoss]
@@ -162,7 +188,9 @@ Trace = Mapping[int, StepLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpread:
-    """Spread of the loss between processes of the reference, by step; one of them may run in another rounding."""
+    """Spread of the loss between processes of the reference, by step; one of them may run in
+    another rounding.
+    """
 
     steps: tuple[int, ...] = ()
     """Steps, ascending, at which they were compared."""
@@ -171,8 +199,9 @@ class LossSpread:
     norms: tuple[float, ...] = ()
     """Largest relative difference of their gradient norms."""
     is_rounded: bool = False
-    """Whether one in another rounding was among them and differed: if not, the tolerance follows from the arithmetic
-    alone."""
+    """Whether one in another rounding was among them and differed: if not, the tolerance follows
+    from the arithmetic alone.
+    """
 
     def __post_init__(self) -> None:
         """Refuses what no references show; a record may have been edited.
@@ -183,23 +212,30 @@ class LossSpread:
         is_whole = len(self.steps) == len(self.losses) == len(self.norms)
         is_rising = all(a < b for a, b in itertools.pairwise((-1, *self.steps)))
         for values in (self.losses, self.norms):
-            is_rising = is_rising and all(a <= b for a, b in itertools.pairwise((0.0, *values, sys.float_info.max)))
+            is_rising = is_rising and all(
+                a <= b for a, b in itertools.pairwise((0.0, *values, sys.float_info.max))
+            )
         if not (is_whole and is_rising):
             raise ValueError(
-                f"steps and differences of a spread of losses must be finite and never fall but are {self}"
+                "steps and differences of a spread of losses must be finite and never fall but "
+                f"are {self}"
             )
 
     @property
     def has_other_data(self) -> bool:
-        """Whether equal runs differ too much in their first steps to have seen the same data in the same order."""
-        first = [loss for step, loss in zip(self.steps, self.losses, strict=True) if step < FEW_STEPS]
+        """Whether equal runs differ too much in their first steps to have seen the same data in the
+        same order.
+        """
+        first = [
+            loss for step, loss in zip(self.steps, self.losses, strict=True) if step < FEW_STEPS
+        ]
         return bool(first) and first[-1] > EQUAL_RUNS
 
     def seen(self, step: int, quantity: str = LOSS) -> float:
         """The largest relative difference among references at or before a step.
 
-        Between two steps that they told it is interpolated. Past the last one it grows on as over the last half of
-        them: at least in proportion to the step, at most with its square.
+        Between two steps that they told it is interpolated. Past the last one it grows on as over
+        the last half of them: at least in proportion to the step, at most with its square.
         """
         values = self.losses if quantity == LOSS else self.norms
         if not values:
@@ -212,21 +248,30 @@ class LossSpread:
         return values[-1] * math.pow(step / last, min(max(power, 1.0), _STEEPEST))
 
     def tolerance(self, step: int, *, dtype: str, quantity: str = LOSS) -> float:
-        """Returns how far a candidate may be off at a step, relative to the reference; always finite.
+        """Returns how far a candidate may be off at a step, relative to the reference; always
+        finite.
 
-        `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in `dtype` may cause
-        at the first step. Where no reference in another rounding was seen, that is taken to grow with the steps.
+        `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in
+        `dtype` may cause at the first step. Where no reference in another rounding was seen, that
+        is taken to grow with the steps.
         """
         factor = _GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0
         rounding = rounding_of(dtype) * factor
         seen = MARGIN * self.seen(AHEAD * step, quantity)
         allowed = max(rounding, seen) if self.is_rounded else seen + _unseen_growth(step) * rounding
-        shown = MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
+        shown = (
+            MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
+        )
         return min(allowed, max(MOST_TOLERANCE * factor, shown))
 
     def joined(self, other: LossSpread) -> LossSpread:
         """Both together."""
-        differences = zip(self.steps + other.steps, self.losses + other.losses, self.norms + other.norms, strict=True)
+        differences = zip(
+            self.steps + other.steps,
+            self.losses + other.losses,
+            self.norms + other.norms,
+            strict=True,
+        )
         return _spread(differences, is_rounded=self.is_rounded or other.is_rounded)
 
 
@@ -240,7 +285,8 @@ def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> 
     """Spread between two processes of the reference.
 
     Args:
-        is_rounded: The second one ran in another rounding; if it never differs, nothing was seen of that.
+        is_rounded: The second one ran in another rounding; if it never differs, nothing was seen of
+            that.
 
     Raises:
         ValueError: If a loss or norm is not finite.
@@ -248,7 +294,11 @@ def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> 
     differences = []
     for step in set(first) & set(second):
         values = second[step].values
-        apart = {q: relative_difference(value, values[q]) for q, value in first[step].values.items() if q in values}
+        apart = {
+            q: relative_difference(value, values[q])
+            for q, value in first[step].values.items()
+            if q in values
+        }
         differences.append((step, apart[LOSS], apart.get(GRAD_NORM, 0.0)))
     spread = _spread(differences, is_rounded=is_rounded)
     return replace(spread, is_rounded=is_rounded and any(spread.losses))
@@ -266,27 +316,40 @@ def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool
         losses[step] = largest_loss
         norms[step] = largest_norm
     return LossSpread(
-        steps=tuple(losses), losses=tuple(losses.values()), norms=tuple(norms.values()), is_rounded=is_rounded
+        steps=tuple(losses),
+        losses=tuple(losses.values()),
+        norms=tuple(norms.values()),
+        is_rounded=is_rounded,
     )
 
 
 def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[int, StepLoss]:
     """The trace of a process's first steps."""
     norms = itertools.chain(grad_norms, itertools.repeat(None))
-    return {step: StepLoss(loss, norm) for step, (loss, norm) in enumerate(zip(losses, norms, strict=False))}
+    return {
+        step: StepLoss(loss, norm)
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=False))
+    }
 
 
 def compare_traces(
-    reference: Trace, candidate: Trace, *, spread: LossSpread, dtype: str, spacing: Mapping[str, float] | None = None
+    reference: Trace,
+    candidate: Trace,
+    *,
+    spread: LossSpread,
+    dtype: str,
+    spacing: Mapping[str, float] | None = None,
 ) -> Mismatch | None:
-    """Compares loss and global gradient norm at every step that the reference tells; None if all are within tolerance.
+    """Compares loss and global gradient norm at every step that the reference tells; None if all
+    are within tolerance.
 
     A candidate that told less, or anything that is not finite, is wrong.
 
     Args:
-        dtype: Arithmetic of the matrix products; see `formats_of`. On NVIDIA GPUs float32 products are tensorfloat32 by
-            default.
-        spacing: By quantity, how far neighbours are apart in the format in which it is told, if that is narrow.
+        dtype: Arithmetic of the matrix products; see `formats_of`. On NVIDIA GPUs float32 products
+            are tensorfloat32 by default.
+        spacing: By quantity, how far neighbours are apart in the format in which it is told, if
+            that is narrow.
 
     Raises:
         ValueError: If the reference tells something that is not finite, or `dtype` is not known.
@@ -297,7 +360,9 @@ def compare_traces(
         for quantity, expected in reference[step].values.items():
             got = candidates.get(quantity)
             if not math.isfinite(expected):
-                raise ValueError(f"a reference's {quantity} must be finite but is {expected} at step {step}")
+                raise ValueError(
+                    f"a reference's {quantity} must be finite but is {expected} at step {step}"
+                )
             tolerance = spread.tolerance(step, dtype=dtype, quantity=quantity)
             stored = (spacing or {}).get(quantity, 0.0)
             if not spread.is_rounded:
@@ -322,7 +387,9 @@ SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
 
 SPREAD_MARGIN = 2.0
-"""How many times the largest change between neighbouring steps losses may be off: few steps show little of it."""
+"""How many times the largest change between neighbouring steps losses may be off: few steps show
+little of it.
+"""
 
 LEAST_POINTS = 4
 """Losses of each arm that a soak must have told for them to be compared."""
@@ -353,9 +420,10 @@ def compare_first_steps(
 ) -> Comparability:
     """Holds a candidate's first losses against the reference's, wherever both have seen as much.
 
-    The first step has the same initial weights. Later a candidate with another batch has made other updates, so its
-    loss must lie in the range of the reference's between as many updates and as much work, widened by the largest
-    relative change between two of its neighbouring steps (after the first step twice that), more for a smaller batch.
+    The first step has the same initial weights. Later a candidate with another batch has made other
+    updates, so its loss must lie in the range of the reference's between as many updates and as
+    much work, widened by the largest relative change between two of its neighbouring steps (after
+    the first step twice that), more for a smaller batch.
 
     Args:
         norms: Global gradient norms of both, as far as they are told.
@@ -365,11 +433,15 @@ def compare_first_steps(
     if not reference or not candidate or not all(map(math.isfinite, reference)):
         return Comparability(is_ok=None, reason="one of them reports no loss")
     if not all(map(math.isfinite, (*candidate, *norms[1]))):
-        return Comparability(is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite")
+        return Comparability(
+            is_ok=False, difference=math.inf, reason="its loss or gradient norm is not finite"
+        )
     scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
     spread = neighbour_spread(reference) * scatter
     tolerance = max(least_tolerance, spread)  # at the first step: weights are the same there
-    if (reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])) is not None:
+    if (
+        reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])
+    ) is not None:
         return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
     largest = 0.0
     points = 0
@@ -385,18 +457,25 @@ def compare_first_steps(
         least = min(between)
         most = max(between)
         nearest = min(max(loss, least), most)
-        largest = max(largest, math.copysign(relative_difference(nearest, loss), loss - nearest), key=abs)
+        largest = max(
+            largest, math.copysign(relative_difference(nearest, loss), loss - nearest), key=abs
+        )
         if abs(largest) > tolerance:
             reason = (
-                f"its loss after {updates} updates is {loss:.6g}, the reference's after as much work and as many "
+                f"its loss after {updates} updates is {loss:.6g}, the reference's after as much "
+                "work and as many "
                 f"updates lie between {least:.6g} and {most:.6g}"
             )
             break
-    return Comparability(is_ok=not reason, difference=largest, tolerance=tolerance, points=points, reason=reason)
+    return Comparability(
+        is_ok=not reason, difference=largest, tolerance=tolerance, points=points, reason=reason
+    )
 
 
 def neighbour_spread(losses: Sequence[float]) -> float:
-    """Largest relative change between two neighbouring steps: what another batch, or one more update, may make."""
+    """Largest relative change between two neighbouring steps: what another batch, or one more
+    update, may make.
+    """
     return max((relative_difference(a, b) for a, b in itertools.pairwise(losses)), default=0.0)
 
 
@@ -407,50 +486,79 @@ def _tell_tale(
     *,
     is_other_batch: bool,
 ) -> str | None:
-    """Sign of a program that only pretends to train; None where the reference would look the same."""
-    if len(candidate) > 1 and neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference):
+    """Sign of a program that only pretends to train; None where the reference would look the
+    same.
+    """
+    if len(candidate) > 1 and neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(
+        reference
+    ):
         return "its loss does not change from step to step, the reference's does"
-    told = all(norms) and norms[0][0] > 0  # weights may start such that every batch has the same loss
+    told = (
+        all(norms) and norms[0][0] > 0
+    )  # weights may start such that every batch has the same loss
     if not (is_other_batch and told):
         return None
-    first = max(relative_difference(reference[0], candidate[0]), relative_difference(norms[0][0], norms[1][0]))
+    first = max(
+        relative_difference(reference[0], candidate[0]),
+        relative_difference(norms[0][0], norms[1][0]),
+    )
     if first <= SAME_ROWS:
-        return "its first loss and gradient norm are the reference's: it trains the same rows, not another batch"
+        return (
+            "its first loss and gradient norm are the reference's: it trains the same rows, "
+            "not another batch"
+        )
     return None
 
 
 CURVE_TOLERANCE = 0.005
-"""Share by which the mean loss of a run may miss the reference's, beside what single steps scatter."""
+"""Share by which the mean loss of a run may miss the reference's, beside what single steps
+scatter.
+"""
 
 CURVE_ALPHA = 0.002
 """Share of honest runs of which the scatter of single steps may make one part look off."""
 
 CURVE_PARTS = (2, 4)
-"""The whole curve, its last half and its last quarter are looked at: what goes wrong late hides in the whole."""
+"""The whole curve, its last half and its last quarter are looked at: what goes wrong late hides in
+the whole.
+"""
 
 END_PART = 8
 """The last eighth is looked at by itself: a fault within the last quarter makes that scatter."""
 
 END_SCALE = 4.0
-"""Times `least_scale` below which a loss is small: so far apart as `MOST_TOLERANCE` of that honest runs were seen."""
+"""Times `least_scale` below which a loss is small: so far apart as `MOST_TOLERANCE` of that honest
+runs were seen.
+"""
 
 
 def compare_curves(
-    reference: Sequence[tuple[int, float]], candidate: Sequence[tuple[int, float]], *, least_scale: float
+    reference: Sequence[tuple[int, float]],
+    candidate: Sequence[tuple[int, float]],
+    *,
+    least_scale: float,
 ) -> Comparability:
-    """Compares the losses of two long runs of the same work, step by step and over the whole of both.
+    """Compares the losses of two long runs of the same work, step by step and over the whole of
+    both.
 
-    Rounding makes single steps differ, above and below; a program that computes something else is off in the mean.
+    Rounding makes single steps differ, above and below; a program that computes something else is
+    off in the mean.
 
     Args:
         reference: Steps in order, and the loss there.
-        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss near 0, and any two
-            runs of it differ by far.
+        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss
+            near 0, and any two runs of it differ by far.
     """
     told = dict(candidate)
-    apart = [(told[step] - loss) / max(abs(loss), least_scale, 1e-12) for step, loss in reference if step in told]
+    apart = [
+        (told[step] - loss) / max(abs(loss), least_scale, 1e-12)
+        for step, loss in reference
+        if step in told
+    ]
     result = Comparability(
-        is_ok=None, points=len(apart), reason=f"only {len(apart)} losses are reported of equal steps"
+        is_ok=None,
+        points=len(apart),
+        reason=f"only {len(apart)} losses are reported of equal steps",
     )
     if not all(map(math.isfinite, apart)):
         return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
@@ -462,15 +570,21 @@ def compare_curves(
     for part in (apart, *(apart[-(len(apart) // n) :] for n in CURVE_PARTS)):
         if len(part) < LEAST_POINTS or not result.is_ok:
             break
-        allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(part) - 1) * error_of_mean(part)
+        allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(part) - 1) * error_of_mean(
+            part
+        )
         result = _compare_part(part, fmean(part), allowed)
     return result
 
 
 def _compare_part(apart: Sequence[float], difference: float, allowed: float) -> Comparability:
     is_ok = abs(difference) <= allowed
-    reason = "" if is_ok else f"{_off(difference)} over the last {len(apart)} steps that both reported"
-    return Comparability(is_ok=is_ok, difference=difference, tolerance=allowed, points=len(apart), reason=reason)
+    reason = (
+        "" if is_ok else f"{_off(difference)} over the last {len(apart)} steps that both reported"
+    )
+    return Comparability(
+        is_ok=is_ok, difference=difference, tolerance=allowed, points=len(apart), reason=reason
+    )
 
 
 def _off(difference: float) -> str:
@@ -489,14 +603,18 @@ def compare_long_runs(
     Each is work done so far, and the loss there, in order and in the same unit of work.
 
     Args:
-        tolerance: Relative difference of the mean losses that is allowed, beside what scatter of the points makes.
-        is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong as one above: with
-            a smaller batch there are more updates in as much work, and a lower loss is no fault.
+        tolerance: Relative difference of the mean losses that is allowed, beside what scatter of
+            the points makes.
+        is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong
+            as one above: with a smaller batch there are more updates in as much work, and a lower
+            loss is no fault.
     """
     if not reference or not candidate:
         return Comparability(is_ok=None, reason="one of them reports no loss")
     end = min(reference[-1][0], candidate[-1][0])
-    base, mine = ([loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate))
+    base, mine = (
+        [loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate)
+    )
     points = min(len(base), len(mine))
     result = Comparability(is_ok=None, points=points)
     if not all(map(math.isfinite, mine)):

@@ -1,16 +1,18 @@
-"""Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain that it finds.
+"""Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain
+that it finds.
 
-The unit is a pair of fresh processes, for two processes differ by more than their blocks do. A plan spends its error
-over all looks that there can ever be, so going on later, up to a larger cap, is honest whatever was seen.
+The unit is a pair of fresh processes, for two processes differ by more than their blocks do. A plan
+spends its error over all looks that there can ever be, so going on later, up to a larger cap, is
+honest whatever was seen.
 
-Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven set are a second
-proof, with an error of their own: only they show what an idle neighbour does (`python -m research.proof_rules`
-compares other rules).
+Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven
+set are a second proof, with an error of their own: only they show what an idle neighbour does
+(`python -m research.proof_rules` compares other rules).
 
-References:
-    Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull, *Group Sequential Methods*,
-    chapters 7 (spending), 9 (repeated confidence intervals), 10 (stochastic curtailment) and 4.4 (Student's quantile at
-    the nominal levels where the variance is not known).
+References: Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull,
+    *Group Sequential Methods*, chapters 7 (spending), 9 (repeated confidence intervals), 10
+    (stochastic curtailment) and 4.4 (Student's quantile at the nominal levels where the variance is
+    not known).
 """
 
 from __future__ import annotations
@@ -39,15 +41,20 @@ FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
 
 LEAST_PAIRS = 6
-"""Pairs of processes before a set is called faster: with the isolated runs after them, at least ten of its processes.
-Of slow ones that are one in five, 89 % of such proofs see one (with twelve pairs 97 %; `benchmarks.truth` has both)."""
+"""Pairs of processes before a set is called faster: with the isolated runs after them, at least ten
+of its processes. Of slow ones that are one in five, 89 % of such proofs see one (with twelve pairs
+97 %; `benchmarks.truth` has both).
+"""
 
 ERROR = 0.005
-"""One-sided error of all proofs of a study together: of studies without a better set, so many name a winner at most."""
+"""One-sided error of all proofs of a study together: of studies without a better set, so many name
+a winner at most.
+"""
 
 OTHER_SIDE = 5.0
-"""How many times as often a proof may err in saying that a set is slower, no different, or gains no more than so much:
-in 2.5 % of studies."""
+"""How many times as often a proof may err in saying that a set is slower, no different, or gains no
+more than so much: in 2.5 % of studies.
+"""
 
 EQUAL_SIDES = 1.0
 """Likewise of two variants, which call either one faster as seldom: in 0.5 % of comparisons."""
@@ -59,20 +66,28 @@ ISOLATED_PAIRS = FIRST_LOOK
 """Isolated runs of each arm before the first look at them."""
 
 GROWTH = 2.0
-"""Power of the share of the base at which error is spent: little at first, when Student's tails are wide."""
+"""Power of the share of the base at which error is spent: little at first, when Student's tails are
+wide.
+"""
 
 RESERVE = 0.1
 """Share of a plan's error that is kept for looks beyond its base."""
 
 STUDENT_MARGIN = 1.2
-"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals Student's; at most
-1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and bases from 4 to 60."""
+"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals
+Student's; at most 1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and
+bases from 4 to 60.
+"""
 
 HOPELESS = 0.05
-"""Chance of proving a gain, were the effect as good as it may still be, below which a proof ends."""
+"""Chance of proving a gain, were the effect as good as it may still be, below which a proof
+ends.
+"""
 
 OPTIMISM = 0.1
-"""One-sided level of the effect that a set is given the benefit of: that of the better end of an 80 % interval."""
+"""One-sided level of the effect that a set is given the benefit of: that of the better end of an 80
+% interval.
+"""
 
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
@@ -86,10 +101,13 @@ class ProofPlan:
     """How a proof spends its error over its looks."""
 
     base: int
-    """Pairs of processes within which most of the error is spent: the cap when the proof was planned."""
+    """Pairs of processes within which most of the error is spent: the cap when the proof was
+    planned.
+    """
     error: float
-    """Chance, over all looks that there can ever be, that a gain is overstated: the upper end of the interval is below
-    the true ratio. The lower end may miss `other_side` times as often."""
+    """Chance, over all looks that there can ever be, that a gain is overstated: the upper end of
+    the interval is below the true ratio. The lower end may miss `other_side` times as often.
+    """
     least: int = FIRST_LOOK
     """Pairs of processes before a set is called faster, or the cap if that is lower."""
     other_side: float = OTHER_SIDE
@@ -97,12 +115,15 @@ class ProofPlan:
     def __post_init__(self) -> None:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
             raise ValueError(
-                f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an error between 0 and 0.1 "
+                f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an "
+                "error between 0 and 0.1 "
                 f"but got {self.base} and {self.error:g}"
             )
 
     def nominal(self, count: int, *, times: float = 1.0) -> float:
-        """One-sided level at one look for the error, or for so many times of it; 0 before the first look."""
+        """One-sided level at one look for the error, or for so many times of it; 0 before the first
+        look.
+        """
         if count < FIRST_LOOK:
             return 0.0
         most = max(24, 1 << (count - 1).bit_length())  # rounded up, so that few lists are kept
@@ -122,11 +143,12 @@ class ProofPlan:
         return np.asarray([-float(stdtrit(n - 1, self.nominal(n, times=times))) for n in counts])
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
-        """Mean ratio with the interval that holds at all looks together (a repeated confidence interval).
+        """Mean ratio with the interval that holds at all looks together (a repeated confidence
+        interval).
 
         Args:
-            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first look nothing is
-                excluded.
+            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first
+                look nothing is excluded.
         """
         values = finite(log_ratios, least=2)
         n = len(values)
@@ -137,14 +159,20 @@ class ProofPlan:
             error = error_of_mean(values)
             low = max(-700.0, centre - float(self.lower([n])[0]) * error)
             high = min(700.0, centre + float(self.upper([n])[0]) * error)
-        return from_logs(centre, low, high, level=1.0 - (1.0 + self.other_side) * self.error, count=n)
+        return from_logs(
+            centre, low, high, level=1.0 - (1.0 + self.other_side) * self.error, count=n
+        )
 
     def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
-        """What the pairs so far say: faster at the plan's error, anything else at the error of the other side."""
+        """What the pairs so far say: faster at the plan's error, anything else at the error of the
+        other side.
+        """
         estimate = self.estimate(log_ratios)
         if estimate.high < 1.0 - min_effect or estimate.low <= 0.0:
             return judge(estimate, min_effect=min_effect)
-        found = judge(replace(estimate, high=estimate.ratio**2 / estimate.low), min_effect=min_effect)
+        found = judge(
+            replace(estimate, high=estimate.ratio**2 / estimate.low), min_effect=min_effect
+        )
         return Verdict.UNRESOLVED if found is Verdict.FASTER else found
 
 
@@ -171,13 +199,16 @@ def look(
 ) -> ProofLook:
     """Goes through the looks of a proof in order, up to the first at which it ends.
 
-    Only `holds` rests on the plan's error. To end without that is always honest, and so is to go on after it.
+    Only `holds` rests on the plan's error. To end without that is always honest, and so is to go on
+    after it.
 
     Args:
-        log_ratios: Log ratio of each fresh pair of processes, in the order in which they were planned.
-        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set; where something does, a
-            proof goes on, for more pairs may clear it.
-        ends_without_gain: Whether it ends where there is surely no gain, or one can hardly be proven any more.
+        log_ratios: Log ratio of each fresh pair of processes, in the order in which they were
+            planned.
+        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set;
+            where something does, a proof goes on, for more pairs may clear it.
+        ends_without_gain: Whether it ends where there is surely no gain, or one can hardly be
+            proven any more.
     """
     values = finite(log_ratios, least=0)
     unclear = 0
@@ -205,20 +236,31 @@ def look(
             continue
         return ProofLook(stop=True, holds=holds, reason=reason, used=count)
     if len(values) >= most:
-        return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)
+        return ProofLook(
+            stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most
+        )
     return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
 
 
 def _is_hopeless_after(seen: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
     mean = np.mean(seen, keepdims=True)
     sd = np.std(seen, ddof=1, keepdims=True)
-    return bool(is_hopeless(np.asarray([len(seen)]), mean, sd, plan, most=most, min_effect=min_effect)[0])
+    return bool(
+        is_hopeless(np.asarray([len(seen)]), mean, sd, plan, most=most, min_effect=min_effect)[0]
+    )
 
 
 def is_hopeless(
-    n: npt.NDArray[np.int64], mean: Floats, sd: Floats, plan: ProofPlan, *, most: int, min_effect: float
+    n: npt.NDArray[np.int64],
+    mean: Floats,
+    sd: Floats,
+    plan: ProofPlan,
+    *,
+    most: int,
+    min_effect: float,
 ) -> npt.NDArray[np.bool_]:
-    """Returns whether a gain can hardly be proven at the cap any more, were the true effect as good as it may still be.
+    """Returns whether a gain can hardly be proven at the cap any more, were the true effect as good
+    as it may still be.
 
     It is not where as many pairs again tell that there is none.
     """
@@ -232,7 +274,9 @@ def is_hopeless(
     chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
     soon = np.minimum(2 * n, most)
     half = plan.lower(soon.tolist()) * sd / np.sqrt(soon)
-    is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (mean - half > math.log1p(min_effect))
+    is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (
+        mean - half > math.log1p(min_effect)
+    )
     hopeless: npt.NDArray[np.bool_] = (chance < HOPELESS) & ~is_told_soon
     return hopeless
 
@@ -241,7 +285,9 @@ def is_hopeless(
 
 
 def share_spent(base: int, count: int) -> float:
-    """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for ever."""
+    """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for
+    ever.
+    """
     if count < FIRST_LOOK:
         return 0.0
     if count <= base:
@@ -251,9 +297,11 @@ def share_spent(base: int, count: int) -> float:
 
 @lru_cache(maxsize=64)
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
-    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no more and no less.
+    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no
+    more and no less.
 
-    A standard normal walk below the bounds so far is followed; each bound is where the error of its look is spent.
+    A standard normal walk below the bounds so far is followed; each bound is where the error of its
+    look is spent.
     """
     from scipy.optimize import brentq
     from scipy.special import ndtr
@@ -277,11 +325,14 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
 
 
 FIRST_SHARE = 0.9
-"""Share of a study's error for the sets that it proves first; sets of later sessions get half of what is left."""
+"""Share of a study's error for the sets that it proves first; sets of later sessions get half of
+what is left.
+"""
 
 
 def allot(total: float, used: float, count: int) -> float:
-    """Share of a study's error for each of `count` more proofs; the sum of all shares stays below the total.
+    """Share of a study's error for each of `count` more proofs; the sum of all shares stays below
+    the total.
 
     Args:
         used: What earlier proofs of the study were given.
@@ -291,28 +342,40 @@ def allot(total: float, used: float, count: int) -> float:
 
 
 def unseen_share(count: int) -> float:
-    """Largest share of slow processes of which so many processes show none in one case of twenty."""
+    """Largest share of slow processes of which so many processes show none in one case of
+    twenty.
+    """
     return float(1.0 - 0.05 ** (1.0 / count))
 
 
 def planned_pairs(most: int) -> int:
-    """Fresh pairs of processes that are planned for the proof of one finalist; few proofs take more."""
+    """Fresh pairs of processes that are planned for the proof of one finalist; few proofs take
+    more.
+    """
     return min(most, 2 * LEAST_PAIRS)
 
 
 def alone_plan(most: int) -> ProofPlan:
-    """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may be."""
+    """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may
+    be.
+    """
     return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)
 
 
 def smallest_gain(
-    pair_sd: float, *, most: int, finalists: int = 3, isolated: int = 0, min_effect: float = DEFAULT_MIN_EFFECT
+    pair_sd: float,
+    *,
+    most: int,
+    finalists: int = 3,
+    isolated: int = 0,
+    min_effect: float = DEFAULT_MIN_EFFECT,
 ) -> float | None:
-    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50 %.
+    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50
+    %.
 
-    Beyond what the last look excludes by as many standard errors as keep that power in simulated proofs
-    (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do. Of two variants, of which either may be
-    called faster at the same error, it is the smallest difference.
+    Beyond what the last look excludes by as many standard errors as keep that power in simulated
+    proofs (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do. Of two
+    variants, of which either may be called faster at the same error, it is the smallest difference.
 
     Args:
         isolated: Most isolated runs of each arm; 0 where there are none.

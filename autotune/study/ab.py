@@ -1,7 +1,8 @@
-"""Compares two variants of one program, A and B, as the arms of one proof: is B slower, faster or no different.
+"""Compares two variants of one program, A and B, as the arms of one proof: is B slower, faster or
+no different.
 
-B is the reference and A the candidate. So what a proof shows is the gain of going back to A, and its error is that of
-calling B slower where it is not.
+B is the reference and A the candidate. So what a proof shows is the gain of going back to A, and
+its error is that of calling B slower where it is not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from autotune.model.errors import StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.measurement import WorkerReport
 from autotune.model.options import option_sets
-from autotune.model.records import AB, ConclusionRecord, FinalistResult, Outcome, TrialConfig, TrialResult
+from autotune.model.records import (
+    AB,
+    ConclusionRecord,
+    FinalistResult,
+    Outcome,
+    TrialConfig,
+    TrialResult,
+)
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import format_bytes, format_change, format_seconds, format_share
@@ -34,7 +42,9 @@ TRIAL = 1
 """Number of the trial of A, whose record has the facts of its process."""
 
 SCRIPT, TOKENS = "script", "tokens"
-"""Options of a study: the script of a variant, where more than settings differ, and the tokens of a step of it."""
+"""Options of a study: the script of a variant, where more than settings differ, and the tokens of a
+step of it.
+"""
 
 
 LEAST_EFFECT = 0.0005
@@ -54,10 +64,18 @@ class Variants:
 
 
 def prepare_variants(
-    base: StudySpec, a: Variant, b: Variant, path: Path, *, tokens: tuple[int, int] = (1, 1), pairs: int | None = None,
-    time_budget: str | None = None, min_effect: float = LEAST_EFFECT,
-) -> tuple[StudySpec, Variants]:  # fmt: skip
-    """Makes the study of two variants; scripts are written beside the run directory `path` where they are needed.
+    base: StudySpec,
+    a: Variant,
+    b: Variant,
+    path: Path,
+    *,
+    tokens: tuple[int, int] = (1, 1),
+    pairs: int | None = None,
+    time_budget: str | None = None,
+    min_effect: float = LEAST_EFFECT,
+) -> tuple[StudySpec, Variants]:
+    """Makes the study of two variants; scripts are written beside the run directory `path` where
+    they are needed.
 
     Args:
         base: Study of the program B.
@@ -75,7 +93,8 @@ def prepare_variants(
         command = ["/bin/sh", f"{{{SCRIPT}}}"]
     elif a.settings == b.settings:
         raise StudyFileError(
-            "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- A -- B; "
+            "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- "
+            "A -- B; "
             "--drop-each needs settings, such as those of --a-env-file"
         )
     elif b.first_command != b.command:
@@ -83,16 +102,27 @@ def prepare_variants(
     if tokens[0] != tokens[1]:
         options[TOKENS] = [tokens[1], tokens[0]]
         command.append(f"{{{TOKENS}}}")  # an argument that the script does not read
-    back = going_back(a.settings, b.settings, **{name: values[1] for name, values in options.items()})
+    back = going_back(
+        a.settings, b.settings, **{name: values[1] for name, values in options.items()}
+    )
     names = (a.name or "A", b.name or "B")
     if names[0] == names[1]:
         names = (f"A, {names[0]},", f"B, {names[1]},")
     variants = Variants(a=a, b=b, names=names, going_back=back)
-    data = {**base.model_dump(context=WITH_SECRETS), "name": path.name, "baseline": dict(b.settings)}
+    data = {
+        **base.model_dump(context=WITH_SECRETS),
+        "name": path.name,
+        "baseline": dict(b.settings),
+    }
     data["description"] = f"{names[1]} against {names[0]}"
     data["workload"] |= {"command": command, "options": {}}
     data["workload"] |= {"tokens_per_step": TOKENS if TOKENS in options else tokens[0]}
-    data["search"] |= {"trials": TRIAL, "time_budget": time_budget, "groups": [], "options": options}
+    data["search"] |= {
+        "trials": TRIAL,
+        "time_budget": time_budget,
+        "groups": [],
+        "options": options,
+    }
     data["measure"] |= {"min_effect": min_effect}
     data["confirm"] |= {"soak": 0, "finalists": 1, "processes": pairs or base.confirm.processes}
     return parse_study(data, source="the study of two variants"), variants
@@ -106,12 +136,15 @@ def going_back(a: FlagSet, b: FlagSet, **options: Any) -> FlagSet:
 
 
 def _written(variant: Variant, path: Path, letter: str) -> Path:
-    """Writes the script of a variant beside a run directory; StudyFileError if another one is there."""
+    """Writes the script of a variant beside a run directory; StudyFileError if another one is
+    there.
+    """
     file = path.with_name(f"{path.name}-{letter}.sh")
     text = f"#!/bin/sh\n{variant.body}"
     if file.exists() and file.read_text(encoding="utf-8") != text:
         raise StudyFileError(
-            f"{file} must be the script of this variant but holds another one: give a new --name, or remove it"
+            f"{file} must be the script of this variant but holds another one: give a new "
+            "--name, or remove it"
         )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
@@ -149,14 +182,22 @@ def _trial(run: StudyRun, variants: Variants) -> TrialResult:
         config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
         run.begin_stage("search", f"one trial of {a}: whether it runs, and trains as {b} does")
         run.view.trial_starts(config, TRIAL)
-        run.lanes.do(PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.record))
+        run.lanes.do(
+            PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.record)
+        )
     trial = run.store.of(TrialResult)[0]
-    variants.a.refuse_other(trial.worker.versions.get("jaxlib") if trial.worker is not None else None)
+    variants.a.refuse_other(
+        trial.worker.versions.get("jaxlib") if trial.worker is not None else None
+    )
     return trial
 
 
 def _conclude(
-    run: StudyRun, reference: WorkerReport, trial: TrialResult, result: FinalistResult | None, names: tuple[str, str]
+    run: StudyRun,
+    reference: WorkerReport,
+    trial: TrialResult,
+    result: FinalistResult | None,
+    names: tuple[str, str],
 ) -> None:
     failure = trial.failure or (result.failure if result is not None else None)
     outcome = Outcome.NOTHING_RAN
@@ -182,7 +223,9 @@ def _conclude(
 
 
 def format_beside(a: WorkerReport | None, b: WorkerReport) -> str:
-    """Formats peak memory and compile time of both, where they are known and differ by a hundredth."""
+    """Formats peak memory and compile time of both, where they are known and differ by a
+    hundredth.
+    """
     if a is None:
         return ""
     told = ""
@@ -200,7 +243,9 @@ LEAST_CHANGE = 0.01
 
 
 def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
-    """Returns what a proof says of B, given the ratio of going back to A; that wins where B is slower."""
+    """Returns what a proof says of B, given the ratio of going back to A; that wins where B is
+    slower.
+    """
     a, b = names
     over = f"over {result.process_count} fresh pairs of processes on this machine"
     of = "for this step" if result.work is None else "for each token"
@@ -208,9 +253,16 @@ def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> t
     if back.low > 1.0 or result.is_passed:
         low, high = sorted(abs(100.0 * (1.0 / end - 1.0)) for end in (back.low, back.high))
         change = f"{b} is {format_change(1.0 / back.ratio)} than {a} {of} [{low:.1f}, {high:.1f}]"
-        return outcome, f"{change}, {over}: going back has {time_of(result.work)} ratio {format_estimate(back)}"
+        return (
+            outcome,
+            f"{change}, {over}: going back has {time_of(result.work)} ratio "
+            f"{format_estimate(back)}",
+        )
     slower, faster = 1.0 / back.low - 1.0, max(0.0, 1.0 - 1.0 / back.high)
-    excluded = f"more than {format_share(slower)} slower and more than {format_share(faster)} faster are excluded"
+    excluded = (
+        f"more than {format_share(slower)} slower and more than {format_share(faster)} "
+        "faster are excluded"
+    )
     excluded += f"; it looked slower but {result.veto}" if result.veto is not None else ""
     found = f"between {b} and {a} {of}, {over}: {excluded}"
     if slower > RULED_OUT:
@@ -219,10 +271,12 @@ def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> t
 
 
 def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
-    """Leaves out each setting of the reference in turn, and says without which the program is proven to be no slower.
+    """Leaves out each setting of the reference in turn, and says without which the program is
+    proven to be no slower.
 
-    What is not needed stays out while the next ones are tried, and every set is compared with the whole one. So the
-    last one that is no slower is proven as it is, whatever its settings do together.
+    What is not needed stays out while the next ones are tried, and every set is compared with the
+    whole one. So the last one that is no slower is proven as it is, whatever its settings do
+    together.
 
     Raises:
         LaunchError: If the program does not run with all settings.
@@ -236,7 +290,9 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
         clauses = list[str]()
         for number, name in enumerate(everything):
             without = FlagSet({**left_out, name: DEFAULT})
-            run.begin_stage(AB, f"without {', '.join(without)}, {most_pairs(run.spec, AB)} pairs at most")
+            run.begin_stage(
+                AB, f"without {', '.join(without)}, {most_pairs(run.spec, AB)} pairs at most"
+            )
             result = Driver(run).prove(without, trial=0, stage=AB, count=len(everything) - number)
             ratio = result.corrected
             need = "stays"
@@ -248,18 +304,36 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
                 outcome = Outcome.INCONCLUSIVE
             clauses.append(f"{name} {need}: without it {format_finalist(result)}")
         environment = everything.merge(left_out).to_environment()
-        staying = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items()) or "none"
-        count = f"{len(left_out)} of {len(everything)} settings are not needed on this machine, these stay: {staying}"
+        staying = (
+            " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+            or "none"
+        )
+        count = (
+            f"{len(left_out)} of {len(everything)} settings are not needed on this machine, "
+            f"these stay: {staying}"
+        )
         sentence = "; ".join([count, *clauses])
-        run.conclude(outcome=outcome, sentence=sentence, settings=left_out or None, estimate=estimate, trial_count=0)
+        run.conclude(
+            outcome=outcome,
+            sentence=sentence,
+            settings=left_out or None,
+            estimate=estimate,
+            trial_count=0,
+        )
 
 
-WITHOUT_ESTIMATE = {Outcome.NOTHING_RAN: 2, Outcome.INCONCLUSIVE: 3, Outcome.NOTHING_BEATS_THE_DEFAULT: 1}
+WITHOUT_ESTIMATE = {
+    Outcome.NOTHING_RAN: 2,
+    Outcome.INCONCLUSIVE: 3,
+    Outcome.NOTHING_BEATS_THE_DEFAULT: 1,
+}
 """Exit status without a ratio of two variants: nothing was compared, or every setting stays."""
 
 
 def exit_status(conclusion: ConclusionRecord, *, max_slowdown: float) -> int:
-    """Returns the exit status of a comparison: 0 no slower than that, 1 slower, 2 not compared, 3 not settled."""
+    """Returns the exit status of a comparison: 0 no slower than that, 1 slower, 2 not compared, 3
+    not settled.
+    """
     if conclusion.settings and conclusion.outcome is not Outcome.WINNER:
         return 0  # some settings are not needed
     if conclusion.estimate is None:

@@ -1,8 +1,9 @@
 """The budget of a study: the time left, the time reserved for proofs, and the timetable.
 
-Proofs are reserved first. The search ends when the next trial would need reserved time, and a proof runs its next pair
-of processes only if all that must follow still fits: nothing begins that the budget cannot finish. A proof that ends
-for lack of time errs no more often than planned, for that depends on the clock alone; a larger budget resumes it.
+Proofs are reserved first. The search ends when the next trial would need reserved time, and a proof
+runs its next pair of processes only if all that must follow still fits: nothing begins that the
+budget cannot finish. A proof that ends for lack of time errs no more often than planned, for that
+depends on the clock alone; a larger budget resumes it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import math
 from dataclasses import dataclass
 
 from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
-from autotune.model.records import AB, CONFIRM, ISOLATED, AaRecord, ConclusionRecord, ConfirmRun, Outcome, TrialResult
+from autotune.model.records import (
+    AB,
+    CONFIRM,
+    ISOLATED,
+    AaRecord,
+    ConclusionRecord,
+    ConfirmRun,
+    Outcome,
+    TrialResult,
+)
 from autotune.model.spec import FEWEST_TRIALS
 from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
@@ -36,7 +46,8 @@ LIMITED = (CONFIRM, ISOLATED, AB)
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """The time budget of a study at one moment, and its split; without a budget there is time for everything.
+    """The time budget of a study at one moment, and its split; without a budget there is time for
+    everything.
 
     Attributes:
         records: Of all sessions; only read.
@@ -61,7 +72,9 @@ class TimeLeft:
 
     @functools.cached_property
     def takes(self) -> Durations:
-        """Durations of this study's pieces of work; `NO_TIME` if they are not known, or there is no budget."""
+        """Durations of this study's pieces of work; `NO_TIME` if they are not known, or there is no
+        budget.
+        """
         aa_runs = self.records.of(AaRecord)
         if not aa_runs or self.budget_s == math.inf:
             return NO_TIME
@@ -69,8 +82,12 @@ class TimeLeft:
 
     # ------------------------------------------------------------------ time left
 
-    def is_used_up(self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
-        """Whether `unit_s` does not fit in the budget beside `kept_s`; the last proof may exceed it by `GRACE`."""
+    def is_used_up(
+        self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False
+    ) -> bool:
+        """Whether `unit_s` does not fit in the budget beside `kept_s`; the last proof may exceed it
+        by `GRACE`.
+        """
         limit_s = (1.0 + GRACE * is_last) * self.budget_s
         return self.elapsed_s + unit_s + kept_s >= limit_s
 
@@ -79,7 +96,8 @@ class TimeLeft:
         return seconds / max(1, self.lane_count)
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Returns the most pairs of blocks of a task that starts `starts` processes; None for no limit.
+        """Returns the most pairs of blocks of a task that starts `starts` processes; None for no
+        limit.
 
         The task may take `share` of the time left beside `kept_s`.
         """
@@ -109,8 +127,8 @@ class TimeLeft:
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Returns whether one more pair of processes of a proof fits with all that must follow.
 
-        If the rest cannot fit any more, and no other set has passed (`is_needed`), finalists get the time: a larger
-        budget resumes there.
+        If the rest cannot fit any more, and no other set has passed (`is_needed`), finalists get
+        the time: a larger budget resumes there.
         """
         if stage not in LIMITED:
             return True
@@ -120,7 +138,9 @@ class TimeLeft:
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
     def allows_proof(self) -> bool:
-        """Returns whether there is time for the proof of one more set, and for all that must follow."""
+        """Returns whether there is time for the proof of one more set, and for all that must
+        follow.
+        """
         pairs_s = self._side_by_side(self._least_pairs * self.takes.pair_s)
         return not self.is_used_up(pairs_s, self.kept_after(CONFIRM), is_last=True)
 
@@ -128,7 +148,8 @@ class TimeLeft:
         """Returns whether leaving out a setting fits before the proof of the rest."""
         return not self.is_used_up(self.takes.ablation_s, self.kept_after("minimise"))
 
-    # ------------------------------------------------------------------ the split, the same in every session
+    # ------------------------------------------------------------------ the split, the same in
+    # every session
 
     @property
     def used_s(self) -> float:
@@ -144,8 +165,12 @@ class TimeLeft:
     def reserved_s(self) -> float:
         """Seconds that are reserved for proofs."""
         spec, takes = self.records.spec, self.takes
-        wanted_s = self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + minimising_s(spec, takes)
-        return max(self.least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s)))
+        wanted_s = (
+            self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + minimising_s(spec, takes)
+        )
+        return max(
+            self.least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s))
+        )
 
     @property
     def still_kept_s(self) -> float:
@@ -163,7 +188,9 @@ class TimeLeft:
 
     @property
     def trials(self) -> int:
-        """Trials that fit beside `reserved_s`, at most the requested ones; there must be a budget."""
+        """Trials that fit beside `reserved_s`, at most the requested ones; there must be a
+        budget.
+        """
         search_s = max(0.0, self.budget_s - self.used_s - self.reserved_s)
         fitting = int(search_s / self.takes.trial_s) * max(1, self.lane_count)
         return min(self.records.spec.search.trials, fitting)
@@ -191,13 +218,17 @@ def format_timetable(time: TimeLeft) -> str:
     used = format_seconds(time.used_s)
     if not time.is_enough:
         return (
-            f"{whole} is too small for a proof here, so trials get it and the best set stays unproven: "
-            f"{time.fewest_trials} trials ({each} each) and the least proof ({format_seconds(time.least_s)}) after "
+            f"{whole} is too small for a proof here, so trials get it and the best set stays "
+            "unproven: "
+            f"{time.fewest_trials} trials ({each} each) and the least proof "
+            f"({format_seconds(time.least_s)}) after "
             f"the A/A run ({used}) need {format_seconds(time.needed_s)}"
         )
     search_s = time.budget_s - time.used_s - time.reserved_s
     return (
-        f"{whole} is split into A/A run {used}, screen and search {format_seconds(search_s)}, proofs "
-        f"{format_seconds(time.reserved_s)}: time for up to {time.trials} of {time.records.spec.search.trials} trials "
+        f"{whole} is split into A/A run {used}, screen and search {format_seconds(search_s)}, "
+        "proofs "
+        f"{format_seconds(time.reserved_s)}: time for up to {time.trials} of "
+        f"{time.records.spec.search.trials} trials "
         f"(at least {each} each)"
     )

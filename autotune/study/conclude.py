@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import ABA
-from autotune.model.records import AaRecord, ConfirmRun, FinalistResult, Objection, Outcome, SoakRecord, TrialResult
+from autotune.model.records import (
+    AaRecord,
+    ConfirmRun,
+    FinalistResult,
+    Objection,
+    Outcome,
+    SoakRecord,
+    TrialResult,
+)
 from autotune.model.units import format_gain, format_seconds, format_share
 from autotune.results.format import format_estimate, format_soak, time_of
 from autotune.results.winner import loss_addition
@@ -44,7 +52,9 @@ def _found(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> dict
         sentence = "no setting tried ran to a result on this machine"
     else:
         outcome, sentence = _no_winner(run, end, results)
-        sentence += "".join(f"; {text}" for text in _objections(run, _refused(run, end)) if text not in sentence)
+        sentence += "".join(
+            f"; {text}" for text in _objections(run, _refused(run, end)) if text not in sentence
+        )
     latest = {s.settings: s for s in run.store.of(SoakRecord)}.values()
     if against := [s for s in latest if s.failure is not None or s.unsettled is not None]:
         least = min(against, key=lambda s: len(s.settings))
@@ -60,7 +70,9 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
     soaks = [s for s in run.store.of(SoakRecord) if s.settings == proven.settings]
     runs = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings]
     count, what = sum(r.log_ratio is not None for r in runs), time_of(proven.work)
-    gain = format_gain(ratio.ratio, aa_run.comparison.reference_step_s if proven.work is None else None, of=what)
+    gain = format_gain(
+        ratio.ratio, aa_run.comparison.reference_step_s if proven.work is None else None, of=what
+    )
     sentence = (
         f"{proven.settings} beats {run.spec.reference_name} on this machine, {gain}: {what} ratio "
         f"{format_estimate(ratio)} over {ratio.pair_count} fresh pairs of processes"
@@ -71,7 +83,9 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
         sentence += ", isolated runs left out"
     sentence += loss_addition([r for r in runs if r.stage == proven.stage], soaks)
     if earlier := earlier_runs(run.store):
-        sentence += f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
+        sentence += (
+            f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
+        )
     share = format_share(unseen_share(count))
     sentence += f"; its {count} processes do not rule out that up to {share} of processes are slow"
     sentence += "".join(f"; {text}" for text in _objections(run, end.objections))
@@ -86,20 +100,31 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
 
 
 def _refused(run: StudyRun, end: Conclude) -> dict[FlagSet, Objection]:
-    """Returns what speaks against each set whose proof, or an isolated one behind it, looked faster."""
-    vetoes = {f.settings: f.objection for f in run.store.of(FinalistResult) if f.objection is not None}
+    """Returns what speaks against each set whose proof, or an isolated one behind it, looked
+    faster.
+    """
+    vetoes = {
+        f.settings: f.objection for f in run.store.of(FinalistResult) if f.objection is not None
+    }
     return {**vetoes, **end.objections}
 
 
 def _objections(run: StudyRun, refused: Mapping[FlagSet, Objection]) -> list[str]:
     """Formats what speaks against sets that looked faster."""
-    proofs = {f.settings: f.estimate for f in run.store.of(FinalistResult) if f.estimate is not None}
+    proofs = {
+        f.settings: f.estimate for f in run.store.of(FinalistResult) if f.estimate is not None
+    }
     looked = {s: format_gain(proofs[s].ratio) if s in proofs else "faster" for s in refused}
-    return [f"{s} looked {looked[s]}, but is not accepted because {why.reason}" for s, why in refused.items()]
+    return [
+        f"{s} looked {looked[s]}, but is not accepted because {why.reason}"
+        for s, why in refused.items()
+    ]
 
 
 def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> tuple[Outcome, str]:
-    """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled out."""
+    """Returns the outcome without a winner: inconclusive unless gains above a bound are ruled
+    out.
+    """
     min_effect, best = run.spec.measure.min_effect, end.unproven
     bound = max(min_effect, RULED_OUT)
     open_gain, settings = max(_open_gains(run, end, results), default=(0.0, ""))
@@ -107,11 +132,14 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
     if best is None and coarse > max(bound, open_gain):
         return Outcome.INCONCLUSIVE, (
             "inconclusive: steps are timed by a clock that is too coarse, so no smaller gains than "
-            f"{format_share(coarse)} can be seen; time them by a finer one (`time.perf_counter`), or print more digits"
+            f"{format_share(coarse)} can be seen; time them by a finer one "
+            "(`time.perf_counter`), or print more digits"
         )
     if best is None and open_gain <= bound:
         refused = _refused(run, end)
-        if not all(why.is_slower_in_total for why in refused.values()):  # any other is no evidence of no gain
+        if not all(
+            why.is_slower_in_total for why in refused.values()
+        ):  # any other is no evidence of no gain
             return Outcome.INCONCLUSIVE, f"inconclusive: {_objections(run, refused)[0]}"
         return Outcome.NOTHING_BEATS_THE_DEFAULT, (
             f"no setting tried beats {run.spec.reference_name} on this machine by more than "
@@ -119,30 +147,48 @@ def _no_winner(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> 
         )
     confirm = run.spec.confirm
     sentence = (
-        f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this machine, but gains of "
-        f"step time up to {format_share(open_gain)} are not ruled out ({settings}); a larger `confirm.processes` (now "
-        f"{confirm.processes}), `confirm.isolated` (now {confirm.isolated}) or time budget continues the study"
+        f"inconclusive: no setting tried is proven to beat {run.spec.reference_name} on this "
+        "machine, but gains of "
+        f"step time up to {format_share(open_gain)} are not ruled out ({settings}); a larger "
+        "`confirm.processes` (now "
+        f"{confirm.processes}), `confirm.isolated` (now {confirm.isolated}) or time budget "
+        "continues the study"
     )
     if best is not None and best.comparison is not None:
         estimate = best.comparison.estimate
-        lead = "best so far, unproven" if estimate.ratio < 1.0 else "nothing looks faster so far, most open"
+        lead = (
+            "best so far, unproven"
+            if estimate.ratio < 1.0
+            else "nothing looks faster so far, most open"
+        )
         sentence += (
-            f"; {lead}: {best.settings}, ratio {format_estimate(estimate)}; the budget left no time for its proof, "
+            f"; {lead}: {best.settings}, ratio {format_estimate(estimate)}; the budget left no "
+            "time for its proof, "
             f"which needs {format_seconds(run.time.least_s)} more"
         )
     return Outcome.INCONCLUSIVE, sentence
 
 
 def _clock_resolution(run: StudyRun) -> float:
-    """Returns the share of a step that the program's clock can tell, by the steps of the A/A run."""
+    """Returns the share of a step that the program's clock can tell, by the steps of the A/A
+    run.
+    """
     pairs = run.store.pairs(run.store.of(AaRecord)[-1].directory)
     return clock_resolution([t for pair in pairs for t in pair.reference_s])
 
 
-def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) -> list[tuple[float, str]]:
-    """Returns, for each set without a verdict, the largest gain in its 95 % interval and its settings as text."""
+def _open_gains(
+    run: StudyRun, end: Conclude, results: Sequence[TrialResult]
+) -> list[tuple[float, str]]:
+    """Returns, for each set without a verdict, the largest gain in its 95 % interval and its
+    settings as text.
+    """
     last = {f.settings: f for f in run.store.of(FinalistResult)}
-    judged = {s for s, f in last.items() if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None}
+    judged = {
+        s
+        for s, f in last.items()
+        if f.verdict is not Verdict.UNRESOLVED or f.is_vetoed or f.failure is not None
+    }
     soaks = run.store.of(SoakRecord)
     judged |= {s.settings for s in soaks if s.failure is not None}
     judged -= {s.settings for s in soaks if s.unsettled is not None}
@@ -152,6 +198,8 @@ def _open_gains(run: StudyRun, end: Conclude, results: Sequence[TrialResult]) ->
         if result.settings in judged or result.same_as is not None or result.comparison is None:
             continue  # a duplicate is judged by the trial that has its figures
         proof = last.get(result.settings)
-        estimate = proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
+        estimate = (
+            proof.corrected if proof is not None and proof.corrected else result.comparison.estimate
+        )
         gains.append((1.0 - estimate.low, str(result.settings)))
     return gains

@@ -1,4 +1,6 @@
-"""Runs a study: gives the steps of `study/plan.py` to lanes and records their results, until it concludes."""
+"""Runs a study: gives the steps of `study/plan.py` to lanes and records their results, until it
+concludes.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,17 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.budget import format_timetable
 from autotune.study.conclude import conclude
-from autotune.study.plan import Conclude, EndSearch, Give, Plan, Step, TryNext, Wait, Write, next_step
+from autotune.study.plan import (
+    Conclude,
+    EndSearch,
+    Give,
+    Plan,
+    Step,
+    TryNext,
+    Wait,
+    Write,
+    next_step,
+)
 from autotune.study.preflight import Setup, prepare
 from autotune.study.profile import profile_once
 from autotune.study.run import StudyRun
@@ -38,7 +50,8 @@ from autotune.study.trials import Trials
 
 
 def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
-    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go on; records stay.
+    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go
+    on; records stay.
 
     Args:
         profiled: Whether its reference and its winner are traced after that, once.
@@ -55,11 +68,15 @@ def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
 
 
 def begin(run: StudyRun) -> WorkerReport:
-    """Checks the study, takes devices and run directory, makes the A/A run, and returns the reference's report."""
+    """Checks the study, takes devices and run directory, makes the A/A run, and returns the
+    reference's report.
+    """
     run.setup = run.prepare(run.view.note)
     run.open()
     if not run.store.of(AaRecord):
-        run.begin_stage("A/A run", "the reference against itself: smallest gain that can be detected")
+        run.begin_stage(
+            "A/A run", "the reference against itself: smallest gain that can be detected"
+        )
     reference = run.lanes.first_aa_run().reference
     refuse_untold_work(run.spec, reference)
     return reference
@@ -90,15 +107,21 @@ class Driver:
             return now.prove(stage, settings, trial, count=count)[0]
 
         self._do(plan)
-        step, result = Plan(self._run.spec, self._store, self._run.time).prove(stage, settings, trial)
+        step, result = Plan(self._run.spec, self._store, self._run.time).prove(
+            stage, settings, trial
+        )
         assert step is None
         assert result is not None
         return result
 
     def report(self, proven: FinalistResult) -> Report:
-        """Runs each arm in isolation, unless the proof did or none are asked for, and says what is to be reported."""
+        """Runs each arm in isolation, unless the proof did or none are asked for, and says what is
+        to be reported.
+        """
         isolated, asked = None, self._run.spec.confirm.isolated
-        if is_alone_due(proven, self._store.last(AaRecord), self._store.of(ConfirmRun), asked=asked):
+        if is_alone_due(
+            proven, self._store.last(AaRecord), self._store.of(ConfirmRun), asked=asked
+        ):
             isolated = self.prove(proven.settings, trial=proven.trial, stage=ISOLATED)
         return report_of(proven, isolated, self._store.of(ConfirmRun))
 
@@ -122,7 +145,9 @@ class Driver:
         return last
 
     def _begin(self, step: Step) -> PendingTask | Wait | None:
-        """Returns the task of a step for a lane; None if the step is done without one, Wait if it must wait."""
+        """Returns the task of a step for a lane; None if the step is done without one, Wait if it
+        must wait.
+        """
         match step:
             case Write(records):
                 for record in records:
@@ -169,10 +194,14 @@ class SearchDriver(Driver):
                 if reason:
                     self._run.view.note(reason)
                 self._trials.end_search()
-            case Give(task=AblationTask() as task) if self._trials.is_same_program(task.settings, task.rest):
+            case Give(task=AblationTask() as task) if self._trials.is_same_program(
+                task.settings, task.rest
+            ):
                 self._begin_stage(step.stage, step.detail)
                 kept, reason = pays(None, self._run.spec.measure.min_effect)
-                result = AblationResult(settings=task.settings, left_out=task.left_out, kept=kept, reason=reason)
+                result = AblationResult(
+                    settings=task.settings, left_out=task.left_out, kept=kept, reason=reason
+                )
                 self._run.record(result)
             case _:
                 return super()._begin(step)
@@ -181,7 +210,9 @@ class SearchDriver(Driver):
     def _try(self, step: TryNext) -> PendingTask | Wait | None:
         trials, asked = self._trials, self._run.spec.search.trials
         trials.refresh()
-        self._begin_stage("search", f"{asked - len(self._store.of(TrialResult))} of {asked} trials to go")
+        self._begin_stage(
+            "search", f"{asked - len(self._store.of(TrialResult))} of {asked} trials to go"
+        )
         trying = [task.config.settings for task in self._in_hand if isinstance(task, TrialTask)]
         config = trials.propose(step, trying)
         if config is not None:
@@ -204,7 +235,8 @@ def new_run(
     setup: Setup | None = None,
     **session: Any,
 ) -> StudyRun:
-    """Creates the session of a study, for `run_study`, without starting or writing anything; see `StudyRun`.
+    """Creates the session of a study, for `run_study`, without starting or writing anything; see
+    `StudyRun`.
 
     Args:
         path: The run directory, created or resumed.
@@ -214,8 +246,12 @@ def new_run(
     return StudyRun(
         spec=spec,
         view=view,
-        open_store=functools.partial(Store.create_or_resume, path.resolve(), spec, study_dir=study_dir, watch=watch),
-        prepare=lambda note: setup or prepare(spec, study_dir=study_dir, storage=storage, note=note),
+        open_store=functools.partial(
+            Store.create_or_resume, path.resolve(), spec, study_dir=study_dir, watch=watch
+        ),
+        prepare=lambda note: (
+            setup or prepare(spec, study_dir=study_dir, storage=storage, note=note)
+        ),
         storage=storage,
         **session,
     )

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial
 
 from autotune.model.flags import FlagSet
-from autotune.model.records import BestPredicted, EffectsRecord, PairEffect, SettingEffect, ValueEffect
+from autotune.model.records import (
+    BestPredicted,
+    EffectsRecord,
+    PairEffect,
+    SettingEffect,
+    ValueEffect,
+)
 from autotune.results.effects import LIKELY
 from autotune.search.effects import SURELY_ACTS, Change, Effects, as_ratio
 from autotune.search.sampler import NUMBER_KEY, SD_KEY, USUAL_SD, AdditiveFlagSampler
@@ -24,7 +30,9 @@ _SEED = 0
 
 
 class StudyEffects:
-    """The model fitted to all trials of a study; the best set has no setting that gains less than `least`, a share."""
+    """The model fitted to all trials of a study; the best set has no setting that gains less than
+    `least`, a share.
+    """
 
     def __init__(
         self,
@@ -49,7 +57,9 @@ class StudyEffects:
 
     @property
     def best(self) -> FlagSet:
-        """The best expected set, tried or not, without settings that are not expected to gain `least`."""
+        """The best expected set, tried or not, without settings that are not expected to gain
+        `least`.
+        """
         return self._points.point(self._coded.values(self._best))
 
     @functools.cached_property
@@ -72,14 +82,16 @@ class StudyEffects:
             settings=tuple(sorted(settings, key=lambda s: (-s.chance, s.name))),
             pairs=tuple(sorted(pairs, key=lambda p: (-p.chance, p.names))),
             best=BestPredicted(settings=self.best, **_figures(forecast)),
-            expected=tuple((t.user_attrs[NUMBER_KEY], self._expected(codes, t)) for codes, t in self._ran),
+            expected=tuple(
+                (t.user_attrs[NUMBER_KEY], self._expected(codes, t)) for codes, t in self._ran
+            ),
         )
 
     def _expected(self, codes: Codes, trial: FrozenTrial) -> float:
         """Returns the ratio of a trial's set by the model and by the trial itself.
 
-        Trials scatter about the model by more than their own errors tell, as processes and sets differ; half of that
-        counts as the set's.
+        Trials scatter about the model by more than their own errors tell, as processes and sets
+        differ; half of that counts as the set's.
         """
         model = self._effects.model
         mean, error = model.mean.total(codes), trial.user_attrs.get(SD_KEY, USUAL_SD)
@@ -101,12 +113,19 @@ class StudyEffects:
         if chance < SURELY_ACTS and not any(_is_clear(t) for _, t in changing):
             chance = min(chance, LIKELY)  # more of it is the prior's
         return SettingEffect(
-            name=name, chance=round(chance, 3), values=tuple(values), needs=tuple(parameter.condition or ())
+            name=name,
+            chance=round(chance, 3),
+            values=tuple(values),
+            needs=tuple(parameter.condition or ()),
         )
 
 
 def _figures(change: Change) -> dict[str, float]:
-    return {"ratio": as_ratio(change.mean), "low": as_ratio(change.low), "high": as_ratio(change.high)}
+    return {
+        "ratio": as_ratio(change.mean),
+        "low": as_ratio(change.low),
+        "high": as_ratio(change.high),
+    }
 
 
 def _is_clear(trial: FrozenTrial) -> bool:

@@ -1,4 +1,6 @@
-"""Chooses the engine of a study: this process, groups of this machine's devices, nodes of a SLURM job, Dask workers."""
+"""Chooses the engine of a study: this process, groups of this machine's devices, nodes of a SLURM
+job, Dask workers.
+"""
 
 from __future__ import annotations
 
@@ -31,32 +33,39 @@ MakeEngine = Callable[[StudyRun], Engine]
 
 
 def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Parses a group of devices for each lane: ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
+    """Parses a group of devices for each lane: ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is
+    malformed.
+    """
     if text is None:
         return ()
     groups = tuple(parse_devices(part.replace("+", ",")) for part in text.split(","))
     devices = [device for group in groups for device in group]
     if len(set(devices)) != len(devices):
-        raise StudyFileError(f"each device must be in one lane but got {text!r}; name each once, such as 0-3,4-7")
+        raise StudyFileError(
+            f"each device must be in one lane but got {text!r}; name each once, such as 0-3,4-7"
+        )
     return groups
 
 
 def choose_engine(
     spec: StudySpec, groups: Sequence[Sequence[str]], *, scheduler: str | None = None
 ) -> MakeEngine | None:
-    """Chooses the engine by the command line and the SLURM job around it; None is this process alone.
+    """Chooses the engine by the command line and the SLURM job around it; None is this process
+    alone.
 
     Args:
         scheduler: Address or file of a Dask cluster, or an `Engine` by MODULE:CLASS.
 
     Raises:
-        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named in two ways, or the
-            scheduler is none of these.
+        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named
+            in two ways, or the scheduler is none of these.
         LaunchError: If this machine does not have those devices.
     """
     if scheduler is not None:
         if groups:
-            raise StudyFileError("lanes must be named in one way but got --scheduler and --devices; leave one out")
+            raise StudyFileError(
+                "lanes must be named in one way but got --scheduler and --devices; leave one out"
+            )
         if CLASS_PATH.fullmatch(scheduler):
             kind = load_class(scheduler, Engine, str(Path.cwd()), key="--scheduler")
             return lambda run: _engine(run, kind)
@@ -66,7 +75,8 @@ def choose_engine(
         if spec.device.node_count > 1:
             raise StudyFileError(
                 "--devices names lanes of this machine but a trial of this study spans "
-                f"{spec.device.node_count} nodes; leave it out, and the nodes of the SLURM job are the lanes"
+                f"{spec.device.node_count} nodes; leave it out, and the nodes of the SLURM job "
+                "are the lanes"
             )
         if len(groups) > 1:
             name = socket.gethostname()
@@ -81,7 +91,9 @@ def choose_engine(
 
 
 def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
-    """Builds the first message to a lane; `run` is the run directory, None if the lane cannot read it."""
+    """Builds the first message to a lane; `run` is the run directory, None if the lane cannot read
+    it.
+    """
     return {
         "type": "study",
         "study": spec.model_dump(mode="json", context=WITH_SECRETS),
@@ -93,7 +105,9 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[
 
 
 def _nodes_of_job() -> tuple[str, ...]:
-    """Lists the nodes of the SLURM job around this process; none inside a step, whose nodes the caller chose."""
+    """Lists the nodes of the SLURM job around this process; none inside a step, whose nodes the
+    caller chose.
+    """
     own = caller_environment()
     step = own.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < HIGHEST_STEP
@@ -105,20 +119,25 @@ def _nodes_of_job() -> tuple[str, ...]:
 
 def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
     """Refuses what a Dask cluster cannot do, before a run directory is created."""
-    is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()  # it may be about to be written
+    is_file = (
+        scheduler.endswith(".json") and Path(scheduler).parent.is_dir()
+    )  # it may be about to be written
     if not is_file and not _ADDRESS.fullmatch(scheduler):
         raise StudyFileError(
-            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json file that `dask scheduler "
+            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json "
+            "file that `dask scheduler "
             f"--scheduler-file` writes into a folder that is there, but got {scheduler!r}"
         )
     if spec.device.node_count > 1:
         raise StudyFileError(
-            f"a lane of a Dask cluster is one worker but a trial of this study spans {spec.device.node_count} nodes; "
+            "a lane of a Dask cluster is one worker but a trial of this study spans "
+            f"{spec.device.node_count} nodes; "
             "several nodes are SLURM's: `autotune submit`, or `autotune run` inside `salloc`"
         )
     if importlib.util.find_spec("distributed") is None:
         raise LaunchError(
-            "--scheduler needs Dask but it is not installed here; run `pip install -e '.[dask]'` in "
+            "--scheduler needs Dask but it is not installed here; run `pip install -e '.[dask]'` "
+            "in "
             "autotune's folder, in the environment of the scheduler and of all workers, too"
         )
 
@@ -135,7 +154,9 @@ def _on_dask(run: StudyRun, scheduler: str) -> Engine:
 
 
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
-    """Places a lane on each node or, if a trial spans several, on each group of nodes, with ranks started from here."""
+    """Places a lane on each node or, if a trial spans several, on each group of nodes, with ranks
+    started from here.
+    """
     size, count = run.spec.device.node_count, run.spec.device.count
     try:
         extra = shlex.split(caller_environment().get(SRUN_VARIABLE, ""))
@@ -146,7 +167,9 @@ def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
         return _engine(run, Processes, places=places, words=f"{len(places)} nodes of this job")
     groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
     places = lanes_of_groups(groups, devices=count)
-    return _engine(run, Processes, places=places, words=f"{len(places)} groups of {size} nodes of this job")
+    return _engine(
+        run, Processes, places=places, words=f"{len(places)} groups of {size} nodes of this job"
+    )
 
 
 def _engine(run: StudyRun, kind: Callable[..., Engine], **lanes: Any) -> Engine:

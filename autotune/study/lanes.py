@@ -1,7 +1,9 @@
-"""The driver's side of lanes: gives tasks to free lanes, records their results, and counts device-hours.
+"""The driver's side of lanes: gives tasks to free lanes, records their results, and counts
+device-hours.
 
-Only the driver decides and writes. The task of a lost lane goes to another lane, and later messages of the lost one are
-ignored. So no task is recorded twice and none is left out, whichever process dies.
+Only the driver decides and writes. The task of a lost lane goes to another lane, and later messages
+of the lost one are ignored. So no task is recorded twice and none is left out, whichever process
+dies.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from autotune.measure.durations import power_analysis
 from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, Pair, WorkPerStep, log_ratio
+from autotune.model.measurement import (
+    INTERLEAVED,
+    Failure,
+    FailureKind,
+    Pair,
+    WorkPerStep,
+    log_ratio,
+)
 from autotune.model.records import (
     RECORD,
     AaRecord,
@@ -36,7 +45,9 @@ from autotune.model.stop import check_stop
 from autotune.rundir.store import Store
 
 MOST_LOST = 3
-"""Lanes that may be lost over one task; after that it is recorded as failed, for it may be what kills them."""
+"""Lanes that may be lost over one task; after that it is recorded as failed, for it may be what
+kills them.
+"""
 
 LISTEN_S = 1.0
 SILENT_S = 60.0
@@ -62,7 +73,9 @@ class _Lane:
 
 
 class Ledger:
-    """Counts device-seconds of a study over all sessions: a device counts while it is allocated, busy or idle."""
+    """Counts device-seconds of a study over all sessions: a device counts while it is allocated,
+    busy or idle.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -72,7 +85,9 @@ class Ledger:
         self._lanes: tuple[str, ...] = ()
 
     def count(self, lanes: Sequence[str], devices: int, *, is_last: bool = False) -> None:
-        """Adds the time since the last call; writes a record if the last one is old, or lanes have come or gone."""
+        """Adds the time since the last call; writes a record if the last one is old, or lanes have
+        come or gone.
+        """
         now_s, lanes = self._store.watch.total_s, tuple(filter(None, lanes))
         self.device_s += (now_s - self._counted_s) * devices
         self._counted_s = now_s
@@ -82,12 +97,16 @@ class Ledger:
 
 
 class Lanes:
-    """All lanes of one session; `runtime` selects the settings that are read when a program runs."""
+    """All lanes of one session; `runtime` selects the settings that are read when a program
+    runs.
+    """
 
     engine: Engine
     """Set before the first use."""
 
-    def __init__(self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]) -> None:
+    def __init__(
+        self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]
+    ) -> None:
         self._store = store
         self._view = view
         self._runtime = runtime
@@ -101,7 +120,9 @@ class Lanes:
     # ------------------------------------------------------------------ for stages
 
     def first_aa_run(self) -> AaRecord:
-        """Returns the first A/A run of a lane while others go on; LaunchError if the reference runs on none of them."""
+        """Returns the first A/A run of a lane while others go on; LaunchError if the reference runs
+        on none of them.
+        """
         while True:
             for lane in self._lanes.values():
                 if lane.aa_run is not None:
@@ -113,11 +134,14 @@ class Lanes:
         """Gives tasks to free lanes until there is none left and all results are recorded.
 
         Args:
-            source: Returns the next task, or None if there is none now; called again after each result.
+            source: Returns the next task, or None if there is none now; called again after each
+                result.
         """
         while True:
             self._begin_aa_runs()
-            while (lane := self._free()) is not None and (pending := self._next(source)) is not None:
+            while (lane := self._free()) is not None and (
+                pending := self._next(source)
+            ) is not None:
                 self._begin(lane, pending)
             if not self.in_hand:
                 if (pending := self._next(source)) is None:  # nothing to do, even if a lane joins
@@ -149,7 +173,10 @@ class Lanes:
     @property
     def in_hand(self) -> list[AnyTask]:
         """Tasks that were given to lanes and have no result yet; A/A runs do not count."""
-        pending = [*self._pending, *(x.pending for x in self._lanes.values() if x.pending is not None)]
+        pending = [
+            *self._pending,
+            *(x.pending for x in self._lanes.values() if x.pending is not None),
+        ]
         return [p.task for p in pending if not isinstance(p.task, AaTask)]
 
     @property
@@ -163,7 +190,9 @@ class Lanes:
     # ------------------------------------------------------------------ giving
 
     def _free(self) -> _Lane | None:
-        return next((x for x in self._lanes.values() if x.pending is None and x.aa_run is not None), None)
+        return next(
+            (x for x in self._lanes.values() if x.pending is None and x.aa_run is not None), None
+        )
 
     def _begin_aa_runs(self) -> None:
         for lane in [x for x in self._lanes.values() if x.aa_run is None and x.pending is None]:
@@ -182,16 +211,26 @@ class Lanes:
             programs=self._measured_programs() if isinstance(pending.task, TrialTask) else {},
             at_s=lane.heard_s,
         )
-        self.engine.begin(lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")})
+        self.engine.begin(
+            lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")}
+        )
 
     def _settings_of(self, task: AnyTask) -> FlagSet:
         """Returns the settings under which a task runs, baseline included."""
-        own = task.config.settings if isinstance(task, TrialTask) else getattr(task, "settings", FlagSet())
+        own = (
+            task.config.settings
+            if isinstance(task, TrialTask)
+            else getattr(task, "settings", FlagSet())
+        )
         return self._store.spec.baseline.merge(own)
 
     def _measured_programs(self) -> dict[str, int]:
         results = self._store.of(TrialResult)
-        return {r.program_key: r.number for r in results if r.program_key and r.status is TrialStatus.MEASURED}
+        return {
+            r.program_key: r.number
+            for r in results
+            if r.program_key and r.status is TrialStatus.MEASURED
+        }
 
     # ------------------------------------------------------------------ hearing
 
@@ -240,13 +279,17 @@ class Lanes:
         """Returns the folder that a lane asks for; raises LaunchError if it is not its task's."""
         allowed = (pending.own_folder, aa_folder(""))
         if not any(tuple(parts[: len(a)]) == a for a in allowed):
-            raise LaunchError(f"a lane must keep to the folder of its task but asks for {'/'.join(parts)!r}")
+            raise LaunchError(
+                f"a lane must keep to the folder of its task but asks for {'/'.join(parts)!r}"
+            )
         return self._store.folder(*parts)
 
     def _join(self, name: str, message: Any) -> None:
         if name in self._dismissed:
             return
-        lane = _Lane(name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s)
+        lane = _Lane(
+            name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s
+        )
         aa_runs = {f.by: f for f in self._store.of(AaRecord)}
         aa_run = aa_runs.get(name or None)
         if aa_run is not None and (not name or aa_run.provenance.get("host") == lane.host):
@@ -263,12 +306,21 @@ class Lanes:
             return
         self._shown.add(lane.name)
         spec = self._store.spec
-        if aa_run.comparison.mode != INTERLEAVED and spec.measure.mode == "auto" and spec.workload.can_wait:
-            self._view.note("two processes do not fit into the device's memory: they run one at a time, in ABA runs")
+        if (
+            aa_run.comparison.mode != INTERLEAVED
+            and spec.measure.mode == "auto"
+            and spec.workload.can_wait
+        ):
+            self._view.note(
+                "two processes do not fit into the device's memory: they run one at a time, in "
+                "ABA runs"
+            )
         self._view.result(aa_run)
 
     def _lose(self, name: str, why: str) -> None:
-        """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST` losses."""
+        """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST`
+        losses.
+        """
         lane = self._lanes.pop(name, None)
         if lane is None:
             return
@@ -276,12 +328,17 @@ class Lanes:
         pending = lane.pending
         if pending is None or isinstance(pending.task, AaTask):
             return
-        self._store.append(IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=name or None))
+        self._store.append(
+            IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=name or None)
+        )
         pending.lost += 1
         if pending.lost < MOST_LOST:
             self._pending.insert(0, pending)
         else:
-            said = f"{pending.lost} lanes were lost over this, one after the other; it is not given to another"
+            said = (
+                f"{pending.lost} lanes were lost over this, one after the other; it is not "
+                "given to another"
+            )
             failure = Failure(kind=FailureKind.NODE_LOST, message=said, phase="step")
             pending.done(pending.task.failed(failure))
 
@@ -306,7 +363,8 @@ class Lanes:
         except LaunchError as error:
             self._dismiss(lane, str(error))
             return
-        # `_join` finds it by the engine's name of the host, from which the machine's own may differ.
+        # `_join` finds it by the engine's name of the host, from which the machine's own may
+        # differ.
         aa_run = aa_run.model_copy(update={"provenance": {**aa_run.provenance, "host": lane.host}})
         if not self._store.of(AaRecord):
             aa_run = aa_run.model_copy(update={"power": power_analysis(self._store.spec, aa_run)})
@@ -329,7 +387,9 @@ class Lanes:
         """Shows what a lane is doing."""
         self._view.phase(what, lane)
 
-    def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = "") -> None:
+    def pair(
+        self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = ""
+    ) -> None:
         """Writes and shows one raw pair."""
         if pair.index == 0:
             self._writers[folder] = (self._store.pair_writer(folder), [])
@@ -343,17 +403,23 @@ class Lanes:
         self._store.append(IncidentRecord(what=what[:500], by=lane or None))
 
 
-# ---------------------------------------------------------------------- which lanes may measure one study
+# ---------------------------------------------------------------------- which lanes may measure one
+# study
 
 
 def refuse_strangers(own: AaRecord, others: Iterable[AaRecord]) -> None:
-    """Refuses a lane whose device or versions differ from those of the lanes before it, by a LaunchError."""
+    """Refuses a lane whose device or versions differ from those of the lanes before it, by a
+    LaunchError.
+    """
     mine = _facts(own)
     for other in others:
-        differing = "; ".join(f"{w}: {x} there, {mine[w]} here" for w, x in _facts(other).items() if x != mine[w])
+        differing = "; ".join(
+            f"{w}: {x} there, {mine[w]} here" for w, x in _facts(other).items() if x != mine[w]
+        )
         if differing:
             raise LaunchError(
-                f"the lanes of one study must be alike but this one differs from {other.by or 'the one before'} "
+                "the lanes of one study must be alike but this one differs from "
+                f"{other.by or 'the one before'} "
                 f"({differing}); make a study of its own for this kind, with another --run-dir"
             )
 
@@ -365,7 +431,9 @@ def _facts(aa_run: AaRecord) -> dict[str, object]:
 
 
 def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
-    """Refuses to resume after an upgrade of JAX, jaxlib or a CUDA plugin, by a LaunchError: nothing is comparable."""
+    """Refuses to resume after an upgrade of JAX, jaxlib or a CUDA plugin, by a LaunchError: nothing
+    is comparable.
+    """
     before = known.provenance.get("versions", {})
     changed = [
         f"{name} was {version} and is {versions.get(name, 'not there')} now"
@@ -374,6 +442,7 @@ def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
     ]
     if changed:
         raise LaunchError(
-            f"a study must go on with the versions with which it began but {'; '.join(changed)}; begin a new one with "
+            f"a study must go on with the versions with which it began but {'; '.join(changed)}; "
+            "begin a new one with "
             "another --run-dir, and see what changed with autotune compare OLD NEW --by jaxlib"
         )

@@ -1,9 +1,11 @@
-"""Decides what a study does next, from its records, the time left and the tasks in hand: no I/O and no state.
+"""Decides what a study does next, from its records, the time left and the tasks in hand: no I/O and
+no state.
 
-A study that was killed, or has more trials or time than before, goes on by the same call. The best of many noisy
-estimates is biased, so the search's own figures decide only which sets are proven. A set is proven in fresh pairs of
-processes by a sequential test whose plan, with the error that all looks share, is recorded before the first pair. The
-rule of one proof is `autotune.model.proofs.standing`.
+A study that was killed, or has more trials or time than before, goes on by the same call. The best
+of many noisy estimates is biased, so the search's own figures decide only which sets are proven. A
+set is proven in fresh pairs of processes by a sequential test whose plan, with the error that all
+looks share, is recorded before the first pair. The rule of one proof is
+`autotune.model.proofs.standing`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from weakref import WeakKeyDictionary
 from autotune.measure.context import time_limits_after
 from autotune.measure.durations import RECENT
 from autotune.measure.failing import failing_task, most_starts, needs_search
-from autotune.measure.tasks import AblationTask, AnyTask, FailingSetTask, PairTask, SoakTask, TrialTask
+from autotune.measure.tasks import (
+    AblationTask,
+    AnyTask,
+    FailingSetTask,
+    PairTask,
+    SoakTask,
+    TrialTask,
+)
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
@@ -48,7 +57,16 @@ from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import Estimate, least_ratio
-from autotune.stats.proof import EQUAL_SIDES, ERROR, FIRST_LOOK, LEAST_PAIRS, OTHER_SIDE, ProofPlan, allot, alone_plan
+from autotune.stats.proof import (
+    EQUAL_SIDES,
+    ERROR,
+    FIRST_LOOK,
+    LEAST_PAIRS,
+    OTHER_SIDE,
+    ProofPlan,
+    allot,
+    alone_plan,
+)
 from autotune.study.budget import TRIAL_SHARE, TimeLeft
 
 STAGES = ("probe", "A/A run", "screen", "search", "minimise", "confirm", "soak", "conclude")
@@ -66,7 +84,8 @@ ENOUGH_TO_TELL = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TryNext:
-    """Try the sampler's next set as trial `number`, in at most `most` pairs of blocks (None: no limit).
+    """Try the sampler's next set as trial `number`, in at most `most` pairs of blocks (None: no
+    limit).
 
     Attributes:
         is_last: Whether the best expected set is tried.
@@ -79,14 +98,18 @@ class TryNext:
 
 @dataclass(frozen=True, slots=True)
 class EndSearch:
-    """Record the estimated effects and that the search ended; `reason` is empty if all trials were made."""
+    """Record the estimated effects and that the search ended; `reason` is empty if all trials were
+    made.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Give:
-    """Give a task to a lane; `detail` is shown when its stage begins, empty where the caller has shown it."""
+    """Give a task to a lane; `detail` is shown when its stage begins, empty where the caller has
+    shown it.
+    """
 
     task: AnyTask
     folder: tuple[str, ...]
@@ -146,8 +169,8 @@ def next_step(
 class Plan:
     """One look at a study.
 
-    Sets are proven one after the other, best first, each in fresh pairs of processes until its sequential test is
-    settled. Once one is proven, only sets that look better than it go on.
+    Sets are proven one after the other, best first, each in fresh pairs of processes until its
+    sequential test is settled. Once one is proven, only sets that look better than it go on.
     """
 
     def __init__(
@@ -180,7 +203,9 @@ class Plan:
                 return step
         step = self._next_finalist(self._chosen())
         if step is None and self._clock.has_budget:
-            step = self._more_search() or self._next_finalist(self._chosen([p.trial for p in self._planned]))
+            step = self._more_search() or self._next_finalist(
+                self._chosen([p.trial for p in self._planned])
+            )
         unproven = self._unproven if self._clock.has_budget else None
         return step or Conclude(objections=self._objections, unproven=unproven)
 
@@ -194,7 +219,10 @@ class Plan:
     def _last_end(self) -> SearchEnd | None:
         """The end of a search of as many trials and as much time as are asked for now."""
         end = self._records.last(SearchEnd)
-        if end is None or (end.asked, end.budget_s) != (self._asked, self._study.search.time_budget):
+        if end is None or (end.asked, end.budget_s) != (
+            self._asked,
+            self._study.search.time_budget,
+        ):
             return None
         return end
 
@@ -204,7 +232,8 @@ class Plan:
 
     @property
     def _kept_for_proofs(self) -> float:
-        """Seconds that the search leaves to proofs: to one of them, where those before it named no winner.
+        """Seconds that the search leaves to proofs: to one of them, where those before it named no
+        winner.
 
         Where no proof fits, the search gets the time, and names the best set so far.
         """
@@ -215,7 +244,8 @@ class Plan:
         return self._clock.least_s if self._clock.allows_proof() else 0.0
 
     def _more_search(self) -> Step | None:
-        """Returns a step of a search that goes on with the time that proofs left; None if it cannot.
+        """Returns a step of a search that goes on with the time that proofs left; None if it
+        cannot.
 
         Where no other proof fits, the search gets all of it, and the best set stays unproven.
         """
@@ -235,7 +265,9 @@ class Plan:
             return self._end_search("")
         if self._clock.is_used_up(trial_s, kept_s):
             kept = ", what is left is kept for proofs" if kept_s else ""
-            return self._end_search(f"time budget used: the search ends after {count} of {self._asked} trials{kept}")
+            return self._end_search(
+                f"time budget used: the search ends after {count} of {self._asked} trials{kept}"
+            )
         if (cause := self._failing_set(kept_s)) is not None:
             return cause
         is_last = left == 1 or self._clock.is_used_up(2 * trial_s, kept_s)
@@ -249,7 +281,9 @@ class Plan:
         return Wait() if self._in_hand else EndSearch(reason)
 
     def _failing_set(self, kept_s: float) -> Give | None:
-        """Returns the task of finding a minimal failing set, if a trial crashed or hung and there is time for it."""
+        """Returns the task of finding a minimal failing set, if a trial crashed or hung and there
+        is time for it.
+        """
         causes = self._records.of(FailingSetRecord)
         busy = {t.trial for t in self._in_hand if isinstance(t, FailingSetTask)}
         for trial in self._results:
@@ -263,7 +297,13 @@ class Plan:
                 return None
             task = failing_task(trial, kind, self._results)
             number = f"{trial.number:04d}"
-            return Give(task=task, folder=("failing", number), name=f"failing-{number}", stage="search", detail="")
+            return Give(
+                task=task,
+                folder=("failing", number),
+                name=f"failing-{number}",
+                stage="search",
+                detail="",
+            )
         return None
 
     # ------------------------------------------------------------------ finalists
@@ -288,10 +328,15 @@ class Plan:
     def _chosen(self, without: Container[int] = ()) -> list[TrialResult]:
         results = [r for r in self._results if r.number not in without]
         effects = self._records.last(EffectsRecord)
-        return worth_proving(results, effects, count=self._study.confirm.finalists, min_effect=self._min_effect)
+        return worth_proving(
+            results, effects, count=self._study.confirm.finalists, min_effect=self._min_effect
+        )
 
-    def _next_finalist(self, chosen: Sequence[TrialResult], *, has_winner: bool = False) -> Step | None:
-        """Returns a step that makes the best trial without a proof minimal, or plans its proof; None if none is due.
+    def _next_finalist(
+        self, chosen: Sequence[TrialResult], *, has_winner: bool = False
+    ) -> Step | None:
+        """Returns a step that makes the best trial without a proof minimal, or plans its proof;
+        None if none is due.
 
         Args:
             chosen: Trials worth a proof, best first.
@@ -331,11 +376,13 @@ class Plan:
     # ------------------------------------------------------------------ minimal sets
 
     def _minimal(self, settings: FlagSet) -> FlagSet | Step:
-        """Returns a set without the settings that do not pay, or the step that measures one of them.
+        """Returns a set without the settings that do not pay, or the step that measures one of
+        them.
 
-        Settings of no expected use are left out first, together, by one measurement. If they pay after all, or nothing
-        is expected, each setting in turn is measured against the set without it. A setting stays if leaving it out is
-        measurably slower or, where that is not resolved, slower by the estimate: what is dropped by mistake is lost.
+        Settings of no expected use are left out first, together, by one measurement. If they pay
+        after all, or nothing is expected, each setting in turn is measured against the set without
+        it. A setting stays if leaving it out is measurably slower or, where that is not resolved,
+        slower by the estimate: what is dropped by mistake is lost.
         """
         if not self._study.confirm.minimise or len(settings) < 2:
             return settings
@@ -357,7 +404,9 @@ class Plan:
         return current
 
     def _of_no_use(self, settings: FlagSet) -> tuple[str, ...]:
-        """Returns the settings of no expected use; if all are such, without the one that is likeliest to act."""
+        """Returns the settings of no expected use; if all are such, without the one that is
+        likeliest to act.
+        """
         effects = self._records.last(EffectsRecord)
         if effects is None:
             return ()
@@ -369,7 +418,9 @@ class Plan:
     def _ablation(
         self, settings: FlagSet, left_out: LeftOut, share: float, detail: str
     ) -> AblationResult | Step | None:
-        """Returns what leaving settings out did, or the step that measures it; None without time for that."""
+        """Returns what leaving settings out did, or the step that measures it; None without time
+        for that.
+        """
         for result in self._records.of(AblationResult):
             if (result.settings, result.left_out) == (settings, left_out):
                 return result
@@ -378,13 +429,20 @@ class Plan:
         if not self._clock.allows_ablation():
             return None
         names = names_left_out(left_out)
-        what = names[0].lower() if isinstance(left_out, str) else f"{len(names)}-of-{settings.without(*names).digest}"
+        what = (
+            names[0].lower()
+            if isinstance(left_out, str)
+            else f"{len(names)}-of-{settings.without(*names).digest}"
+        )
         label = f"{settings.digest}-without-{what}"[:120]
         most = self._clock.pairs_for(self._clock.kept_after("minimise"), starts=2, share=share)
         task = AblationTask(settings=settings, left_out=left_out, most=most)
-        return Give(task=task, folder=("minimise", label), name=label, stage="minimise", detail=detail)
+        return Give(
+            task=task, folder=("minimise", label), name=label, stage="minimise", detail=detail
+        )
 
-    # ------------------------------------------------------------------ confirmed, proven and soaked
+    # ------------------------------------------------------------------ confirmed, proven and
+    # soaked
 
     def _confirmed(self) -> list[FinalistResult]:
         """Returns the proofs that sets have passed, fastest first."""
@@ -393,7 +451,9 @@ class Plan:
         return sorted(passed, key=lambda r: r.corrected.ratio if r.corrected else 1.0)
 
     def _soak(self, proven: FinalistResult) -> Step | None:
-        """Returns the step after a set's proof: isolated runs, soak or win; None if something speaks against it."""
+        """Returns the step after a set's proof: isolated runs, soak or win; None if something
+        speaks against it.
+        """
         confirm = self._study.confirm
         settings = proven.settings
         runs = self._records.of(ConfirmRun)
@@ -416,12 +476,20 @@ class Plan:
         return Conclude(winner=proven, report=report, objections=self._objections)
 
     def _last_soak(self, settings: FlagSet) -> SoakRecord | None:
-        """Returns the newest soak of a set that failed, or was as long as the study asks for now."""
+        """Returns the newest soak of a set that failed, or was as long as the study asks for
+        now.
+        """
         confirm = self._study.confirm
         for record in reversed(self._records.of(SoakRecord)):
             steps_are_enough = record.step_count >= self._study.soak_steps(settings)
-            is_enough = record.failure is not None or (record.steps_s >= confirm.soak and steps_are_enough)
-            may_settle = record.unsettled is not None and record.arms is not None and record.arms.most < confirm.soaks
+            is_enough = record.failure is not None or (
+                record.steps_s >= confirm.soak and steps_are_enough
+            )
+            may_settle = (
+                record.unsettled is not None
+                and record.arms is not None
+                and record.arms.most < confirm.soaks
+            )
             if record.settings == settings and is_enough and not may_settle:
                 return record
         return None
@@ -433,17 +501,24 @@ class Plan:
         runs = self._records.of(ConfirmRun)
         runs_of_set = [r for r in runs if r.settings == settings]
         bases = [r.loss.basis for r in runs_of_set if r.loss is not None]
-        step_counts = [r.total.candidate.steps for r in runs_of_set if r.stage == proven.stage and r.total is not None]
+        step_counts = [
+            r.total.candidate.steps
+            for r in runs_of_set
+            if r.stage == proven.stage and r.total is not None
+        ]
         task = SoakTask(
-            settings=settings, least_s=least_s, least_steps=least_steps,
+            settings=settings,
+            least_s=least_s,
+            least_steps=least_steps,
             basis=bases[-1] if bases else LossBasis.STEPS,
             proven=proven.corrected,
             process_sd=max(_spread(runs_of_set, proven.stage), _spread(runs_of_set, ISOLATED)),
             proven_steps=round(statistics.median(step_counts)) if step_counts else 0,
             most=confirm.soaks,
-        )  # fmt: skip
+        )
         detail = (
-            f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: looks for hangs, "
+            f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: "
+            "looks for hangs, "
             "divergence, stalls, slower steps and leaks"
         )
         return Give(task=task, folder=("soak", name), name=name, stage="soak", detail=detail)
@@ -475,12 +550,16 @@ class Plan:
         if self._standing(plan).is_over:
             return None
         done = {r.repeat for r in self._runs(plan)}
-        done |= {t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)}
+        done |= {
+            t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)
+        }
         repeat = _first_free(done)
         return repeat if repeat < most_pairs(self._study, plan.stage) else None
 
     def _next_of(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
-        """Returns the next pair, or the verdicts to record; None if these are all recorded, or there are no plans."""
+        """Returns the next pair, or the verdicts to record; None if these are all recorded, or
+        there are no plans.
+        """
         passed = [self._ratio(p) for p in plans if self._standing(p).result.is_passed]
         best = min(passed, default=math.inf)
         for plan in plans:
@@ -497,28 +576,43 @@ class Plan:
 
     def _pair(self, plan: ProofRecord, repeat: int) -> Give:
         stage, settings = plan.stage, plan.settings
-        noise = self._records.of(AaRecord)[0].noise  # of the first lane: the same on every lane, and in every session
+        noise = self._records.of(AaRecord)[
+            0
+        ].noise  # of the first lane: the same on every lane, and in every session
         pairs = proof_size(noise, starts=self._study.block_sizes.starts)
-        task = PairTask(stage=stage, settings=settings, trial=plan.trial, repeat=repeat, pairs=pairs)
+        task = PairTask(
+            stage=stage, settings=settings, trial=plan.trial, repeat=repeat, pairs=pairs
+        )
         details = {
-            CONFIRM: f"{settings} in up to {most_pairs(self._study, stage)} fresh pairs of processes",
+            CONFIRM: f"{settings} in up to {most_pairs(self._study, stage)} fresh pairs of "
+            "processes",
             ISOLATED: "isolated runs of each arm, compared with the interleaved pairs",
         }
         name = f"{stage}-{settings.digest}-{repeat:02d}"
-        return Give(task=task, folder=("confirm", name), name=name, stage=CONFIRM, detail=details.get(stage, ""))
+        return Give(
+            task=task,
+            folder=("confirm", name),
+            name=name,
+            stage=CONFIRM,
+            detail=details.get(stage, ""),
+        )
 
     def prove(
         self, stage: str, settings: FlagSet, trial: int, *, count: int = 1
     ) -> tuple[Step | None, FinalistResult | None]:
         """Returns the next step of the proof of one set, or its result; see `_plan`."""
-        plans = [p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)]
+        plans = [
+            p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)
+        ]
         if not plans:
             return Write((self._plan(stage, settings, trial, left=count),)), None
         step = self._next_of(stage, plans[:1])
         return step, self._standing(plans[0]).result
 
     def _plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
-        """Returns the plan of a proof with its share of the study's error; `left` proofs are to have as much each."""
+        """Returns the plan of a proof with its share of the study's error; `left` proofs are to
+        have as much each.
+        """
         most = most_pairs(self._study, stage)
         if stage == ISOLATED:
             plan = alone_plan(most)
@@ -526,11 +620,15 @@ class Plan:
             other_side = OTHER_SIDE
             if stage == AB:
                 other_side = EQUAL_SIDES
-            plan = ProofPlan(base=most, error=self._share(stage, left), least=LEAST_PAIRS, other_side=other_side)
+            plan = ProofPlan(
+                base=most, error=self._share(stage, left), least=LEAST_PAIRS, other_side=other_side
+            )
         return ProofRecord(stage=stage, settings=settings, trial=trial, **asdict(plan))
 
     def _share(self, stage: str, left: int) -> float:
-        """Returns the error of each of the `left` proofs: that of those before it since the last search."""
+        """Returns the error of each of the `left` proofs: that of those before it since the last
+        search.
+        """
         used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
         begun = [r for r in self._since_search if isinstance(r, ProofRecord) and r.stage == stage]
         share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + left)
@@ -543,28 +641,37 @@ def _first_free(numbers: Container[int], *, start: int = 0) -> int:
 
 
 def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
-    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of fewer than two."""
+    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of
+    fewer than two.
+    """
     ratios = [r.log_ratio for r in runs if r.stage == stage and r.log_ratio is not None]
     return statistics.stdev(ratios) if len(ratios) > 1 else 0.0
 
 
 def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
-    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if longer."""
-    took_s = [r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s]
+    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if
+    longer.
+    """
+    took_s = [
+        r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s
+    ]
     return max(planned_s, min(took_s, default=0.0))
 
 
 def worth_proving(
     results: Sequence[TrialResult], effects: EffectsRecord | None, *, count: int, min_effect: float
 ) -> list[TrialResult]:
-    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a share), best first.
+    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a
+    share), best first.
 
-    A trial is one pair of processes, and where processes differ by as much as a gain, one set in eight that gains 2 %
-    does not look promising after it. So an interval that only allows a gain is enough.
+    A trial is one pair of processes, and where processes differ by as much as a gain, one set in
+    eight that gains 2 % does not look promising after it. So an interval that only allows a gain is
+    enough.
 
-    The best expected set comes first, unless its own trial was surely slower than the fastest one, and the others by
-    what is expected of them, so that no lucky trial takes the place of a better set. Of trials that differ only in
-    settings of no expected use one is taken, and of trials of such settings alone those that were faster.
+    The best expected set comes first, unless its own trial was surely slower than the fastest one,
+    and the others by what is expected of them, so that no lucky trial takes the place of a better
+    set. Of trials that differ only in settings of no expected use one is taken, and of trials of
+    such settings alone those that were faster.
 
     Args:
         effects: Estimates from all trials; None where none of them is a point of the space.
@@ -572,7 +679,9 @@ def worth_proving(
     hopeful = [
         (r.comparison.estimate, r)
         for r in results
-        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < 1.0 - min_effect
+        if r.status is TrialStatus.MEASURED
+        and r.comparison
+        and r.comparison.estimate.low < 1.0 - min_effect
     ]
     hopeful.sort(key=lambda pair: pair[0].ratio)
     if effects is None or not hopeful:
@@ -593,7 +702,9 @@ def worth_proving(
     return list(different.values())[:count]
 
 
-_STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = WeakKeyDictionary()
+_STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = (
+    WeakKeyDictionary()
+)
 """Standings that were computed, by stage, set, number of pairs and the most of them."""
 
 

@@ -1,4 +1,6 @@
-"""Probes the installed build, checks settings and builds the search space before a study; previews that space."""
+"""Probes the installed build, checks settings and builds the search space before a study; previews
+that space.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ RECIPE = "recipe "
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a session is set up with; as it is, to measure given sets, without a search or a probe of the build.
+    """What a session is set up with; as it is, to measure given sets, without a search or a probe
+    of the build.
 
     Attributes:
         first: Sets to try before the sampler proposes, each with its origin.
@@ -51,7 +54,9 @@ class Setup:
         return SearchSpace(())
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns the settings that are read when a program runs, and so are in no fingerprint of it."""
+        """Returns the settings that are read when a program runs, and so are in no fingerprint of
+        it.
+        """
         return settings
 
     def launcher(self, store: Store) -> Launcher:
@@ -71,18 +76,26 @@ class Preflight(Setup):
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `Setup`; unknown settings count as read at run time."""
-        return FlagSet({n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM})
+        return FlagSet(
+            {n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM}
+        )
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build; StudyFileError if the reference ran on another build."""
+        """Builds the search space of this study on this build; StudyFileError if the reference ran
+        on another build.
+        """
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, facts)
         return space_here(self.spec, self.known, facts)
 
 
 def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | None) -> SearchSpace:
-    """Builds the space of a study on the machines that its reference ran on, or that it names; see `build_space`."""
+    """Builds the space of a study on the machines that its reference ran on, or that it names; see
+    `build_space`.
+    """
     ran = facts if isinstance(facts, WorkerReport) else None
-    target, topology = cluster_that_ran(spec, ran) if spec.device.platform == "cuda" else (None, None)
+    target, topology = (
+        cluster_that_ran(spec, ran) if spec.device.platform == "cuda" else (None, None)
+    )
     if spec.workload.command is not None and spec.device.node_count == 1:
         topology = None  # it may start processes elsewhere
     machines = target.scopes(topology) if target is not None else {}
@@ -90,19 +103,27 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
         if ran.infiniband_ports is not None:
             machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
         if ran.cloud_networks is not None:
-            machines |= {network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)}
+            machines |= {
+                network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)
+            }
     here = KnownSettings(known.build, target.name) if target is not None else known
     space = build_space(spec, here, facts, machines=machines)
     mesh = spec.workload.mesh or {}
     is_mixture = spec.workload.entry == "moe" or mesh.get("expert", 1) > 1
-    return with_published(space, here, machines, Here(gpus=spec.device.count or 0, experts=is_mixture))
+    return with_published(
+        space, here, machines, Here(gpus=spec.device.count or 0, experts=is_mixture)
+    )
 
 
-def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]) -> Preflight:
-    """Probes the build, checks every setting that the study names, and collects the sets to try first.
+def prepare(
+    spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]
+) -> Preflight:
+    """Probes the build, checks every setting that the study names, and collects the sets to try
+    first.
 
     Raises:
-        SettingError: If the study names settings that the installed build refuses; the message lists them all.
+        SettingError: If the study names settings that the installed build refuses; the message
+            lists them all.
         StudyFileError: If there is no such sampler, or the storage cannot be opened.
         LaunchError: If the installed build cannot be probed.
     """
@@ -111,14 +132,20 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
     note("asking the installed build which settings it has")
     if spec.confirm.processes < LEAST_PAIRS:
         note(
-            f"a proof needs {LEAST_PAIRS} fresh pairs of processes to see slow ones but `confirm.processes` allows "
-            f"{spec.confirm.processes}: {max(FIRST_LOOK, spec.confirm.processes)} are made, and may settle nothing"
+            f"a proof needs {LEAST_PAIRS} fresh pairs of processes to see slow ones but "
+            "`confirm.processes` allows "
+            f"{spec.confirm.processes}: {max(FIRST_LOOK, spec.confirm.processes)} are made, and "
+            "may settle nothing"
         )
     python = program_python(spec, study_dir, note=note)
     known = known_settings(spec, python)
-    note(f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags")
+    note(
+        f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags"
+    )
     _refuse(spec, known)
-    for finding in nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ():
+    for finding in (
+        nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ()
+    ):
         note(finding.problem)
     first = tuple(_first_sets(spec, known, note))
     space_here(spec, known, None)  # finds an unknown group before the reference runs
@@ -128,18 +155,23 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Call
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on a study's platform; LaunchError if it cannot be probed."""
+    """Probes an interpreter's build for its settings on a study's platform; LaunchError if it
+    cannot be probed.
+    """
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Creates the launcher of a study; tests and benchmarks replace this function by a simulated machine.
+    """Creates the launcher of a study; tests and benchmarks replace this function by a simulated
+    machine.
 
     Args:
-        devices: Devices to which this process and its workers are restricted; empty for no restriction.
+        devices: Devices to which this process and its workers are restricted; empty for no
+            restriction.
 
     Raises:
-        LaunchError: If its trials span several nodes and there are none, or the machine does not have those devices.
+        LaunchError: If its trials span several nodes and there are none, or the machine does not
+            have those devices.
         StudyFileError: If its `workload.launcher` is no launcher.
     """
     if devices:
@@ -155,12 +187,16 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
 
 
 def launcher_name() -> str:
-    """Returns the name of the present `make_launcher`, so that a lane uses the same as its driver."""
+    """Returns the name of the present `make_launcher`, so that a lane uses the same as its
+    driver.
+    """
     return f"{make_launcher.__module__}:{make_launcher.__qualname__}"
 
 
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses a study read from a record in which secrets were redacted; StudyFileError if one was."""
+    """Refuses a study read from a record in which secrets were redacted; StudyFileError if one
+    was.
+    """
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     refuse_redacted(spec.workload.command, [spec.workload.options], source=source, advice=advice)
 
@@ -173,16 +209,26 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
     for place, settings in places:
         for check in check_settings(FlagSet().merge(settings), known):  # DEFAULT is no value
             if not check.starts or check.verdict is SettingVerdict.DANGEROUS:
-                problems += f"\n  - {place}: {check.name}={check.value}: {check.reason}; {check.advice}"
+                problems += (
+                    f"\n  - {place}: {check.name}={check.value}: {check.reason}; {check.advice}"
+                )
     if problems:
-        raise SettingError(f"every setting of a study must be one that {known.build.build} takes but:{problems}")
+        raise SettingError(
+            f"every setting of a study must be one that {known.build.build} takes but:{problems}"
+        )
 
 
-def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], None]) -> Sequence[tuple[str, FlagSet]]:
-    """Returns the caller's settings, the study's named sets and its recipes, each without what the build ignores."""
+def _first_sets(
+    spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
+) -> Sequence[tuple[str, FlagSet]]:
+    """Returns the caller's settings, the study's named sets and its recipes, each without what the
+    build ignores.
+    """
 
     def here(settings: FlagSet, whose: str) -> FlagSet:
-        return for_build(settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}"))
+        return for_build(
+            settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}")
+        )
 
     own = steering_settings(caller_environment())
     found = [("your environment", here(own, "your environment"))]
@@ -196,16 +242,23 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Callable[[str], Non
 
 
 def preview_space(
-    spec: StudySpec, *, study_dir: Path, python: str | None = None, note: Callable[[str], None] | None = None
+    spec: StudySpec,
+    *,
+    study_dir: Path,
+    python: str | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> tuple[SearchSpace, str]:
-    """Builds the space of a study that has not run, before the screen; also returns the name of the probed build.
+    """Builds the space of a study that has not run, before the screen; also returns the name of the
+    probed build.
 
     Args:
         python: Interpreter of the build to probe; None for the workload's.
-        note: Called with a warning if the workload's interpreter, or a file of a library, cannot be read.
+        note: Called with a warning if the workload's interpreter, or a file of a library, cannot be
+            read.
 
     Raises:
-        SettingError: If the study names a group or setting that does not exist, or an illegal value.
+        SettingError: If the study names a group or setting that does not exist, or an illegal
+            value.
         LaunchError: If the installed build cannot be probed.
     """
     known = known_settings(spec, python or program_python(spec, study_dir, note=note))

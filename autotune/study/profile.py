@@ -1,4 +1,6 @@
-"""Says where two variants of a program differ: a short trace of each, made once their comparison is over."""
+"""Says where two variants of a program differ: a short trace of each, made once their comparison is
+over.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,15 @@ def profile(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) 
 
 
 def rows_of(a: Step, b: Step) -> tuple[ProfileRow, ...]:
-    """Returns the kinds of work in a step of two programs, and the kernels that differ most; most changed first."""
+    """Returns the kinds of work in a step of two programs, and the kernels that differ most; most
+    changed first.
+    """
     rows = list[ProfileRow]()
     for part in ("kinds", "kernels"):
-        pairs = {n: [step[part].get(n, (0.0, 0.0)) for step in (a, b)] for n in sorted({*a[part], *b[part]})}
+        pairs = {
+            n: [step[part].get(n, (0.0, 0.0)) for step in (a, b)]
+            for n in sorted({*a[part], *b[part]})
+        }
         found = [
             ProfileRow(name=name, seconds=(one[0], two[0]), counts=(one[1], two[1]))
             for name, (one, two) in pairs.items()

@@ -1,7 +1,8 @@
 """Ask/tell wrapper around an Optuna sampler; recipes and given sets go first.
 
-Samplers learn from the records, and every proposal draws from a sampler seeded by the study's seed and the trial's
-number. So a study whose driver was killed, or whose database is gone, proposes exactly what it would have proposed.
+Samplers learn from the records, and every proposal draws from a sampler seeded by the study's seed
+and the trial's number. So a study whose driver was killed, or whose database is gone, proposes
+exactly what it would have proposed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from autotune.study.samplers import (
     make_sampler,
     read_value,
     suggest,
-)  # fmt: skip
+)
 
 ENQUEUED = "enqueued"
 """Origin of a set that somebody enqueued in the study's Optuna storage."""
@@ -60,17 +61,23 @@ LEAST_CHANCE = 0.02
 """Chance of another set to gain what a proof can show below which it is not worth a trial."""
 
 FEW_REPEATS = 5
-"""Known sets in a row after which a sampler counts as stuck on its favourite, and a random set is drawn."""
+"""Known sets in a row after which a sampler counts as stuck on its favourite, and a random set is
+drawn.
+"""
 
 MAX_REPEATS = 1000
 """Known sets in a row after which the space counts as exhausted."""
 
 FAILURE_PENALTY = 0.1
-"""Added to the worst log ratio seen, for failed sets: worse than any other, yet on the same scale."""
+"""Added to the worst log ratio seen, for failed sets: worse than any other, yet on the same
+scale.
+"""
 
 
 class KnownMemory(NamedTuple):
-    """The reference's peak; over it its limit, and peaks known as if at that limit; `room`: a set's limit over it."""
+    """The reference's peak; over it its limit, and peaks known as if at that limit; `room`: a set's
+    limit over it.
+    """
 
     default_bytes: int
     limit: float
@@ -81,18 +88,33 @@ class KnownMemory(NamedTuple):
 def known_memory(
     spec: StudySpec, space: SearchSpace, aa_run: AaRecord | None, screened: ScreenReport | None
 ) -> KnownMemory | None:
-    """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is known."""
-    if aa_run is None or not (peak := aa_run.reference.peak_bytes) or not (limit := limit_bytes(spec, aa_run)):
+    """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is
+    known.
+    """
+    if (
+        aa_run is None
+        or not (peak := aa_run.reference.peak_bytes)
+        or not (limit := limit_bytes(spec, aa_run))
+    ):
         return None
 
     def room(settings: FlagSet) -> float:
         return (limit_bytes(spec, aa_run, settings) or limit) / limit
 
-    shares = [FlagSet({p.name: v}) for p in space.parameters if p.name in MEMORY_FRACTIONS for v in p.choices]
+    shares = [
+        FlagSet({p.name: v})
+        for p in space.parameters
+        if p.name in MEMORY_FRACTIONS
+        for v in p.choices
+    ]
     peaks = [(part, 1 / room(part)) for part in shares]
     if screened is not None and (usual := screened.reference.peak_bytes):
         for setting in screened.settings:
-            peaks += [(FlagSet({setting.name: v.value}), v.peak_bytes / usual) for v in setting.values if v.peak_bytes]
+            peaks += [
+                (FlagSet({setting.name: v.value}), v.peak_bytes / usual)
+                for v in setting.values
+                if v.peak_bytes
+            ]
     return KnownMemory(peak, limit / peak, peaks, room)
 
 
@@ -130,7 +152,9 @@ class Proposer:
         """The prior probability of each parameter to act, as far as there is one."""
         self._memory = memory
         self._enqueued: dict[FlagSet, Mapping[str, Any]] = {}
-        """Sets that somebody enqueued in the study's storage, with the values by which it names them."""
+        """Sets that somebody enqueued in the study's storage, with the values by which it names
+        them.
+        """
 
     @property
     def space(self) -> SearchSpace:
@@ -142,10 +166,13 @@ class Proposer:
         return self._under_way(config.settings, _attributes(config))
 
     def _under_way(self, settings: FlagSet, attributes: dict[str, Any]) -> FrozenTrial:
-        return optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings))
+        return optuna.trial.create_trial(
+            state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings)
+        )
 
     def tell(self, result: TrialResult) -> FrozenTrial | None:
-        """Adds a finished trial, a failed one as infeasible, for samplers ignore failed trials; returns it as Optuna's.
+        """Adds a finished trial, a failed one as infeasible, for samplers ignore failed trials;
+        returns it as Optuna's.
 
         One that was ended from outside is not tried again, but tells the models nothing.
         """
@@ -173,16 +200,28 @@ class Proposer:
         return trial
 
     def _peak_of(self, result: TrialResult) -> float | None:
-        """Returns the peak of memory over the reference's, as it would be at the reference's limit."""
+        """Returns the peak of memory over the reference's, as it would be at the reference's
+        limit.
+        """
         if self._memory is None:
             return None
         if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
             return self._memory.limit
         peak = result.worker.peak_bytes if result.worker is not None else None
-        return peak / self._memory.default_bytes / self._memory.room(result.settings) if peak else None
+        return (
+            peak / self._memory.default_bytes / self._memory.room(result.settings) if peak else None
+        )
 
-    def move_to(self, space: SearchSpace, *, first: Sequence[tuple[str, FlagSet]], priors: Mapping[str, float]) -> None:
-        """Searches another space from now on, after the sets of `first`; what was tried counts in it."""
+    def move_to(
+        self,
+        space: SearchSpace,
+        *,
+        first: Sequence[tuple[str, FlagSet]],
+        priors: Mapping[str, float],
+    ) -> None:
+        """Searches another space from now on, after the sets of `first`; what was tried counts in
+        it.
+        """
         self.priors = priors
         self._points = Points(space)
         self._first += first
@@ -195,10 +234,15 @@ class Proposer:
     def ask(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
         """Returns the set to try as trial `number`; None if the space is exhausted.
 
-        Equal numbers after equal histories give equal proposals. `taken` are the sets that other lanes are trying.
+        Equal numbers after equal histories give equal proposals. `taken` are the sets that other
+        lanes are trying.
         """
         known = self._seen.union(taken)
-        mended = [(origin, rest) for origin, settings in self._first for rest in self._without_failing(settings)]
+        mended = [
+            (origin, rest)
+            for origin, settings in self._first
+            for rest in self._without_failing(settings)
+        ]
         for origin, settings in (*self._first, *mended):
             if settings not in known:
                 return self._config(number, settings, origin)
@@ -207,8 +251,12 @@ class Proposer:
             return None
         shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
         if not self._is_gain_likely(number, shown):
-            self.why_none = f"no gain of {format_share(self._least)} or more is expected from another set"
-            return self.ask_best(number, taken=taken)  # it has fewer settings to leave out than tried sets
+            self.why_none = (
+                f"no gain of {format_share(self._least)} or more is expected from another set"
+            )
+            return self.ask_best(
+                number, taken=taken
+            )  # it has fewer settings to leave out than tried sets
         others = [self._under_way(s, {}) for s in sorted(known - self._seen, key=str)]
         fitted: Fitted | None = None
         for repeat, (settings, origin) in enumerate(self._proposals(number, shown, others)):
@@ -231,30 +279,41 @@ class Proposer:
         yield settings
 
     def _is_gain_likely(self, number: int, shown: Sequence[FrozenTrial]) -> bool:
-        """Whether another set gains what a proof can show with a chance worth a trial; only the own sampler can tell.
+        """Whether another set gains what a proof can show with a chance worth a trial; only the own
+        sampler can tell.
 
-        With fewer trials than settings it cannot, either: it would go by what it expects of most settings.
+        With fewer trials than settings it cannot, either: it would go by what it expects of most
+        settings.
         """
         measured = sum("failure" not in t.user_attrs for t in shown)
-        if self._spec.search.sampler != ADDITIVE or measured < max(ENOUGH_TO_TELL, len(self._points.parameters)):
+        if self._spec.search.sampler != ADDITIVE or measured < max(
+            ENOUGH_TO_TELL, len(self._points.parameters)
+        ):
             return True
-        chance = self._expecting(self._seed(number)).chance_of_gain(shown, least=-math.log1p(-self._least))
+        chance = self._expecting(self._seed(number)).chance_of_gain(
+            shown, least=-math.log1p(-self._least)
+        )
         return chance >= LEAST_CHANCE
 
     def enqueued(self, number: int, values: Mapping[str, Any]) -> TrialConfig:
-        """Returns a trial of a set that somebody enqueued in the storage; SettingError if it is not to be tried.
+        """Returns a trial of a set that somebody enqueued in the storage; SettingError if it is not
+        to be tried.
 
         Args:
             values: Of the set's settings; others have their defaults.
         """
         parameters = self._points.parameters
         if unknown := [n for n in values if n not in parameters]:
-            raise SettingError(f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}")
+            raise SettingError(
+                f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}"
+            )
         texts = {n: p.default_choice for n, p in parameters.items()}
         for name, value in values.items():
             text = read_value(parameters[name], value)
             if text is None:
-                raise SettingError(f"{name} must be one of {format_domain(parameters[name])} but is {value!r}")
+                raise SettingError(
+                    f"{name} must be one of {format_domain(parameters[name])} but is {value!r}"
+                )
             texts[name] = text
         settings = self.space.suggest(lambda p: texts[p.name])
         if idle := sorted(values.keys() - (self.space.locate(settings) or {})):
@@ -278,13 +337,17 @@ class Proposer:
         return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """Returns estimates from all trials, whichever sampler proposed them; None if none was measured."""
+        """Returns estimates from all trials, whichever sampler proposed them; None if none was
+        measured.
+        """
         estimates = self._estimates()
         return estimates.record() if estimates.measured else None
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive(self._seed("effects"))
-        return StudyEffects(self._points, sampler, self._history, least=self._spec.measure.min_effect)
+        return StudyEffects(
+            self._points, sampler, self._history, least=self._spec.measure.min_effect
+        )
 
     def _proposals(
         self, number: int, shown: Sequence[FrozenTrial], others: Sequence[FrozenTrial]
@@ -300,18 +363,29 @@ class Proposer:
             for repeat in range(FEW_REPEATS):
                 yield self._random(self._seed(f"{number}/{repeat}"), changes=CHANGES), RANDOM
         elif name == ADDITIVE:  # the same trials, the same answer
-            yield self._points.point(self._expecting(self._seed(number)).propose([*shown, *others])), name
+            yield (
+                self._points.point(self._expecting(self._seed(number)).propose([*shown, *others])),
+                name,
+            )
         else:
             study = self._replay.up_to(shown, number)
             study.add_trials(others)
             for _ in range(FEW_REPEATS):
                 yield self.space.suggest(functools.partial(suggest, study.ask())), name
-        # A sampler that repeats itself is stuck near its favourite or the default: draw from the whole space.
+        # A sampler that repeats itself is stuck near its favourite or the default: draw from the
+        # whole space.
         for repeat in range(FEW_REPEATS, MAX_REPEATS):
-            yield self._random(self._seed(f"{number}/{repeat}"), changes=len(self._points.parameters)), RANDOM
+            yield (
+                self._random(
+                    self._seed(f"{number}/{repeat}"), changes=len(self._points.parameters)
+                ),
+                RANDOM,
+            )
 
     def _expecting(self, seed: int) -> AdditiveFlagSampler:
-        """Returns the additive sampler that knows what others published; estimates are of the trials alone."""
+        """Returns the additive sampler that knows what others published; estimates are of the
+        trials alone.
+        """
         sampler = self._additive(seed)
         for expected in self.space.expected:
             values = self._points.values(expected.settings)
@@ -320,7 +394,9 @@ class Proposer:
         return sampler
 
     def _additive(self, seed: int) -> AdditiveFlagSampler:
-        """Returns the additive sampler, whose model also estimates effects for any other sampler."""
+        """Returns the additive sampler, whose model also estimates effects for any other
+        sampler.
+        """
         points = self._points
         flags = {
             n: flag_of(p, self.priors.get(n), self._spec.baseline.get(n), among=points.parameters)
@@ -337,8 +413,9 @@ class Proposer:
     def _random(self, seed: int, *, changes: int) -> FlagSet:
         """Returns a random point with about `changes` settings changed from the default.
 
-        Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad setting hides the
-        others. OpenTuner's and GroupTuner's flag tuners start from the default for the same reason.
+        Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad
+        setting hides the others. OpenTuner's and GroupTuner's flag tuners start from the default
+        for the same reason.
         """
         rng = random.Random(seed)
         trial = optuna.create_study(sampler=RandomSampler(seed)).ask()
@@ -358,12 +435,16 @@ class Proposer:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
-        """Returns what makes a trial of Optuna of a set: values that are in the space, and how it was enqueued."""
+        """Returns what makes a trial of Optuna of a set: values that are in the space, and how it
+        was enqueued.
+        """
         params = self._points.located(settings)
         return {
             "params": params,
             "distributions": {n: self._points.distributions[n] for n in params},
-            "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]} if settings in self._enqueued else {},
+            "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]}
+            if settings in self._enqueued
+            else {},
         }
 
 

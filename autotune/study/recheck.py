@@ -1,4 +1,6 @@
-"""Checks whether a winner still holds: measures it again (`recheck`), or compares its proof with this machine."""
+"""Checks whether a winner still holds: measures it again (`recheck`), or compares its proof with
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,17 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
     """
     with contextlib.closing(run):
         begin(run)
-        run.begin_stage(STAGE, f"{winner.settings} in up to {most_pairs(run.spec, STAGE)} fresh pairs of processes")
+        run.begin_stage(
+            STAGE,
+            f"{winner.settings} in up to {most_pairs(run.spec, STAGE)} fresh pairs of processes",
+        )
         driver = Driver(run)
         result = driver.prove(winner.settings, trial=0, stage=STAGE)
-        report = driver.report(result) if result.is_passed else Report(result.estimate, objection=result.objection)
+        report = (
+            driver.report(result)
+            if result.is_passed
+            else Report(result.estimate, objection=result.objection)
+        )
         holds = result.is_passed and report.objection is None
         run.conclude(
             outcome=Outcome.WINNER if holds else Outcome.NOTHING_BEATS_THE_DEFAULT,
@@ -54,11 +63,17 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
 
 
 def _sentence(winner: Winner, result: FinalistResult, report: Report, *, min_effect: float) -> str:
-    before, now = ("not measured" if e is None else format_estimate(e) for e in (winner.estimate, report.estimate))
+    before, now = (
+        "not measured" if e is None else format_estimate(e)
+        for e in (winner.estimate, report.estimate)
+    )
     if result.failure is not None:
-        return f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
+        return (
+            f"{winner.settings} does not run any more: {format_finalist(result)}; it was {before}"
+        )
     figures = (
-        f"{time_of(result.work)} ratio {now} over {result.process_count} fresh pairs of processes, it was {before}"
+        f"{time_of(result.work)} ratio {now} over {result.process_count} fresh pairs of "
+        f"processes, it was {before}"
     )
     if report.objection is not None:
         return f"{winner.settings} does not hold any more: {figures}; {report.objection.reason}"
@@ -73,7 +88,9 @@ def _sentence(winner: Winner, result: FinalistResult, report: Report, *, min_eff
 
 
 def recheck_directory(runs: Path, name: str) -> Path:
-    """Returns the run directory of today's recheck of a study: the first one without a finished run."""
+    """Returns the run directory of today's recheck of a study: the first one without a finished
+    run.
+    """
     first = runs / f"{name}-recheck-{datetime.now(UTC).strftime('%Y%m%d')}"
     path = first
     for number in itertools.count(2):
@@ -84,21 +101,28 @@ def recheck_directory(runs: Path, name: str) -> Path:
 
 
 def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
-    """Returns study and folder to recheck a winner in `file` with; AutotuneError if none is named."""
+    """Returns study and folder to recheck a winner in `file` with; AutotuneError if none is
+    named.
+    """
     if study is not None:
         return load_study(study), study.resolve().parent
     if file.is_dir():
         old = Store.open(file)
         refuse_missing_secrets(old.spec, source=str(file))
         return old.spec, Path(old.study_dir)
-    raise AutotuneError(f"a study must say how to measure but {file} is only an export; name one with --study")
+    raise AutotuneError(
+        f"a study must say how to measure but {file} is only an export; name one with --study"
+    )
 
 
 # ---------------------------------------------------------------------- verify
 
 
-def verify_winner(winner: Winner, file: Path, records: Verification, *, study: Path | None = None) -> Verification:
-    """Adds to what `check_records` says of a file: this machine, compared with the one of the proof without measuring.
+def verify_winner(
+    winner: Winner, file: Path, records: Verification, *, study: Path | None = None
+) -> Verification:
+    """Adds to what `check_records` says of a file: this machine, compared with the one of the proof
+    without measuring.
 
     Args:
         study: Study file of the workload that is meant to run; None does not check the workload.
@@ -114,10 +138,14 @@ def verify_winner(winner: Winner, file: Path, records: Verification, *, study: P
     elif winner.loss is not None and not winner.loss.is_ok:
         found.append(Difference(field="loss", proven="nothing", here=winner.loss.words))
     if file.is_file() and not is_unchanged(plain_text(file), winner):
-        found.append(Difference(field="file", proven="its text as exported", here="changed or moved since"))
+        found.append(
+            Difference(field="file", proven="its text as exported", here="changed or moved since")
+        )
     found += records.differences
     if workload is None:
-        notes.append(f"the workload is not checked (proven: {winner.workload_entry}); name it with --study")
+        notes.append(
+            f"the workload is not checked (proven: {winner.workload_entry}); name it with --study"
+        )
     if winner.soaked_s is None:
         notes.append("it was never soaked: watch the first long run for hangs")
     return Verification(differences=tuple(found), unchecked=records.unchecked, notes=tuple(notes))

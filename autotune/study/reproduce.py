@@ -16,12 +16,15 @@ def find_trial(store: Store, number: int) -> TrialResult:
     if found := [r for r in results if r.number == number]:
         return found[0]
     raise AutotuneError(
-        f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune show {store.path}`"
+        f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune "
+        f"show {store.path}`"
     )
 
 
 def by_hand(store: Store, result: TrialResult) -> list[str]:
-    """Returns lines of a shell that run a trial's program under its settings and the baseline, secrets redacted."""
+    """Returns lines of a shell that run a trial's program under its settings and the baseline,
+    secrets redacted.
+    """
     under = store.spec.under(result.settings)
     device, workload = under.device, under.workload
     settings = store.spec.baseline.merge(result.settings)
@@ -35,5 +38,7 @@ def by_hand(store: Store, result: TrialResult) -> list[str]:
         command = shlex.join(workload.arguments(str(store.path / (result.directory or "."))))
     else:
         command = workload.command_line()
-    exports = [f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"]
+    exports = [
+        f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"
+    ]
     return [f"cd {shlex.quote(store.study_dir)}", *exports, command]

@@ -71,17 +71,24 @@ class StudyRun:
         self.store = self.open_store()
         self._resources.callback(self.store.close)
         if self.store.earlier is not None:
-            self.view.note(f"the study before its edit had measured nothing; its files lie in {self.store.earlier}")
+            self.view.note(
+                "the study before its edit had measured nothing; its files lie in "
+                f"{self.store.earlier}"
+            )
         hold(driver_session(self.store, command=self.command))
         self.lanes = Lanes(self.store, self.view, self.setup.runtime_settings)
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         for line in damages(self.store):
             self.view.note(line)
-        self._trackers = [TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)]
+        self._trackers = [
+            TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)
+        ]
 
     def _to_hold(self) -> Sequence[str]:
-        """Returns the devices to reserve against other studies on this machine; CPU cores only if they were named."""
+        """Returns the devices to reserve against other studies on this machine; CPU cores only if
+        they were named.
+        """
         if "SLURM_JOB_ID" in caller_environment():
             return ()  # they are its own already, and two jobs may both number theirs from 0
         if self.make_engine is not None and not self.devices:
@@ -105,11 +112,15 @@ class StudyRun:
 
     def conclude(self, **fields: Any) -> None:
         """Records the conclusion, unless the newest one says the same; see `ConclusionRecord`."""
-        self.store.append_news(ConclusionRecord(ended=utc_now(), provenance=describe_machine(), **fields))
+        self.store.append_news(
+            ConclusionRecord(ended=utc_now(), provenance=describe_machine(), **fields)
+        )
         self.conclusion = self.store.of(ConclusionRecord)[-1]
 
     def close(self) -> None:
-        """Ends every process of the session and releases its devices; the records can still be read."""
+        """Ends every process of the session and releases its devices; the records can still be
+        read.
+        """
         self._resources.close()
         for tracker in self._trackers:
             tracker.close(END_S if hasattr(self, "conclusion") else 0.0)

@@ -1,4 +1,6 @@
-"""Optuna samplers: making the one of a study, and the trials in which it is asked for points of the search space."""
+"""Optuna samplers: making the one of a study, and the trials in which it is asked for points of the
+search space.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ SURE_SD = 1e-4
 class Replay:
     """An Optuna study in memory that is rebuilt from recorded trials, in which samplers are asked.
 
-    Each trial is asked once more, given its recorded values and told its result: so what a sampler keeps in trials and
-    study (generations, its place in a sequence) follows from the records alone, whatever became of the study's storage.
+    Each trial is asked once more, given its recorded values and told its result: so what a sampler
+    keeps in trials and study (generations, its place in a sequence) follows from the records alone,
+    whatever became of the study's storage.
 
     Args:
         make: Makes the sampler at the trial of a number.
@@ -71,7 +74,8 @@ class Replay:
         fill_trial(self._storage, self._storage.get_trial(asked._trial_id), trial)
         if trial.params:
             study.tell(asked, trial.value)
-        else:  # no point of the space: samplers, which look for what all trials have, pass over failed ones
+        else:
+            # No point of the space: samplers look for what all trials have, and skip failed ones.
             study.tell(asked, state=TrialState.FAIL)
         self._told.append(trial)
 
@@ -79,7 +83,9 @@ class Replay:
 _NAME = "replay"
 
 _unwarned = functools.partial(warnings.catch_warnings, action="ignore")
-"""Optuna warns of what is experimental, and of constraints that a sampler does not read: nothing that a user can do."""
+"""Optuna warns of what is experimental, and of constraints that a sampler does not read: nothing
+that a user can do.
+"""
 
 
 def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
@@ -113,7 +119,11 @@ class Points:
     def located(self, settings: FlagSet) -> dict[str, Any]:
         """Returns Optuna's values of those settings of a point that have a value of the space."""
         located = self.space.locate(settings) or {}
-        return {n: from_text(p, located[n]) for n, p in self.parameters.items() if located.get(n) in p.choices}
+        return {
+            n: from_text(p, located[n])
+            for n, p in self.parameters.items()
+            if located.get(n) in p.choices
+        }
 
 
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
@@ -123,11 +133,18 @@ def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
 
 
 class PinnedTpe(optuna.samplers.TPESampler):
-    """Optuna's TPE with pinned options, so that every Optuna searches alike; the proposer makes the startup trials."""
+    """Optuna's TPE with pinned options, so that every Optuna searches alike; the proposer makes the
+    startup trials.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(
-            n_startup_trials=1, n_ei_candidates=24, multivariate=True, group=True, constant_liar=False, seed=seed
+            n_startup_trials=1,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=True,
+            constant_liar=False,
+            seed=seed,
         )
 
 
@@ -135,7 +152,8 @@ def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> Ba
     """Creates the study's sampler; its class may lie in `folder`, where the study file is.
 
     Raises:
-        StudyFileError: If there is no such class, it is no sampler of Optuna, or it needs more than a seed.
+        StudyFileError: If there is no such class, it is no sampler of Optuna, or it needs more than
+            a seed.
     """
     name = search.sampler
     with _unwarned():
@@ -143,12 +161,16 @@ def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> Ba
         try:
             sampler: BaseSampler = kind(seed=seed)
         except (ImportError, TypeError, ValueError) as error:
-            raise StudyFileError(f"the sampler {name} must be made with `seed` alone but: {error}") from error
+            raise StudyFileError(
+                f"the sampler {name} must be made with `seed` alone but: {error}"
+            ) from error
     return sampler
 
 
 def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
-    """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or lacks a package."""
+    """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or
+    lacks a package.
+    """
     if search.sampler in SAMPLERS:
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -161,7 +183,8 @@ def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
     except Exception as error:  # whatever a sampler's code raises
         lack = "install what it lacks" if isinstance(error, ImportError) else "mend it"
         raise StudyFileError(
-            f"the sampler {search.sampler} must propose sets in a study of Optuna but: {error!r}; {lack}, or name "
+            f"the sampler {search.sampler} must propose sets in a study of Optuna but: "
+            f"{error!r}; {lack}, or name "
             "another one in `search.sampler`"
         ) from error
 
@@ -169,7 +192,11 @@ def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """Returns user attributes: a result's standard error, or the trial that it duplicates."""
     if result.same_as is not None:
-        return {SD_KEY: SURE_SD} if result.same_as == REFERENCE_NUMBER else {DUPLICATE_KEY: result.same_as}
+        return (
+            {SD_KEY: SURE_SD}
+            if result.same_as == REFERENCE_NUMBER
+            else {DUPLICATE_KEY: result.same_as}
+        )
     return {} if result.comparison is None else {SD_KEY: standard_error(result.comparison.estimate)}
 
 
@@ -191,7 +218,9 @@ def flag_of(
         for name, texts in (parameter.condition or {}).items()
         if name in among
     }
-    default = (parameter.match(in_force) if in_force is not None else None) or parameter.default_choice
+    default = (
+        parameter.match(in_force) if in_force is not None else None
+    ) or parameter.default_choice
     place = parameter.default if parameter.default and parameter.default.isdigit() else None
     return Flag(
         default=from_text(parameter, default) if default in parameter.choices else None,
@@ -217,7 +246,9 @@ def from_text(parameter: Parameter, text: str) -> Any:
 
 
 def read_value(parameter: Parameter, value: Any) -> str | None:
-    """Converts what somebody enqueued to the recorded value; None if the parameter does not have it."""
+    """Converts what somebody enqueued to the recorded value; None if the parameter does not have
+    it.
+    """
     try:
         return parameter.match(render_value(value))
     except ValueError:

@@ -1,12 +1,14 @@
-"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement (`docs/screening.md`).
+"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement
+(`docs/screening.md`).
 
-The search begins when the sets of one setting are compiled. What does nothing alone is searched last: groups of such
-settings are compiled beside the measurements of GPUs, on processors that these can spare, and where there are none,
-before the search. One thread does all compiling. A screen that fails is noted and never ends a study.
+The search begins when the sets of one setting are compiled. What does nothing alone is searched
+last: groups of such settings are compiled beside the measurements of GPUs, on processors that these
+can spare, and where there are none, before the search. One thread does all compiling. A screen that
+fails is noted and never ends a study.
 
-The described GPU differs from the one that runs, so what the screen calls no-ops is tried there in two sets: all at
-their first values, and all at their last. If one fails, or its interval excludes the reference's time, they return to
-the space.
+The described GPU differs from the one that runs, so what the screen calls no-ops is tried there in
+two sets: all at their first values, and all at their last. If one fails, or its interval excludes
+the reference's time, they return to the space.
 """
 
 from __future__ import annotations
@@ -73,7 +75,12 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     if asked is False:
         return False, ""
     if spec.workload.entry is None:
-        return False, "not screened: a screen compiles an `entry`, this study runs a command" if asked is True else ""
+        return (
+            False,
+            "not screened: a screen compiles an `entry`, this study runs a command"
+            if asked is True
+            else "",
+        )
     if asked == "auto":
         if spec.device.platform != "cuda":
             return False, ""
@@ -111,7 +118,9 @@ class StudyScreener:
         return self._run.lanes.is_measuring
 
     def narrow(self, space: SearchSpace, reference: WorkerReport) -> SearchSpace:
-        """Screens a space, unless that was done or there is no time for it; returns the space to search first."""
+        """Screens a space, unless that was done or there is no time for it; returns the space to
+        search first.
+        """
         if not (self._is_on and self._run.time.is_enough):
             return space
         target: Target | None = None
@@ -127,11 +136,14 @@ class StudyScreener:
                     self.settled(wait=True)
             left = self.left(space)
         except Exception as error:
-            self._give_up(error, target.name if target else "cpu", str(topology or reference.device_count))
+            self._give_up(
+                error, target.name if target else "cpu", str(topology or reference.device_count)
+            )
             return space
         if not self._believes_memory:
             self._view.note(
-                "the screen says that the reference does not fit, but it runs: memory of the screen is ignored"
+                "the screen says that the reference does not fit, but it runs: memory of the "
+                "screen is ignored"
             )
         return left
 
@@ -146,18 +158,28 @@ class StudyScreener:
         left = narrowed(space, self.report)
         for line in describe_screen(self.report):
             self._view.note(line)
-        self._view.note(f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to search")
+        self._view.note(
+            f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to "
+            "search"
+        )
         return left
 
     def _has_room_beside(self, screen: Screener) -> bool:
         """Returns whether groups can be compiled beside a measurement without disturbing it."""
-        return screen.job.target is not None and bool(spare_processors(screen.job.topology.gpus_per_node))
+        return screen.job.target is not None and bool(
+            spare_processors(screen.job.topology.gpus_per_node)
+        )
 
     def _begin_groups(self, screen: Screener, report: ScreenReport, space: SearchSpace) -> None:
         self._groups = self._beside.submit(
-            screen.together, report, domains(space), chains(space), on=self._wait, progress=self._show,
+            screen.together,
+            report,
+            domains(space),
+            chains(space),
+            on=self._wait,
+            progress=self._show,
             is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
-        )  # fmt: skip
+        )
 
     def _show(self, done: str) -> None:
         """Shows what is compiled, unless something is measured, which is shown then."""
@@ -165,7 +187,8 @@ class StudyScreener:
             self._view.phase(f"screening, {done[:80]}")
 
     def settled(self, *, wait: bool = False) -> bool:
-        """Returns whether verdicts on what does nothing alone have come since the last call: the report then has them.
+        """Returns whether verdicts on what does nothing alone have come since the last call: the
+        report then has them.
 
         Args:
             wait: Whether to wait for that, within the limit of a screen's time.
@@ -211,12 +234,19 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """Returns the report of an earlier session, if it had the same GPU, topology and versions."""
+        """Returns the report of an earlier session, if it had the same GPU, topology and
+        versions.
+        """
         gpu = screen.job.target
         here = (gpu.digest if gpu else "", str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
-            report = ScreenReport.model_validate(record.report) if record.report is not None else None
-            if report is not None and (report.target_digest, record.topology, record.versions) == here:
+            report = (
+                ScreenReport.model_validate(record.report) if record.report is not None else None
+            )
+            if (
+                report is not None
+                and (report.target_digest, record.topology, record.versions) == here
+            ):
                 return report
         return None
 
@@ -227,7 +257,9 @@ class StudyScreener:
         started = time.monotonic()
         limit_s = self._limit_s()
         report = self._wait(
-            lambda: screen.alone(values, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s)
+            lambda: screen.alone(
+                values, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s
+            )
         )
         self._record(report, started)
         return report
@@ -235,10 +267,13 @@ class StudyScreener:
     def _record(self, report: ScreenReport, started: float) -> None:
         self._store.append(
             ScreenRecord(
-                target=report.target, topology=report.topology, versions=compiler_versions(),
-                report=report.model_dump(mode="json"), duration_s=round(time.monotonic() - started, 3),
+                target=report.target,
+                topology=report.topology,
+                versions=compiler_versions(),
+                report=report.model_dump(mode="json"),
+                duration_s=round(time.monotonic() - started, 3),
             )
-        )  # fmt: skip
+        )
 
     def _limit_s(self) -> float:
         """Seconds for which the study may still wait for its screen."""
@@ -253,13 +288,17 @@ class StudyScreener:
 
     def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
         self._is_on = False
-        reason = str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+        reason = (
+            str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
+        )
         self._view.note(f"the study continues without a screen: {reason}")
         if target:
             self._store.append(ScreenRecord(target=target, topology=topology, reason=reason))
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Runs work on the compiling thread, beside a measurement on processors that it can spare, and waits for it."""
+        """Runs work on the compiling thread, beside a measurement on processors that it can spare,
+        and waits for it.
+        """
         if self._screen is not None:
             here = self._screen.job.topology
             spare = spare_processors(here.gpus_per_node) if self._is_measuring else ()
@@ -267,7 +306,9 @@ class StudyScreener:
         return result_of(self._pool.submit(work))
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """Returns a set's program, and why it must not be launched, if anything is known of them."""
+        """Returns a set's program, and why it must not be launched, if anything is known of
+        them.
+        """
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -293,7 +334,8 @@ class StudyScreener:
 
 
 def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tuple[str, FlagSet]]:
-    """Returns one or two sets of all no-ops that a screen removed from a space, for the actual GPU may differ.
+    """Returns one or two sets of all no-ops that a screen removed from a space, for the actual GPU
+    may differ.
 
     There are none without a screen, and where it compiled for the very CPU that runs.
     """
@@ -306,10 +348,18 @@ def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tup
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
-    """Returns whether a trial of no-op settings failed, or ran faster or slower than the reference."""
+    """Returns whether a trial of no-op settings failed, or ran faster or slower than the
+    reference.
+    """
     tried = [r for r in results if r.origin == NO_OPS_TOGETHER]
-    verdicts = {judge(r.comparison.estimate, min_effect=min_effect) for r in tried if r.comparison is not None}
-    return any(r.failure is not None for r in tried) or not verdicts.isdisjoint({Verdict.FASTER, Verdict.SLOWER})
+    verdicts = {
+        judge(r.comparison.estimate, min_effect=min_effect)
+        for r in tried
+        if r.comparison is not None
+    }
+    return any(r.failure is not None for r in tried) or not verdicts.isdisjoint(
+        {Verdict.FASTER, Verdict.SLOWER}
+    )
 
 
 # ---------------------------------------------------------------------- priors
@@ -318,15 +368,17 @@ LARGEST_PRIOR = 0.5
 """Upper limit of the prior probability of a setting to act."""
 
 ACTS, ACTS_TOGETHER, UNKNOWN, USELESS = 2.0, 1.0, 1.0, 0.5
-"""Weights of settings that change the compiled program, that change it only with others, of which compiling says
-nothing, and that do not change it or do not compile."""
+"""Weights of settings that change the compiled program, that change it only with others, of which
+compiling says nothing, and that do not change it or do not compile.
+"""
 
 
 def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, float]:
     """Returns the prior probability of each parameter to act.
 
-    `EXPECTED` of all searched settings are expected to act (the share `MOST_LIKELY` of a few), spread over them by
-    weights, which are judgements: they decide what is tried first, and trials soon outweigh them.
+    `EXPECTED` of all searched settings are expected to act (the share `MOST_LIKELY` of a few),
+    spread over them by weights, which are judgements: they decide what is tried first, and trials
+    soon outweigh them.
     """
     screened = {s.name: s for s in report.settings} if report is not None else {}
     weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}
@@ -338,7 +390,9 @@ def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, floa
 def screened_by(store: Store) -> ScreenReport | None:
     """Returns the newest report of a study's screen."""
     record = store.last(ScreenRecord)
-    return ScreenReport.model_validate(record.report) if record is not None and record.report else None
+    return (
+        ScreenReport.model_validate(record.report) if record is not None and record.report else None
+    )
 
 
 def _weight(report: SettingReport | None) -> float:

@@ -36,10 +36,12 @@ def run(
 ) -> Study:
     """Runs a study, or continues it where it was stopped, with the checks of `autotune run`.
 
-    Ctrl-C, and in the main thread SIGTERM, ends its processes and raises KeyboardInterrupt; the same call continues.
+    Ctrl-C, and in the main thread SIGTERM, ends its processes and raises KeyboardInterrupt; the
+    same call continues.
 
     Args:
-        study: A study file, or its sections as a mapping, whose programs are looked for in the current folder.
+        study: A study file, or its sections as a mapping, whose programs are looked for in the
+            current folder.
         run_dir: Default: ``runs/NAME``.
         trials: Trials in all, over all sessions; default: those of the study.
         time_budget: Wall time of the whole study, such as ``30m``; default: that of the study.
@@ -57,20 +59,39 @@ def run(
         spec, folder = load_study(Path(study)), Path(study).resolve().parent
     spec = study_with(spec, trials=trials, time_budget=time_budget)
     path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
-    as_text: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "force_jupyter": False}
+    as_text: dict[str, Any] = {
+        "markup": False,
+        "highlight": False,
+        "emoji": False,
+        "force_jupyter": False,
+    }
     console = Console(**as_text, quiet=not progress)
     if spec.device.platform == "cuda" and "jax" in sys.modules:
         console.print(
-            "note: this process has imported jax; once it uses GPUs, it holds the memory that the study needs"
+            "note: this process has imported jax; once it uses GPUs, it holds the memory that "
+            "the study needs"
         )
     trackers = [tracker] if isinstance(tracker, str) else tracker
     try:
-        done = run_shown(spec, path, console, study_dir=folder, make_engine=choose_engine(spec, ()), trackers=trackers)
+        done = run_shown(
+            spec,
+            path,
+            console,
+            study_dir=folder,
+            make_engine=choose_engine(spec, ()),
+            trackers=trackers,
+        )
     except AutotuneError as error:
-        error.args = (re.sub(r"--(run-dir|trials|time-budget)\b", _argument_of, str(error)), *error.args[1:])
+        error.args = (
+            re.sub(r"--(run-dir|trials|time-budget)\b", _argument_of, str(error)),
+            *error.args[1:],
+        )
         raise
     except KeyboardInterrupt:
-        print(f"autotune: stopped; everything so far is in {path}; the same call continues", file=sys.stderr)
+        print(
+            f"autotune: stopped; everything so far is in {path}; the same call continues",
+            file=sys.stderr,
+        )
         raise
     return Study(done.store.path)
 
@@ -89,9 +110,15 @@ def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) 
 
 
 def run_shown(
-    spec: StudySpec, path: Path, console: Console, *, do: Callable[[StudyRun], object] = run_study, **session: Any
+    spec: StudySpec,
+    path: Path,
+    console: Console,
+    *,
+    do: Callable[[StudyRun], object] = run_study,
+    **session: Any,
 ) -> StudyRun:
-    """Runs a study, or what else `do` does with its session, with its progress on a console; see `new_run`.
+    """Runs a study, or what else `do` does with its session, with its progress on a console; see
+    `new_run`.
 
     Raises:
         AutotuneError: If the study cannot start or go on; its records stay.

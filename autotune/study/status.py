@@ -18,7 +18,9 @@ from autotune.stats.estimates import Estimate
 from autotune.study.trials import incumbent
 
 SLOW = 0.03
-"""Excess of a lane's reference step time over the median lane's from which its machine is called slow."""
+"""Excess of a lane's reference step time over the median lane's from which its machine is called
+slow.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +81,20 @@ class UnreadableRun:
 def study_status(path: Path) -> StudyStatus:
     """Reads the status of a study; raises RunDirectoryError if the path is no run directory."""
     store = Store.open(path)
-    results, session, (state, ended) = store.of(TrialResult), store.last(SessionRecord), run_state(store)
+    results, session, (state, ended) = (
+        store.of(TrialResult),
+        store.last(SessionRecord),
+        run_state(store),
+    )
     elapsed_s = store.recorded_s
     ledger = store.last(LedgerRecord)
     stage = read_stage(store.path)
     left_s = None
     if stage is not None and store.spec.search.time_budget is not None:
         since_last_s = time.time() - (store.path / RECORDS).stat().st_mtime
-        left_s = round(max(0.0, store.spec.search.time_budget - elapsed_s - max(0.0, since_last_s)), 1)
+        left_s = round(
+            max(0.0, store.spec.search.time_budget - elapsed_s - max(0.0, since_last_s)), 1
+        )
     best = incumbent(results)
     return StudyStatus(
         run=str(path),

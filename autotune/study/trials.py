@@ -28,7 +28,14 @@ from autotune.study.plan import TryNext
 from autotune.study.preflight import RECIPE
 from autotune.study.proposer import Proposer, known_memory, open_study
 from autotune.study.run import StudyRun
-from autotune.study.screen import NO_OPS_TOGETHER, StudyScreener, contradicts, no_ops_together, priors_of, screened_by
+from autotune.study.screen import (
+    NO_OPS_TOGETHER,
+    StudyScreener,
+    contradicts,
+    no_ops_together,
+    priors_of,
+    screened_by,
+)
 
 
 class Trials:
@@ -44,14 +51,20 @@ class Trials:
         self._results_seen = 0
 
     def _open_proposer(self) -> Proposer:
-        """Removes by compiling what needs no trial from the space, and opens the search of the rest."""
+        """Removes by compiling what needs no trial from the space, and opens the search of the
+        rest.
+        """
         run, whole = self._run, self._whole
         for name, remark in whole.notes.items():
             run.view.note(f"{name}: {remark}")
         if cannot_act := format_cannot_act(whole):
             run.view.note(f"left out: {cannot_act}")
         space = self._screener.narrow(whole, run.store.of(AaRecord)[-1].reference)
-        ideas = [(origin, settings) for origin, settings in space.first if space.locate(settings) is not None]
+        ideas = [
+            (origin, settings)
+            for origin, settings in space.first
+            if space.locate(settings) is not None
+        ]
         first = [*run.setup.first, *ideas]
         first.sort(key=lambda pair: pair[0].startswith(RECIPE))  # recipes come last
         aa_run, report = run.store.of(AaRecord)[0], screened_by(run.store)
@@ -66,7 +79,9 @@ class Trials:
         )
 
     def refresh(self) -> None:
-        """Tells the proposer what was recorded since the last call, and the user what the storage has to say."""
+        """Tells the proposer what was recorded since the last call, and the user what the storage
+        has to say.
+        """
         self.settle()
         results = self._store.since(TrialResult, self._results_seen)
         self._results_seen += len(results)
@@ -76,7 +91,9 @@ class Trials:
                 self._stored.put(finished)
         if self._is_screen_refuted:
             self._widen()
-        self._proposer.failing = list(dict.fromkeys(c.smallest for c in self._store.of(FailingSetRecord)))
+        self._proposer.failing = list(
+            dict.fromkeys(c.smallest for c in self._store.of(FailingSetRecord))
+        )
         self._tell_news()
 
     def _tell_news(self) -> None:
@@ -84,17 +101,23 @@ class Trials:
             self._run.view.note(text)
 
     def _widen(self) -> None:
-        """Searches the settings that the screen called no-ops, too, unless they are: a measurement contradicts it."""
+        """Searches the settings that the screen called no-ops, too, unless they are: a measurement
+        contradicts it.
+        """
         if self._screener.report is None:
             return
         whole = narrowed(self._whole, self._screener.report, keeps_no_ops=True)
         more = len(whole.parameters) - len(self._proposer.space.parameters)
         if more:
-            self._run.view.note(f"no-ops of the screen are active on this GPU: {more} settings are searched after all")
+            self._run.view.note(
+                f"no-ops of the screen are active on this GPU: {more} settings are searched "
+                "after all"
+            )
             self._proposer.move_to(whole, first=(), priors=self._proposer.priors)
 
     def settle(self, *, wait: bool = False) -> bool:
-        """Takes in what the screen has shown beside the search, once; returns whether there was anything.
+        """Takes in what the screen has shown beside the search, once; returns whether there was
+        anything.
 
         Args:
             wait: Whether to wait for it.
@@ -114,7 +137,9 @@ class Trials:
             self._end(trial)
             return None
         self._stored.put(self._proposer.begun(config))
-        return PendingTask(trial, ("trials", f"{config.number:04d}"), f"trial-{config.number}", self._end)
+        return PendingTask(
+            trial, ("trials", f"{config.number:04d}"), f"trial-{config.number}", self._end
+        )
 
     def propose(self, step: TryNext, trying: Sequence[FlagSet] = ()) -> TrialConfig | None:
         """Returns the set to try next while lanes try the sets `trying`; None if there is none."""
@@ -124,14 +149,18 @@ class Trials:
         return config or self._proposer.ask(step.number, taken=trying)
 
     def _enqueued(self, number: int, trying: Sequence[FlagSet]) -> TrialConfig | None:
-        """Returns the first set that somebody enqueued in the study's storage; those that cannot be run are refused."""
+        """Returns the first set that somebody enqueued in the study's storage; those that cannot be
+        run are refused.
+        """
         for trial in self._stored.enqueued():
             values = trial.system_attrs[ENQUEUED_KEY]
             try:
                 config = self._proposer.enqueued(number, values)
             except SettingError as error:
                 if trial.state is TrialState.WAITING:
-                    self._run.view.note(f"the enqueued trial {trial.number} ({values}) is not run: {error}")
+                    self._run.view.note(
+                        f"the enqueued trial {trial.number} ({values}) is not run: {error}"
+                    )
                     self._stored.refuse(trial)
                 continue
             if config.settings not in trying:
@@ -155,7 +184,9 @@ class Trials:
         return TrialTask(config=config, incumbent=best, compiled_key=key, most=most)
 
     def _same_program(self, key: str | None) -> TrialOutcome | None:
-        """Returns the reference or the trial with the same key of a compiled program, if there is one."""
+        """Returns the reference or the trial with the same key of a compiled program, if there is
+        one.
+        """
         if key is None:
             return None
         if key == self._screener.precheck(FlagSet()).key:
@@ -168,10 +199,14 @@ class Trials:
     @property
     def _is_screen_refuted(self) -> bool:
         """Whether settings that the screen calls no-ops turned out to act."""
-        return contradicts(self._store.of(TrialResult), min_effect=self._run.spec.measure.min_effect)
+        return contradicts(
+            self._store.of(TrialResult), min_effect=self._run.spec.measure.min_effect
+        )
 
     def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Returns whether by the screen two sets give the same program, so that one measurement serves both."""
+        """Returns whether by the screen two sets give the same program, so that one measurement
+        serves both.
+        """
         if self._is_screen_refuted:
             return False
         key = self._screener.precheck(one).key
@@ -186,11 +221,15 @@ class Trials:
     def exhaust(self) -> None:
         """Ends the search because nothing was proposed."""
         count, asked = len(self._store.of(TrialResult)), self._run.spec.search.trials
-        self._run.view.note(f"{self._proposer.why_none}: the search ends after {count} of {asked} trials")
+        self._run.view.note(
+            f"{self._proposer.why_none}: the search ends after {count} of {asked} trials"
+        )
         self.end_search(is_exhausted=True)
 
     def end_search(self, *, is_exhausted: bool = False) -> None:
-        """Records the estimated effects and the end of the search, and brings the study's storage up to date."""
+        """Records the estimated effects and the end of the search, and brings the study's storage
+        up to date.
+        """
         self.refresh()
         count, search = len(self._store.of(TrialResult)), self._run.spec.search
         effects = self._store.last(EffectsRecord)
@@ -199,7 +238,12 @@ class Trials:
             if effects is not None:
                 self._store.append(effects)
         self._store.append(
-            SearchEnd(trials=count, asked=search.trials, budget_s=search.time_budget, is_exhausted=is_exhausted)
+            SearchEnd(
+                trials=count,
+                asked=search.trials,
+                budget_s=search.time_budget,
+                is_exhausted=is_exhausted,
+            )
         )
         self._stored.finish()
         self._tell_news()
@@ -207,11 +251,18 @@ class Trials:
 
 def _duplicate_of(earlier: TrialResult) -> TrialOutcome:
     return TrialOutcome(
-        status=TrialStatus.SAME_PROGRAM, same_as=earlier.number, comparison=earlier.comparison, failure=earlier.failure
+        status=TrialStatus.SAME_PROGRAM,
+        same_as=earlier.number,
+        comparison=earlier.comparison,
+        failure=earlier.failure,
     )
 
 
 def incumbent(results: Iterable[TrialResult]) -> Estimate:
     """Returns the best estimate so far, or the reference's own while nothing is better."""
-    measured = [r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison is not None]
+    measured = [
+        r.comparison.estimate
+        for r in results
+        if r.status is TrialStatus.MEASURED and r.comparison is not None
+    ]
     return min([REFERENCE, *measured], key=lambda e: e.ratio)

@@ -1,4 +1,6 @@
-"""Variants of a program, as a comparison runs them: command, environment, interpreter and git revision."""
+"""Variants of a program, as a comparison runs them: command, environment, interpreter and git
+revision.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ENTERING = """cd {tree} || exit
 export PYTHONPATH="$PWD/src:$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 cd {below} || exit
 """
-"""Packages of the worktree come before those that `pip install --editable` takes from the caller's folder."""
+"""Packages of the worktree come before those that `pip install --editable` takes from the caller's
+folder.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,9 @@ class Variant:
     name: str = ""
     """In a sentence; empty for A or B."""
     entering: str = ""
-    """Shell commands that enter the worktree of its revision; empty for the caller's folder as it is."""
+    """Shell commands that enter the worktree of its revision; empty for the caller's folder as it
+    is.
+    """
     build: ProbeReport | None = None
     """Packages of its interpreter; None where the command says what it runs on."""
 
@@ -57,16 +63,21 @@ class Variant:
         return self.command if is_plain else ("/bin/sh", "-c", self.body)
 
     def refuse_other(self, ran_on: str | None) -> None:
-        """Refuses a program that ran on another jaxlib, by a StudyFileError; None where it is not known on which."""
+        """Refuses a program that ran on another jaxlib, by a StudyFileError; None where it is not
+        known on which.
+        """
         if self.build is not None and ran_on not in (None, self.build.jaxlib):
             raise StudyFileError(
-                f"under {self.command[0]} the program must run on jaxlib {self.build.jaxlib} but it ran on jaxlib "
-                f"{ran_on}: let it start no other interpreter; if the packages were changed since, give a new --name"
+                f"under {self.command[0]} the program must run on jaxlib {self.build.jaxlib} but "
+                "it ran on jaxlib "
+                f"{ran_on}: let it start no other interpreter; if the packages were changed "
+                "since, give a new --name"
             )
 
 
 def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
-    """Returns a variant in the caller's environment, with the variables of a file and then those given.
+    """Returns a variant in the caller's environment, with the variables of a file and then those
+    given.
 
     Raises:
         StudyFileError: If a variable is not ``NAME=VALUE``, or the file cannot be read.
@@ -74,7 +85,9 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
     try:
         assigned = read_assignments(file.read_text(encoding="utf-8")) if file is not None else []
     except (OSError, ValueError) as error:
-        raise StudyFileError(f"{file} must be a text file that sets variables but cannot be read: {error}") from error
+        raise StudyFileError(
+            f"{file} must be a text file that sets variables but cannot be read: {error}"
+        ) from error
     variables = {name: value for name, value in assigned if name not in UNREAD}
     for text in given:
         name, equals, value = text.partition("=")
@@ -85,15 +98,20 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
     own = steering_settings(caller_environment())
     own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
     settings = own.merge(FlagSet.from_environment(variables, steering))
-    others = {name: value for name, value in variables.items() if name not in ("XLA_FLAGS", *steering)}
+    others = {
+        name: value for name, value in variables.items() if name not in ("XLA_FLAGS", *steering)
+    }
     return Variant(command=tuple(command), settings=settings, variables=others)
 
 
 # ---------------------------------------------------------------------- interpreters
 
 
-def with_interpreter(variant: Variant, python: str, platform: str, *, note: Callable[[str], None]) -> Variant:
-    """Returns the variant with its words after an interpreter, and its settings as the packages of that name them.
+def with_interpreter(
+    variant: Variant, python: str, platform: str, *, note: Callable[[str], None]
+) -> Variant:
+    """Returns the variant with its words after an interpreter, and its settings as the packages of
+    that name them.
 
     Args:
         note: Receives what is renamed or left out.
@@ -102,11 +120,18 @@ def with_interpreter(variant: Variant, python: str, platform: str, *, note: Call
         LaunchError: If the interpreter cannot be started, or has no jaxlib.
     """
     if (found := shutil.which(python)) is None:
-        raise LaunchError(f"a build must be an interpreter but {python} cannot be started; give the path of a Python")
+        raise LaunchError(
+            f"a build must be an interpreter but {python} cannot be started; give the path of a "
+            "Python"
+        )
     path = os.path.abspath(found)  # noqa: PTH100  # a Path follows links
     build = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
-    settings = for_build(variant.settings, KnownSettings(build), note=lambda text: note(f"for {build.build}: {text}"))
-    return replace(variant, command=(path, *variant.command), settings=settings, build=build, name=build.build)
+    settings = for_build(
+        variant.settings, KnownSettings(build), note=lambda text: note(f"for {build.build}: {text}")
+    )
+    return replace(
+        variant, command=(path, *variant.command), settings=settings, build=build, name=build.build
+    )
 
 
 # ---------------------------------------------------------------------- git revisions
@@ -114,7 +139,8 @@ def with_interpreter(variant: Variant, python: str, platform: str, *, note: Call
 
 @contextlib.contextmanager
 def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator[Variant]:
-    """Yields the variant in a worktree of a git revision, which is removed afterwards; None for the caller's folder.
+    """Yields the variant in a worktree of a git revision, which is removed afterwards; None for the
+    caller's folder.
 
     Args:
         place: Path of the worktree without the commit, below the caller's folder.
@@ -130,7 +156,8 @@ def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator
     listed = _git("ls-tree", "-r", "--full-tree", commit).splitlines()
     if modules := [line.partition("\t")[2] for line in listed if line.startswith("160000")]:
         raise StudyFileError(
-            f"a revision must be whole in a worktree but {revision} has submodules ({modules[0]}): check out both "
+            f"a revision must be whole in a worktree but {revision} has submodules "
+            f"({modules[0]}): check out both "
             "revisions yourself, and compare the two command lines"
         )
     tree = place.with_name(f"{place.name}-{commit[:12]}")
@@ -138,7 +165,9 @@ def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator
     try:
         _git("worktree", "add", "--detach", "--force", str(tree), commit)
         if not (tree / below).is_dir():
-            raise StudyFileError(f"this folder must be in both revisions but {revision} has no {below}")
+            raise StudyFileError(
+                f"this folder must be in both revisions but {revision} has no {below}"
+            )
         entering = ENTERING.format(tree=shlex.quote(str(tree)), below=shlex.quote(f"./{below}"))
         yield replace(variant, entering=entering, name=f"{revision} ({commit[:8]})")
     finally:
@@ -158,12 +187,20 @@ def _remove_worktree(tree: Path) -> None:
 
 
 def _git(*arguments: str, may_fail: bool = False) -> str:
-    """Returns what a command of git prints in the caller's folder; StudyFileError if it fails, unless it may."""
+    """Returns what a command of git prints in the caller's folder; StudyFileError if it fails,
+    unless it may.
+    """
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, errors="replace", check=False
+        )
     except OSError as error:
-        raise StudyFileError(f"git must be there for revisions but cannot be started: {error.strerror}") from error
+        raise StudyFileError(
+            f"git must be there for revisions but cannot be started: {error.strerror}"
+        ) from error
     if done.returncode != 0 and not may_fail:
         said = done.stderr.strip().splitlines() or ["no reason given"]
-        raise StudyFileError(f"a revision must be one of this folder's git repository, checked out whole: {said[-1]}")
+        raise StudyFileError(
+            f"a revision must be one of this folder's git repository, checked out whole: {said[-1]}"
+        )
     return done.stdout

@@ -1,1 +1,3 @@
-"""Worker processes that run a program under a flag set, and the classification of their failures."""
+"""Worker processes that run a program under a flag set, and the classification of their
+failures.
+"""

@@ -26,7 +26,12 @@ from autotune.workers.failures import read_log
 LOG_BYTES = 4_000_000
 """Limit of a log's size."""
 
-SET_BY_NODE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "SLURMD_NODENAME")
+SET_BY_NODE = (
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "SLURMD_NODENAME",
+)
 """Variables of its job step that a process on another node keeps: the GPUs of its node."""
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +55,9 @@ PAUSE_PHASE = "pause"
 
 
 class CannotPause(WorkerFailed):
-    """A program cannot take turns with another one by being paused; the message says why, as a clause."""
+    """A program cannot take turns with another one by being paused; the message says why, as a
+    clause.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE))
@@ -67,7 +74,9 @@ class Worker(Protocol):
     loss_lag: int = 0
     """Steps between the step of `last_loss` and the end of the block."""
     fresh_batches: bool = False
-    """Makes a new batch for every step from now on, if the worker makes batches; costs time beside the step."""
+    """Makes a new batch for every step from now on, if the worker makes batches; costs time beside
+    the step.
+    """
     watches_memory: bool = False
     """Reports memory in use with every block from now on; costs milliseconds beside the block."""
     last_memory: MemoryUse | None = None
@@ -80,21 +89,31 @@ class Worker(Protocol):
     dropped_steps: int = 0
     """Steps before those of the last block that were not counted, because of a pause."""
     exit_status: int | None = None
-    """Status with which it ended after it was asked to stop, that of a rank if one failed; negative for a signal. None
-    before, or if it had to be killed."""
+    """Status with which it ended after it was asked to stop, that of a rank if one failed; negative
+    for a signal. None before, or if it had to be killed.
+    """
     written: tuple[int, int] | None = None
-    """Files that it left in the folder that it had to itself, and their bytes; None before it is closed, or if not
-    known."""
+    """Files that it left in the folder that it had to itself, and their bytes; None before it is
+    closed, or if not known.
+    """
     passed_losses: Sequence[tuple[int, float]] = ()
-    """Numbers and losses of all steps since the block before, where a worker tells each; steps count from 0."""
+    """Numbers and losses of all steps since the block before, where a worker tells each; steps
+    count from 0.
+    """
     last_clock_s: float | None = None
-    """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None if none ran."""
+    """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None
+    if none ran.
+    """
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs steps and returns the seconds of each; WorkerFailed if it died, hung, or its loss is not finite."""
+        """Runs steps and returns the seconds of each; WorkerFailed if it died, hung, or its loss is
+        not finite.
+        """
 
     def pause(self) -> None:
-        """Has a program that does not wait for orders stop between blocks from now on; `CannotPause` if it cannot."""
+        """Has a program that does not wait for orders stop between blocks from now on;
+        `CannotPause` if it cannot.
+        """
         return
 
     def close(self) -> None:
@@ -108,8 +127,9 @@ Progress = Callable[[str], None]
 class Launcher(ABC):
     """Starts the workers of a study, each with all of its processes.
 
-    A launcher of your own has its class in ``workload.launcher`` of the study. Most are a subclass of `LocalLauncher`,
-    or of `CommandLauncher` for a study with a ``command``, that overrides `wrap`.
+    A launcher of your own has its class in ``workload.launcher`` of the study. Most are a subclass
+    of `LocalLauncher`, or of `CommandLauncher` for a study with a ``command``, that overrides
+    `wrap`.
 
     Example:
         class Near(LocalLauncher):
@@ -155,18 +175,23 @@ class Launcher(ABC):
         """
 
     def wrap(self, command: list[str], settings: FlagSet) -> list[str]:
-        """Returns the command with which a process starts; what stands before `command` must leave its files open."""
+        """Returns the command with which a process starts; what stands before `command` must leave
+        its files open.
+        """
         return command
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
-        """Returns the seconds between lines of the user's program as the user would run it, for `limit_s` seconds.
+        """Returns the seconds between lines of the user's program as the user would run it, for
+        `limit_s` seconds.
 
         None where there is none, it does not start, or prints too few lines.
         """
         return None
 
     def keep_spare(self, wanted: bool) -> None:
-        """Says whether a start may have the next process import JAX beside it; see `autotune.workers.spare`."""
+        """Says whether a start may have the next process import JAX beside it; see
+        `autotune.workers.spare`.
+        """
         return
 
     @abstractmethod
@@ -175,20 +200,25 @@ class Launcher(ABC):
 
 
 def reader_command(module: str) -> list[str]:
-    """Returns the command that runs a module of `autotune.child` without `site`, which starts in milliseconds."""
+    """Returns the command that runs a module of `autotune.child` without `site`, which starts in
+    milliseconds.
+    """
     code = (
-        f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} import main; sys.exit(main())"
+        f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} "
+        "import main; sys.exit(main())"
     )
     return [driver_python(), "-I", "-S", "-c", code, str(_ROOT)]
 
 
 class GuardedProcess(ChildProcess):
-    """A process behind a guard, which ends the whole process tree when the driver ends (`autotune.child.guard`).
+    """A process behind a guard, which ends the whole process tree when the driver ends
+    (`autotune.child.guard`).
 
     Every message has a ``type``; the last one is of type ``exit``.
 
     Args:
-        through: Command that starts the guard on another node of a SLURM job, ``srun ...``, in `env`.
+        through: Command that starts the guard on another node of a SLURM job, ``srun ...``, in
+            `env`.
         remote_env: The environment of a process on another node, except `SET_BY_NODE`.
 
     Attributes:
@@ -199,21 +229,36 @@ class GuardedProcess(ChildProcess):
     """
 
     def __init__(
-        self, command: list[str], env: Environment, log: Path, log_bytes: int = LOG_BYTES, cwd: str | None = None,
-        through: Sequence[str] = (), remote_env: Environment | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        command: list[str],
+        env: Environment,
+        log: Path,
+        log_bytes: int = LOG_BYTES,
+        cwd: str | None = None,
+        through: Sequence[str] = (),
+        remote_env: Environment | None = None,
+    ) -> None:
         self.log = log
         self.end: Message | None = None
         self._env = env
         self._step = ""
         secrets = ",".join(secret_variables(env if remote_env is None else remote_env))
-        arguments = [str(log), str(log_bytes), *(["--remote"] if through else []), secrets, "--", *command]
+        arguments = [
+            str(log),
+            str(log_bytes),
+            *(["--remote"] if through else []),
+            secrets,
+            "--",
+            *command,
+        ]
         try:
             with self.guard_log.open("wb") as errors:
                 guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
                 super().__init__(guard, env, errors=errors, cwd=cwd)
         except OSError as error:
-            failure = Failure(kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch")
+            failure = Failure(
+                kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"
+            )
             raise WorkerFailed(failure, infrastructure=True) from error
         if through:
             self.send({"environment": {**(remote_env or {})}, "keep": SET_BY_NODE})
@@ -232,38 +277,56 @@ class GuardedProcess(ChildProcess):
 
     def receive(self) -> list[Message]:
         """Returns the messages received so far, without waiting."""
-        messages = [message for message in super().receive() if isinstance(message.get("type"), str)]
+        messages = [
+            message for message in super().receive() if isinstance(message.get("type"), str)
+        ]
         for message in messages:
             if message["type"] == "exit":
                 self.end = self.end or message
             elif message["type"] == "hello":
-                self._step = self._step or str(message.get("step") or "")  # the guard's; later ones are a program's
-        if self.is_over and self.end is None:  # the guard vanished before it could say how its command ended
+                self._step = self._step or str(
+                    message.get("step") or ""
+                )  # the guard's; later ones are a program's
+        if (
+            self.is_over and self.end is None
+        ):  # the guard vanished before it could say how its command ended
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
             messages.append(self.end)
         return messages
 
     def said_by_carrier(self) -> tuple[str, ...]:
-        """Returns the last lines that the guard, or ``srun`` which starts it, printed; normally none."""
+        """Returns the last lines that the guard, or ``srun`` which starts it, printed; normally
+        none.
+        """
         lines = read_log(self.guard_log).splitlines()
-        lines = [line[:500] for line in lines if line.strip() and "support for cpu binding" not in line]
+        lines = [
+            line[:500] for line in lines if line.strip() and "support for cpu binding" not in line
+        ]
         return tuple(lines[-8:])
 
     def why_ended(self) -> str:
-        """Formats its end as a clause, with the last words of its command or of what carries its guard."""
+        """Formats its end as a clause, with the last words of its command or of what carries its
+        guard.
+        """
         end, carrier = self.end or {}, self.said_by_carrier()
         errors = [line for line in carrier if "error" in line]  # srun ends with advice
         said = " ".join(end.get("last_lines", [])[-3:] or errors[:1] or carrier[-1:])
-        return f"its process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[:1000]
+        return f"its process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[
+            :1000
+        ]
 
     def first(self, kinds: Collection[str], limit_s: float) -> Message | None:
-        """Waits for a message of some kinds; None if the process ended or sent none within `limit_s` seconds."""
+        """Waits for a message of some kinds; None if the process ended or sent none within
+        `limit_s` seconds.
+        """
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
     def close(self, patience_s: float) -> None:
-        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s` seconds.
+        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s`
+        seconds.
 
-        A SLURM step whose guard did not confirm its end is cancelled: it would live on after its ``srun``.
+        A SLURM step whose guard did not confirm its end is cancelled: it would live on after its
+        ``srun``.
         """
         super().close(patience_s)
         if self._step and (self.end is None or "stopped" not in self.end):
@@ -275,6 +338,10 @@ class GuardedProcess(ChildProcess):
 
 
 def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, Message]]:
-    """Waits up to `wait_s` seconds for messages of some processes; returns them with their ranks."""
+    """Waits up to `wait_s` seconds for messages of some processes; returns them with their
+    ranks.
+    """
     select.select([p.descriptor for p in processes if p.end is None], [], [], wait_s)
-    return [(rank, message) for rank, process in enumerate(processes) for message in process.receive()]
+    return [
+        (rank, message) for rank, process in enumerate(processes) for message in process.receive()
+    ]

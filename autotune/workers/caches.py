@@ -1,8 +1,9 @@
-"""What one process of a study compiled and later ones load: programs by JAX's cache, GPU kernels by XLA's.
+"""What one process of a study compiled and later ones load: programs by JAX's cache, GPU kernels by
+XLA's.
 
-JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them. So each set has its
-own folder, and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which only TPUs read) for a program that names
-another folder itself.
+JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them.
+So each set has its own folder, and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which
+only TPUs read) for a program that names another folder itself.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _KEEPS_KERNELS = re.compile("|".join(IN_FORCE["keeps_kernels"]))
 
 
 class Caches:
-    """Folders of one lane, removed with its process; a later session of the study begins without."""
+    """Folders of one lane, removed with its process; a later session of the study begins
+    without.
+    """
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
@@ -43,14 +46,18 @@ class Caches:
         self._keeps_programs = self._keeps_kernels = False
 
     def begin(self, *, programs: bool, kernels: bool, anew: bool) -> None:
-        """Says what processes that are started from now on keep and load; `anew` forgets all that was kept."""
+        """Says what processes that are started from now on keep and load; `anew` forgets all that
+        was kept.
+        """
         if anew:
             self.close()
         self._keeps_programs = programs
         self._keeps_kernels = kernels
 
     def added_to(self, environment: Environment, settings: FlagSet) -> dict[str, str]:
-        """Returns a worker's environment with the caches of its set; without them where they cannot be written."""
+        """Returns a worker's environment with the caches of its set; without them where they cannot
+        be written.
+        """
         variables = dict(environment)
         with self._lock, contextlib.suppress(OSError):
             if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.search, settings)):
@@ -77,7 +84,8 @@ class Caches:
 
 
 def _programs_of(settings: FlagSet, root: Path) -> Path:
-    """Returns the folder of a set's programs, a new one unless a process became ready; drops those not used lately.
+    """Returns the folder of a set's programs, a new one unless a process became ready; drops those
+    not used lately.
 
     What is loaded without one would have no name, and the mark of a new folder is new, too.
     """
@@ -92,7 +100,8 @@ def _programs_of(settings: FlagSet, root: Path) -> Path:
 
 
 def _kernels_of(settings: FlagSet, root: Path) -> Path:
-    """Makes the folder of kernels that sets share whose other settings do not decide which kernel a fusion gets.
+    """Makes the folder of kernels that sets share whose other settings do not decide which kernel a
+    fusion gets.
 
     XLA's key is the fusion and the device: no flag is in it.
     """

@@ -1,4 +1,6 @@
-"""The user's own program as a worker: measured in interleaved blocks by the hook, else by its output."""
+"""The user's own program as a worker: measured in interleaved blocks by the hook, else by its
+output.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import NOT_TOLD, Failure, FailureKind, WorkerReport
 from autotune.model.options import FOLDER, filled
 from autotune.model.spec import StudySpec
-from autotune.workers.base import CannotPause, GuardedProcess, Progress, WorkerFailed, reader_command
+from autotune.workers.base import (
+    CannotPause,
+    GuardedProcess,
+    Progress,
+    WorkerFailed,
+    reader_command,
+)
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
@@ -25,24 +33,33 @@ from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import check_options, files_that_set
 
 READ_DTYPE = "tensorfloat32"
-"""Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few digits."""
+"""Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few
+digits.
+"""
 
 ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says device.platform = "cuda"'
 
 READY_SHARE = 0.95
-"""Share of the start limit after which the reader gives up itself, since it can report the reason."""
+"""Share of the start limit after which the reader gives up itself, since it can report the
+reason.
+"""
 
 FILES = "files"
 """Folder of a process in that of its measurement, for ``{folder}`` in its command."""
 
 
 class CommandLauncher(LocalLauncher):
-    """Starts the study's `command` under a guard, in a folder of its own, with the settings in its environment."""
+    """Starts the study's `command` under a guard, in a folder of its own, with the settings in its
+    environment.
+    """
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
         if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
-            message = f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; nothing was started'
+            message = (
+                f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; '
+                "nothing was started"
+            )
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         command = self._command(settings, folder)
         with contextlib.ExitStack() as stack:
@@ -78,11 +95,17 @@ class CommandLauncher(LocalLauncher):
             own, _ = self._folders(stack, {})
             env = with_packages(own.added_to(self._environment(settings)))
             command = self.wrap(without_channel(own.command(command, [folder])), settings)
-            return pace_outside(command, env, folder / log_name(0), cwd=self._study_dir, limit_s=limit_s)
+            return pace_outside(
+                command, env, folder / log_name(0), cwd=self._study_dir, limit_s=limit_s
+            )
         return None
 
-    def _folders(self, stack: contextlib.ExitStack, env: Environment) -> tuple[OwnFolder, ProgramWatch]:
-        """Makes the folder of a process and that of its compiled programs, removed with the stack."""
+    def _folders(
+        self, stack: contextlib.ExitStack, env: Environment
+    ) -> tuple[OwnFolder, ProgramWatch]:
+        """Makes the folder of a process and that of its compiled programs, removed with the
+        stack.
+        """
         try:
             own = OwnFolder(self._study_dir, self._spec.workload.folder)
             stack.callback(own.close)
@@ -90,7 +113,8 @@ class CommandLauncher(LocalLauncher):
             stack.callback(watch.close)
         except OSError as error:
             raise LaunchError(
-                f"each process of a study must get a folder of its own but {tempfile.gettempdir()}: "
+                "each process of a study must get a folder of its own but "
+                f"{tempfile.gettempdir()}: "
                 f"{error.strerror or error}; make room there, or name another one by TMPDIR"
             ) from error
         return own, watch
@@ -115,10 +139,17 @@ class CommandLauncher(LocalLauncher):
 
 
 class CommandWorker(LocalWorker):
-    """A user's program in its own folder, with a watch of its compiled programs; both are closed with it."""
+    """A user's program in its own folder, with a watch of its compiled programs; both are closed
+    with it.
+    """
 
     def __init__(
-        self, process: GuardedProcess, spec: StudySpec, settings: FlagSet, own: OwnFolder, watch: ProgramWatch
+        self,
+        process: GuardedProcess,
+        spec: StudySpec,
+        settings: FlagSet,
+        own: OwnFolder,
+        watch: ProgramWatch,
     ) -> None:
         super().__init__([process], spec, settings)
         self._own = own
@@ -128,7 +159,9 @@ class CommandWorker(LocalWorker):
         """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
         times = super().run_block(steps)
         if self._watch.has_compiled_more():
-            self.report = self.report.model_copy(update=self._unknown("it compiled more after its warm-up"))
+            self.report = self.report.model_copy(
+                update=self._unknown("it compiled more after its warm-up")
+            )
         return times
 
     def close(self) -> None:
@@ -139,8 +172,12 @@ class CommandWorker(LocalWorker):
         self._own.close()
         self._watch.close()
 
-    def _made(self, fields: Message, notes: Sequence[str], *, process_count: int = 1) -> WorkerReport:
-        """Makes the report from the fields that are known; `process_count` processes have loaded XLA."""
+    def _made(
+        self, fields: Message, notes: Sequence[str], *, process_count: int = 1
+    ) -> WorkerReport:
+        """Makes the report from the fields that are known; `process_count` processes have loaded
+        XLA.
+        """
         try:
             programs = self._watch.read_programs(process_count)
         except (NotKnown, OSError) as error:
@@ -158,8 +195,13 @@ class CommandWorker(LocalWorker):
         return super()._made({**defaults, **fields}, notes)
 
     def _unknown(self, problem: str) -> Message:
-        """Returns the fields of a report without a compiled program: only equal settings give equal programs then."""
-        return {"fingerprint": f"settings-{self._settings.digest}", "program_problem": problem[:300]}
+        """Returns the fields of a report without a compiled program: only equal settings give equal
+        programs then.
+        """
+        return {
+            "fingerprint": f"settings-{self._settings.digest}",
+            "program_problem": problem[:300],
+        }
 
 
 class HookWorker(CommandWorker):
@@ -170,7 +212,9 @@ class HookWorker(CommandWorker):
         if self._spec.device.platform == "cuda" and fields.get("platform") == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         changed = check_options(self._settings, message["jax_options"])
-        return self._made(fields, self._check([message], changed), process_count=int("platform" in fields))
+        return self._made(
+            fields, self._check([message], changed), process_count=int("platform" in fields)
+        )
 
 
 class ReadWorker(CommandWorker):
@@ -191,9 +235,12 @@ class ReadWorker(CommandWorker):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
         notes = [*self._check(processes, self._watch.lost(self._settings) if processes else ())]
         if self._watch.problem and self._settings.of_kind("xla"):
-            for script in files_that_set("XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd)):
+            for script in files_that_set(
+                "XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd)
+            ):
                 notes.append(
-                    f"{script} sets XLA_FLAGS itself: behind given ones, the settings under trial do not arrive"
+                    f"{script} sets XLA_FLAGS itself: behind given ones, the settings under "
+                    "trial do not arrive"
                 )
         first: Message = processes[0] if processes else {}
         machine = message["ran_on"]

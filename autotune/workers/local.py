@@ -11,7 +11,13 @@ from typing import Any
 
 from autotune.child.channel import Message
 from autotune.child.read_output import FOLLOW_UP
-from autotune.machine.environment import Environment, child_environment, driver_python, variables_of, with_packages
+from autotune.machine.environment import (
+    Environment,
+    child_environment,
+    driver_python,
+    variables_of,
+    with_packages,
+)
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import READ_FILES, FlagSet, kind_of
@@ -20,7 +26,15 @@ from autotune.model.records import MemoryUse
 from autotune.model.spec import StudySpec
 from autotune.model.stop import LOOK_EVERY_S, check_stop
 from autotune.model.time_limits import TimeLimits, limits_after
-from autotune.workers.base import CannotPause, GuardedProcess, Launcher, Progress, Worker, WorkerFailed, listen
+from autotune.workers.base import (
+    CannotPause,
+    GuardedProcess,
+    Launcher,
+    Progress,
+    Worker,
+    WorkerFailed,
+    listen,
+)
 from autotune.workers.failures import (
     classify_failure,
     is_not_installed,
@@ -53,7 +67,9 @@ class LocalLauncher(Launcher):
             self._spare.close()
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts one worker (all its processes) and waits until it is ready; see `base.Launcher`."""
+        """Starts one worker (all its processes) and waits until it is ready; see
+        `base.Launcher`.
+        """
         jobs = self._jobs(settings)
         worker = self._worker(self._processes(settings, folder), settings)
         entry = self._spec.workload.entry
@@ -88,8 +104,12 @@ class LocalLauncher(Launcher):
     def _environment(self, settings: FlagSet) -> dict[str, str]:
         """Returns the environment of a worker."""
         device = self._spec.under(settings).device
-        each = device.count // device.rank_count if device.platform == "cpu" and device.count else None
-        env = child_environment(self._base, settings, platform_name=device.platform, virtual_devices=each)
+        each = (
+            device.count // device.rank_count if device.platform == "cpu" and device.count else None
+        )
+        env = child_environment(
+            self._base, settings, platform_name=device.platform, virtual_devices=each
+        )
         return {**self.caches.added_to(env, settings), **self.added}
 
     def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
@@ -105,7 +125,9 @@ class LocalLauncher(Launcher):
             raise
         return started
 
-    def _started(self, rank: int, settings: FlagSet, env: dict[str, str], log: Path) -> GuardedProcess:
+    def _started(
+        self, rank: int, settings: FlagSet, env: dict[str, str], log: Path
+    ) -> GuardedProcess:
         """Starts one rank in the environment of a worker."""
         spare = self._spare.take(env, log)
         return spare or GuardedProcess(self.wrap(worker_command(), settings), env, log)
@@ -138,7 +160,9 @@ class LocalLauncher(Launcher):
             "type": "job",
             "check_steps": CHECK_STEPS,
             "warmup_steps": WARMUP_STEPS,
-            "variables": sorted({"XLA_FLAGS", *IN_FORCE["memory_variables"], *variables_of(settings)}),
+            "variables": sorted(
+                {"XLA_FLAGS", *IN_FORCE["memory_variables"], *variables_of(settings)}
+            ),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
             "platform": self._spec.device.platform,
             **fields,
@@ -171,7 +195,9 @@ class LocalWorker(Worker):
         try:
             reports = [self._report(message) for message in ready]
         except (KeyError, TypeError, ValueError) as error:
-            raise self._failed(FailureKind.NO_RESULT, f"the worker's report cannot be read: {error}") from error
+            raise self._failed(
+                FailureKind.NO_RESULT, f"the worker's report cannot be read: {error}"
+            ) from error
         self.report = reports[0].model_copy(
             update={
                 "peak_bytes": max(r.peak_bytes or 0 for r in reports) or None,
@@ -179,9 +205,13 @@ class LocalWorker(Worker):
                 "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
-        if self._spec.measure.block_limit_s is None and not self.limits.step_s:  # the reference sets its own limits
+        if (
+            self._spec.measure.block_limit_s is None and not self.limits.step_s
+        ):  # the reference sets its own limits
             own_s = self.report.step_s
-            self.limits = limits_after(self._spec.measure, start_s=self.report.start_s, step_s=own_s)
+            self.limits = limits_after(
+                self._spec.measure, start_s=self.report.start_s, step_s=own_s
+            )
         self._phase = "step"
 
     def _report(self, message: Message) -> WorkerReport:
@@ -191,7 +221,9 @@ class LocalWorker(Worker):
 
     def _made(self, fields: Message, notes: Sequence[str]) -> WorkerReport:
         """Makes the report from its other fields."""
-        return WorkerReport.model_validate({**fields, "start_s": time.monotonic() - self._begun, "warnings": notes})
+        return WorkerReport.model_validate(
+            {**fields, "start_s": time.monotonic() - self._begun, "warnings": notes}
+        )
 
     def _check(self, processes: Sequence[Message], lost: Sequence[str]) -> Sequence[str]:
         """Checks the settings in the environments of processes; returns remarks.
@@ -207,14 +239,19 @@ class LocalWorker(Worker):
             self._phase = "check"
             raise self._failed(
                 FailureKind.NOT_APPLIED,
-                f"these settings did not arrive, for the program sets them itself: {'; '.join(lost)}",
+                "these settings did not arrive, for the program sets them itself: "
+                f"{'; '.join(lost)}",
             )
         return check.notes
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         began_s = time.monotonic()
-        wishes = {"fresh": self.fresh_batches, "memory": self.watches_memory, "may_end": self.may_end}
+        wishes = {
+            "fresh": self.fresh_batches,
+            "memory": self.watches_memory,
+            "may_end": self.may_end,
+        }
         for process in self._processes:
             process.send({"type": "block", "steps": steps, **wishes})
         blocks = self._gather("block", self.limits.of_block(steps))
@@ -237,7 +274,9 @@ class LocalWorker(Worker):
         for quantity, value in (("loss", loss), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):
                 step = self._trained - 1 - lag
-                raise self._failed(FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}")
+                raise self._failed(
+                    FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}"
+                )
         if self.report.losses:  # a worker without a loss sends 0
             self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
             self.passed_losses = block.get("losses", ())
@@ -258,7 +297,9 @@ class LocalWorker(Worker):
             process.close(KILL_PATIENCE_S)
 
     def _gather(self, kind: str, limit_s: float) -> list[Message]:
-        """Waits for one message of a kind from every rank; fails if a rank ends or the limit passes."""
+        """Waits for one message of a kind from every rank; fails if a rank ends or the limit
+        passes.
+        """
         messages: dict[int, Message] = {}
         ranks = range(len(self._processes))
         watch = Stopwatch()  # does not count the time for which the job was suspended
@@ -267,7 +308,10 @@ class LocalWorker(Worker):
             if remaining <= 0:
                 missing = [rank for rank in ranks if rank not in messages]
                 where = f" (ranks {missing})" if len(ranks) > 1 else ""
-                raise self._failed(FailureKind.HANG, f"no answer within {limit_s:.0f} s in phase {self._phase}{where}")
+                raise self._failed(
+                    FailureKind.HANG,
+                    f"no answer within {limit_s:.0f} s in phase {self._phase}{where}",
+                )
             check_stop()
             for rank, message in self._listen(min(remaining, LOOK_EVERY_S)):
                 if message["type"] == kind:
@@ -277,11 +321,15 @@ class LocalWorker(Worker):
         return [messages[rank] for rank in ranks]
 
     def _listen(self, wait_s: float) -> list[tuple[int, Message]]:
-        """Waits up to `wait_s` seconds for messages; returns them with their ranks, and keeps phases and errors."""
+        """Waits up to `wait_s` seconds for messages; returns them with their ranks, and keeps
+        phases and errors.
+        """
         messages = listen(self._processes, wait_s)
         for rank, message in messages:
             if message["type"] == "error":
-                self._errors[rank] = {name: str(message[name]) for name in ("phase", "error_type", "message")}
+                self._errors[rank] = {
+                    name: str(message[name]) for name in ("phase", "error_type", "message")
+                }
             elif message["type"] == "phase":
                 self._phase = str(message["phase"])
                 if self._progress is not None and rank == 0:
@@ -291,16 +339,23 @@ class LocalWorker(Worker):
     def _wait_for_ends(self, limit_s: float) -> None:
         """Waits up to `limit_s` for all processes to end."""
         deadline = time.monotonic() + limit_s
-        while any(p.end is None for p in self._processes) and (remaining := deadline - time.monotonic()) > 0:
+        while (
+            any(p.end is None for p in self._processes)
+            and (remaining := deadline - time.monotonic()) > 0
+        ):
             self._listen(remaining)
 
     def _ended(self) -> WorkerFailed:
-        """Classifies the end of a worker; a rank that a signal killed without a message counts as the cause."""
+        """Classifies the end of a worker; a rank that a signal killed without a message counts as
+        the cause.
+        """
         self._wait_for_ends(LAST_WORDS_S)
         errors = self._errors
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
         silent = [r for r, end in ends.items() if r not in errors and (end["exit_status"] or 0) < 0]
-        causes = [r for r, error in errors.items() if r in ends and not FOLLOW_UP.search(error["message"])]
+        causes = [
+            r for r, error in errors.items() if r in ends and not FOLLOW_UP.search(error["message"])
+        ]
         rank = next(iter([*silent, *causes, *ends]))
         end = ends[rank]
         error = errors.get(rank, {})
@@ -318,7 +373,9 @@ class LocalWorker(Worker):
         return WorkerFailed(failure, infrastructure=failure.is_from_outside and not is_lasting)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
-        """Ends the worker and makes a failure found by the driver, with the last lines of the log."""
+        """Ends the worker and makes a failure found by the driver, with the last lines of the
+        log.
+        """
         phase = self._phase
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
@@ -327,7 +384,9 @@ class LocalWorker(Worker):
         if kind is FailureKind.HANG:
             outside = outside_in(lines)
             message += reason_in(lines)
-        failure = Failure(kind=outside or kind, message=message, phase=phase, log=log, last_lines=lines)
+        failure = Failure(
+            kind=outside or kind, message=message, phase=phase, log=log, last_lines=lines
+        )
         return WorkerFailed(failure, infrastructure=outside is not None)
 
 

@@ -1,6 +1,7 @@
 """Runs a user's command as the user would, and times it from outside by the lines that it prints.
 
-No hook and no reader is told of it, and its environment has nothing of ours but that its output is not held back.
+No hook and no reader is told of it, and its environment has nothing of ours but that its output is
+not held back.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ def without_channel(command: Sequence[str]) -> list[str]:
     return ["env", "-u", CHANNEL_VARIABLE, *command]
 
 
-def pace_outside(command: list[str], env: Environment, log: Path, *, cwd: str, limit_s: float) -> float | None:
-    """Runs a command for `limit_s` seconds, or to its own end; returns the seconds between its lines, see `pace_of`.
+def pace_outside(
+    command: list[str], env: Environment, log: Path, *, cwd: str, limit_s: float
+) -> float | None:
+    """Runs a command for `limit_s` seconds, or to its own end; returns the seconds between its
+    lines, see `pace_of`.
 
     Args:
         log: Receives its output.
@@ -47,13 +51,16 @@ def pace_outside(command: list[str], env: Environment, log: Path, *, cwd: str, l
 
 
 def _lines_in(log: Path) -> int:
-    """Returns the number of lines of a log; 0 before there is one, or if it is so large that it may have been cut."""
+    """Returns the number of lines of a log; 0 before there is one, or if it is so large that it may
+    have been cut.
+    """
     text = read_log(log)
     return text.count("\n") if len(text) < LOG_BYTES // 2 else 0
 
 
 def pace_of(seen: Sequence[tuple[float, int]]) -> float | None:
-    """Returns the seconds between lines after the first third of the time in which they came; None of too few lines.
+    """Returns the seconds between lines after the first third of the time in which they came; None
+    of too few lines.
 
     Args:
         seen: Times in seconds, and how many lines there were then.
@@ -63,6 +70,8 @@ def pace_of(seen: Sequence[tuple[float, int]]) -> float | None:
         return None
     first_s = growths[0][0]
     last_s, after = growths[-1]
-    begin_s, before = next(growth for growth in growths if growth[0] >= first_s + (last_s - first_s) / 3.0)
+    begin_s, before = next(
+        growth for growth in growths if growth[0] >= first_s + (last_s - first_s) / 3.0
+    )
     count = after - before
     return (last_s - begin_s) / count if count >= LEAST_LINES else None

@@ -1,9 +1,9 @@
 """Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
-``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its buffers, its object files,
-and the options in force. The programs are known only if one process compiled, every module is complete, and nothing is
-compiled later. What the first process of a set compiled is kept beside JAX's cache, for what a later one loads is in no
-dump.
+``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its
+buffers, its object files, and the options in force. The programs are known only if one process
+compiled, every module is complete, and nothing is compiled later. What the first process of a set
+compiled is kept beside JAX's cache, for what a later one loads is in no dump.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
 
 BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
-BUFFERS, MEMORY = ".cpu_after_optimizations-buffer-assignment.txt", ".cpu_after_optimizations-memory-usage-report.txt"
+BUFFERS, MEMORY = (
+    ".cpu_after_optimizations-buffer-assignment.txt",
+    ".cpu_after_optimizations-memory-usage-report.txt",
+)
 OPTIONS = ".debug_options"
 
 SHOWN_BY_DUMP = frozenset(IN_FORCE["shown_by_dump"])
-"""Flags whose whole effect is visible in a dump. Other flags are part of the fingerprint, since they may act in thunks,
-which XLA does not dump."""
+"""Flags whose whole effect is visible in a dump. Other flags are part of the fingerprint, since
+they may act in thunks, which XLA does not dump.
+"""
 
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 
@@ -45,7 +49,9 @@ def dump_flag(folder: Path) -> str:
 
 
 def dumped_options(folder: Path) -> dict[str, str]:
-    """Returns the flags, beside XLA's defaults, under which the programs of a dump were compiled."""
+    """Returns the flags, beside XLA's defaults, under which the programs of a dump were
+    compiled.
+    """
     files = [parse_text_proto(_text(file)) for file in sorted(folder.glob(f"*{OPTIONS}"))]
     return {name: values[-1] for options in files for name, values in options.items()}
 
@@ -89,16 +95,23 @@ class ProgramWatch:
             self.environment["XLA_FLAGS"] = f"{flags} {dump}".strip()
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
-        """Returns a clause for each XLA flag that is not in force according to the dumped options."""
+        """Returns a clause for each XLA flag that is not in force according to the dumped
+        options.
+        """
         if self.problem:
             return ()
         options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
         if settings.of_kind("xla") and not options and not self._earlier():
             return (
-                "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a compilation cache, or is in a "
+                "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a "
+                "compilation cache, or is in a "
                 f"container that does not mount {self._scratch.path.parent})",
             )
-        return tuple(dict.fromkeys(clause for found in options for clause in check_debug_options(settings, found)))
+        return tuple(
+            dict.fromkeys(
+                clause for found in options for clause in check_debug_options(settings, found)
+            )
+        )
 
     def read_programs(self, process_count: int) -> Message:
         """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
@@ -153,7 +166,9 @@ class ProgramWatch:
         return {}
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        """Keeps what is known for later processes; where that fails they find no programs either (`Caches`)."""
+        """Keeps what is known for later processes; where that fails they find no programs either
+        (`Caches`).
+        """
         if self._record is not None:
             with contextlib.suppress(OSError):
                 replace_file(self._record, json.dumps(record))
@@ -171,8 +186,12 @@ class ProgramWatch:
                 listing[path.name] = (status.st_size, status.st_mtime_ns)
         return listing
 
-    def _modules_of(self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool) -> tuple[dict[str, int], float]:
-        """Returns the largest memory of each compiled module by its digest, and the seconds of all."""
+    def _modules_of(
+        self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool
+    ) -> tuple[dict[str, int], float]:
+        """Returns the largest memory of each compiled module by its digest, and the seconds of
+        all.
+        """
         names = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
         if not names and not may_be_none:
             raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
@@ -199,12 +218,18 @@ def _counted(options: Mapping[str, object]) -> list[str]:
 
 
 def _digest(folder: Path, module: str, files: Collection[str]) -> str:
-    """Digests the files of a module, without its number in the process; NotKnown if it changes the dump flags."""
+    """Digests the files of a module, without its number in the process; NotKnown if it changes the
+    dump flags.
+    """
     options = parse_text_proto(_text(folder / (module + OPTIONS)))
-    if options.pop(DUMP_FLAG, None) != [str(folder)] or any(name.startswith("xla_dump") for name in options):
+    if options.pop(DUMP_FLAG, None) != [str(folder)] or any(
+        name.startswith("xla_dump") for name in options
+    ):
         raise NotKnown("it changes where and what XLA dumps")
     number, _, name = module.partition(".")
-    found = [f"{name}\0{strip_hlo(_text(folder / (module + AFTER)))}\0{_text(folder / (module + BUFFERS))}"]
+    after = strip_hlo(_text(folder / (module + AFTER)))
+    buffers = _text(folder / (module + BUFFERS))
+    found = [f"{name}\0{after}\0{buffers}"]
     found += _counted(options)
     for file in sorted(f for f in files if f.endswith(".o")):
         code = hashlib.sha256((folder / file).read_bytes()).hexdigest()
@@ -213,4 +238,8 @@ def _digest(folder: Path, module: str, files: Collection[str]) -> str:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="surrogateescape").encode("utf-8", "replace").decode()
+    return (
+        path.read_text(encoding="utf-8", errors="surrogateescape")
+        .encode("utf-8", "replace")
+        .decode()
+    )

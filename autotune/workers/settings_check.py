@@ -36,25 +36,34 @@ class SettingsCheck:
 
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
-    """Compares settings with the present environment of a running program; None for a variable that is not set."""
+    """Compares settings with the present environment of a running program; None for a variable that
+    is not set.
+    """
     present = {name: value for name, value in values.items() if value is not None}
     try:
         in_force = FlagSet.from_environment(present, settings)
     except SettingError as error:
         flags = present.get("XLA_FLAGS")
-        return SettingsCheck((f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ())
+        return SettingsCheck(
+            (f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ()
+        )
     lost = []
     for name, wanted in settings.items():
         got = in_force.get(name)
         if got != wanted and kind_of(name) != "option":  # a program is called with an option
-            lost.append(f"{name}={wanted}: the program {'took it away' if got is None else f'made it {got}'}")
+            lost.append(
+                f"{name}={wanted}: the program "
+                f"{'took it away' if got is None else f'made it {got}'}"
+            )
     notes = [
         f"the program sets {name}={present[name]} itself: its memory is its own affair"
         for name in IN_FORCE["memory_variables"]
         if name in present and name not in settings
     ]
     if more := sorted(set(in_force) - {*settings, DUMP_FLAG, KERNELS_FLAG}):
-        notes.append(f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}")
+        notes.append(
+            f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}"
+        )
     return SettingsCheck(tuple(lost), tuple(notes))
 
 
@@ -68,12 +77,20 @@ def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, .
 
 
 def check_processes(settings: FlagSet, processes: Sequence[Message]) -> SettingsCheck:
-    """Compares settings with the environments of all processes of `autotune.child.processes.xla_processes`."""
-    checks = [check_environment(settings, process["values"]) for process in processes if "values" in process]
+    """Compares settings with the environments of all processes of
+    `autotune.child.processes.xla_processes`.
+    """
+    checks = [
+        check_environment(settings, process["values"])
+        for process in processes
+        if "values" in process
+    ]
     lost = dict.fromkeys(line for check in checks for line in check.lost)
     notes = dict.fromkeys(note for check in checks for note in check.notes)
     if settings and not checks:
-        why = next((process["unreadable"] for process in processes), "none of its processes has loaded XLA")
+        why = next(
+            (process["unreadable"] for process in processes), "none of its processes has loaded XLA"
+        )
         notes[f"it could not be seen whether the settings arrive in the program: {why}"] = None
     return SettingsCheck(tuple(lost), tuple(notes))
 
@@ -84,12 +101,16 @@ def scripts_of(command: Sequence[str], folder: Path) -> dict[str, str]:
     for word in command:
         with contextlib.suppress(OSError, ValueError):
             if Path(word).suffix in (".py", ".sh"):
-                scripts[word] = plain_content(folder / word, most=TEXT_BYTES).decode(errors="replace")
+                scripts[word] = plain_content(folder / word, most=TEXT_BYTES).decode(
+                    errors="replace"
+                )
     return scripts
 
 
 def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts among the words of a command, run in `folder`, that set a variable, or take it away."""
+    """Returns the scripts among the words of a command, run in `folder`, that set a variable, or
+    take it away.
+    """
     sets = re.compile(
         rf"{variable}[\"']\]\s*[+|]?=(?!=)|(?:^|[\s;]){variable}\+?=|(?:setdefault|putenv|update|pop)\W+{variable}|"
         rf"(?:unset|del) .*{variable}",
@@ -101,18 +122,25 @@ def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Returns a clause for each XLA flag that is listed with another switch or number than given.
 
-    Flags that are not listed may have their default, and lists and enumerations have several spellings: not compared.
+    Flags that are not listed may have their default, and lists and enumerations have several
+    spellings: not compared.
     """
     clauses = []
     for name, value in settings.of_kind("xla").items():
         listed = options.get(name, ())
-        if name not in IN_FORCE["set_by_jax"] and len(listed) == 1 and _equal(value, listed[0]) is False:
+        if (
+            name not in IN_FORCE["set_by_jax"]
+            and len(listed) == 1
+            and _equal(value, listed[0]) is False
+        ):
             clauses.append(f"{name}={value} became {listed[0]}")
     return tuple(clauses)
 
 
 def _equal(wanted: str, got: str) -> bool | None:
-    """Returns whether two switches or numbers are equal; None for other texts, unless they are the same."""
+    """Returns whether two switches or numbers are equal; None for other texts, unless they are the
+    same.
+    """
     words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
     one, two = (words.get(x, x) for x in (wanted.strip().lower(), got.strip().lower()))
     try:

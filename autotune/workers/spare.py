@@ -1,8 +1,9 @@
-"""A process that has imported JAX before its flag set is known, so that a start of the search is shorter by that.
+"""A process that has imported JAX before its flag set is known, so that a start of the search is
+shorter by that.
 
-It imports beside the start of the process before it, never while blocks are timed. Before a backend starts, neither
-XLA nor NCCL reads its environment, so a set's variables of `LATE` can be given to it then; a set that changes others
-gets a process of its own. Proofs never use one.
+It imports beside the start of the process before it, never while blocks are timed. Before a backend
+starts, neither XLA nor NCCL reads its environment, so a set's variables of `LATE` can be given to
+it then; a set that changes others gets a process of its own. Proofs never use one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ from pathlib import Path
 
 from autotune.workers.base import GuardedProcess, WorkerFailed
 
-LATE = re.compile(r"XLA_FLAGS|NCCL_\w+|XLA_(PYTHON_)?CLIENT_\w+|LIBTPU_INIT_ARGS|JAX_COMPILATION_CACHE_DIR")
-"""Variables that count if they are set after the import of JAX, which `autotune.child.measure` tells the folder."""
+LATE = re.compile(
+    r"XLA_FLAGS|NCCL_\w+|XLA_(PYTHON_)?CLIENT_\w+|LIBTPU_INIT_ARGS|JAX_COMPILATION_CACHE_DIR"
+)
+"""Variables that count if they are set after the import of JAX, which `autotune.child.measure`
+tells the folder.
+"""
 
 LOG_NAME = "spare.log"
 IMPORT_LIMIT_S = 120.0
@@ -43,7 +48,9 @@ class Spare:
             self._env = env
 
     def take(self, env: Mapping[str, str], log: Path) -> GuardedProcess | None:
-        """Returns the process, with the environment and log of a set; None if there is none that can have them."""
+        """Returns the process, with the environment and log of a set; None if there is none that
+        can have them.
+        """
         process = self._process
         if process is None:
             return None
@@ -58,7 +65,9 @@ class Spare:
         return process
 
     def wait(self) -> None:
-        """Waits until the process has imported all: then it is idle; ends one that does not come to it."""
+        """Waits until the process has imported all: then it is idle; ends one that does not come to
+        it.
+        """
         if self._process is not None and self._process.first({"imported"}, IMPORT_LIMIT_S) is None:
             self.close()
 

@@ -45,7 +45,10 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
     paths = [str(place), caller_environment().get("PYTHONPATH", "")]
     with contextlib.closing(launcher):
         launcher.opened = (place,)
-        launcher.added = {tracer.FOLDER: str(place), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        launcher.added = {
+            tracer.FOLDER: str(place),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
         worker = launcher.start(settings, folder, progress=progress)
         step_s = statistics.fmean(worker.run_block(TRACED_STEPS))
         seconds = min(LONGEST_S, max(SHORTEST_S, TRACED_STEPS * step_s))
@@ -53,7 +56,9 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
         until_s = time.monotonic() + seconds + PATIENCE_S
         while not done.exists():
             if time.monotonic() > until_s:
-                raise NoTrace("no process of it that computes with JAX took PYTHONPATH from its environment")
+                raise NoTrace(
+                    "no process of it that computes with JAX took PYTHONPATH from its environment"
+                )
             worker.run_block(max(1, math.ceil(0.2 * seconds / step_s)))
     answer = json.loads(plain_text(done))
     if "problem" in answer:

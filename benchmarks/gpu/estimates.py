@@ -1,4 +1,6 @@
-"""Step times of several sets over rounds: ratios to the default, with intervals that hold all together."""
+"""Step times of several sets over rounds: ratios to the default, with intervals that hold all
+together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Estimates:
 
     Attributes:
         ratios: By name; not of the default itself.
-        process_sd: Standard deviation of the log of a process's step time that was used; NaN where not known.
+        process_sd: Standard deviation of the log of a process's step time that was used; NaN where
+            not known.
         degrees: Of freedom of it.
     """
 
@@ -49,15 +52,18 @@ class Estimates:
 def estimate_ratios(
     runs: Sequence[tuple[str, int, float]], *, default: str, spread: tuple[float, int] | None = None
 ) -> Estimates:
-    """Least squares of log step time on set and round; processes of all sets are taken to spread alike.
+    """Least squares of log step time on set and round; processes of all sets are taken to spread
+    alike.
 
-    Rounds may be incomplete. Each interval is as wide as makes all of them hold together with 95 % (Bonferroni).
+    Rounds may be incomplete. Each interval is as wide as makes all of them hold together with 95 %
+    (Bonferroni).
 
     Args:
-        runs: Name of the set, number of the round, mean step in seconds: one for each fresh process.
+        runs: Name of the set, number of the round, mean step in seconds: one for each fresh
+            process.
         default: The set that the others are compared with.
-        spread: Standard deviation of a process measured elsewhere on this machine, and its degrees of freedom: where
-            these runs alone do not tell it.
+        spread: Standard deviation of a process measured elsewhere on this machine, and its degrees
+            of freedom: where these runs alone do not tell it.
 
     Raises:
         ValueError: If the default never ran.
@@ -86,7 +92,12 @@ def estimate_ratios(
     for i, name in enumerate(others):
         error = half * math.sqrt(inverse[i, i])
         at = float(found[i])
-        ratios[name] = Ratio(ratio=math.exp(at), low=math.exp(at - error), high=math.exp(at + error), runs=counts[name])
+        ratios[name] = Ratio(
+            ratio=math.exp(at),
+            low=math.exp(at - error),
+            high=math.exp(at + error),
+            runs=counts[name],
+        )
     return Estimates(ratios=ratios, process_sd=sd, degrees=degrees)
 
 

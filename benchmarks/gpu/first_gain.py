@@ -1,14 +1,16 @@
-"""The first proven gain over the defaults on one GPU, in one call of nine minutes: found, proven, exported, used.
+"""The first proven gain over the defaults on one GPU, in one call of nine minutes: found, proven,
+exported, used.
 
     python -m benchmarks.gpu.first_gain --out DIR [--minutes 9] [--whole] [--dry-run]
     python -m benchmarks.gpu.first_gain --rehearse SEEDS
 
-A study by `autotune run`; then its winner as a file, held against the run, used for some steps, and the report. The
-budget of the study leaves `AFTER_S` for what follows it. With `--whole` and more minutes the same study goes on with
-what nine minutes do not hold: isolated runs of the winner, and its long run.
+A study by `autotune run`; then its winner as a file, held against the run, used for some steps, and
+the report. The budget of the study leaves `AFTER_S` for what follows it. With `--whole` and more
+minutes the same study goes on with what nine minutes do not hold: isolated runs of the winner, and
+its long run.
 
-`--rehearse` runs the study on the virtual H100 of `benchmarks.time_to_result`, as many seeds with a gain as without,
-and prints what came of them as JSON.
+`--rehearse` runs the study on the virtual H100 of `benchmarks.time_to_result`, as many seeds with a
+gain as without, and prints what came of them as JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ from harness.virtual_time import virtual_study
 STUDY, DRY_STUDY = HERE / "first_gain.toml", HERE / "dry_gain.toml"
 
 BEFORE_S, AFTER_S = 20.0, 50.0
-"""What asking the build takes before the study's clock runs, and export, verify, exec and report after it."""
+"""What asking the build takes before the study's clock runs, and export, verify, exec and report
+after it.
+"""
 
 PROVEN_WITHIN_S = 510.0
 """Eight and a half minutes: within these the winner must be proven."""
@@ -68,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def whole(parser: argparse.ArgumentParser) -> None:
     """The option that asks for the whole proof."""
-    parser.add_argument("--whole", action="store_true", help="isolated runs and the long run too: a second call")
+    parser.add_argument(
+        "--whole", action="store_true", help="isolated runs and the long run too: a second call"
+    )
 
 
 def run(found: Part) -> bool:
@@ -77,17 +83,32 @@ def run(found: Part) -> bool:
     budget_s = hour.budget_s - BEFORE_S - AFTER_S
     study = DRY_STUDY if found.args.dry_run else STUDY
     if found.args.whole:
-        text = study.read_text(encoding="utf-8").replace("isolated = 0\n", "").replace("soak = 0\n", "")
+        text = (
+            study.read_text(encoding="utf-8")
+            .replace("isolated = 0\n", "")
+            .replace("soak = 0\n", "")
+        )
         study = hour.folder / "whole.toml"
         study.write_text(text, encoding="utf-8")
     words = ("run", str(study), "--run-dir", str(folder), "--time-budget", f"{budget_s:.0f}s")
-    hour.do(f"{kind}study in {hour.budget_s / 60:g} min", hour.left_s - AFTER_S, lambda: step(found, "study", *words))
+    hour.do(
+        f"{kind}study in {hour.budget_s / 60:g} min",
+        hour.left_s - AFTER_S,
+        lambda: step(found, "study", *words),
+    )
     winner = winner_of(folder)
     if winner is None:
         hour.say("no gain is proven yet; the same command with more --minutes goes on")
         return False
     file = found.out / "winner.env"
-    trainer = [sys.executable, "-m", "workloads", *workload_of(study, winner), "--steps", str(STEPS)]
+    trainer = [
+        sys.executable,
+        "-m",
+        "workloads",
+        *workload_of(study, winner),
+        "--steps",
+        str(STEPS),
+    ]
     steps = {
         "export": ("export", str(folder), "-o", str(file)),
         "verify": ("verify", str(file), "--run", str(folder), "--study", str(study)),
@@ -104,9 +125,15 @@ def run(found: Part) -> bool:
 
 def step(found: Part, name: str, *words: str) -> Row:
     """One command of autotune, and what it said; an error if it failed."""
-    done = found.machine.autotune(*words, limit_s=max(5.0, found.hour.left_s), folder=found.hour.folder / name)
+    done = found.machine.autotune(
+        *words, limit_s=max(5.0, found.hour.left_s), folder=found.hour.folder / name
+    )
     row = {"status": done.status, "said": done.output[-6000:], "errors": done.errors[-2000:]}
-    return row if done.status == 0 else {**row, "error": f"autotune {name} ended with status {done.status}"}
+    return (
+        row
+        if done.status == 0
+        else {**row, "error": f"autotune {name} ended with status {done.status}"}
+    )
 
 
 def conclusion_of(folder: Path) -> ConclusionRecord | None:
@@ -130,14 +157,19 @@ def workload_of(study: Path, winner: FlagSet) -> list[str]:
     """The workload of a study with the winner's options, as `python -m workloads` takes them."""
     workload = tomllib.loads(study.read_text(encoding="utf-8"))["workload"]
     options = {**workload.get("options", {}), **options_in(winner)}
-    return [workload["entry"], *(word for n, v in options.items() for word in ("--set", f"{n}={json.dumps(v)}"))]
+    return [
+        workload["entry"],
+        *(word for n, v in options.items() for word in ("--set", f"{n}={json.dumps(v)}")),
+    ]
 
 
 # ------------------------------------------------------------------ rehearsal
 
 
 def rehearse(seeds: int) -> dict[str, Any]:
-    """What came of as many studies with a gain as without on the virtual H100, minutes from their begin."""
+    """What came of as many studies with a gain as without on the virtual H100, minutes from their
+    begin.
+    """
     with process_pool() as pool:
         with_gain = list(pool.map(one, [(seed, True) for seed in range(seeds)]))
         without = list(pool.map(one, [(seed, False) for seed in range(seeds)]))
@@ -146,13 +178,23 @@ def rehearse(seeds: int) -> dict[str, Any]:
         "seeds": seeds,
         "proven": len(proven),
         "proven within 8.5 min": sum(s + BEFORE_S <= PROVEN_WITHIN_S for s in proven),
-        "median minutes to the proof": round((statistics.median(proven) + BEFORE_S) / 60, 2) if proven else None,
+        "median minutes to the proof": round((statistics.median(proven) + BEFORE_S) / 60, 2)
+        if proven
+        else None,
         "latest minutes": round((max(proven) + BEFORE_S) / 60, 2) if proven else None,
-        "slower than told or not faster at all": sum(row["is_winner"] and row["truth"] >= 0 for row in with_gain),
-        "median gain of the winners, %": round(100 - 100 * statistics.median(
-            [float(np.exp(row["truth"])) for row in with_gain if row["is_winner"]] or [1.0]), 2),
+        "slower than told or not faster at all": sum(
+            row["is_winner"] and row["truth"] >= 0 for row in with_gain
+        ),
+        "median gain of the winners, %": round(
+            100
+            - 100
+            * statistics.median(
+                [float(np.exp(row["truth"])) for row in with_gain if row["is_winner"]] or [1.0]
+            ),
+            2,
+        ),
         "winners where nothing gains": sum(row["is_winner"] for row in without),
-    }  # fmt: skip
+    }
 
 
 def one(job: tuple[int, bool]) -> Row:
@@ -165,16 +207,24 @@ def one(job: tuple[int, bool]) -> Row:
     budget = f"{60 * 9 - BEFORE_S - AFTER_S:.0f}s"
     search = {"trials": told["search"]["trials"], "time_budget": budget}
     spec = parse_simulated(
-        {"name": "rehearsed", "seed": seed, "workload": {"entry": "llama"}, **parts, "search": search,
-         "simulation": simulation}
-    )  # fmt: skip
+        {
+            "name": "rehearsed",
+            "seed": seed,
+            "workload": {"entry": "llama"},
+            **parts,
+            "search": search,
+            "simulation": simulation,
+        }
+    )
     first = [(s["name"], renamed(s["options"])) for s in told["search"]["first"]]
     store = virtual_study(spec, space_of(told), machine.times, first=first)
     end, pairs = store.of(ConclusionRecord)[-1], store.of(ConfirmRun)
     is_winner = end.outcome is Outcome.WINNER and end.settings is not None
     return {
         "is_winner": is_winner,
-        "truth": log_ratio_of(end.settings, effects) if is_winner and end.settings is not None else 0.0,
+        "truth": log_ratio_of(end.settings, effects)
+        if is_winner and end.settings is not None
+        else 0.0,
         "proven_s": pairs[-1].at_s if pairs else end.at_s,
         "trials": len(store.of(TrialResult)),
     }
@@ -205,7 +255,9 @@ def space_of(told: dict[str, Any]) -> SearchSpace:
 
 
 def effects_of(seed: int, *, has_gain: bool) -> dict[str, float]:
-    """Factors of the step time: `remat = "minimal"` as measured, the others from 2 % faster to 5 % slower."""
+    """Factors of the step time: `remat = "minimal"` as measured, the others from 2 % faster to 5 %
+    slower.
+    """
     rng = np.random.default_rng([104, seed])
     least = 0.98 if has_gain else 1.0
     effects = {}

@@ -1,4 +1,6 @@
-"""Units of work within so many minutes: planned by what they cost, kept as JSON lines, gone on with after a kill."""
+"""Units of work within so many minutes: planned by what they cost, kept as JSON lines, gone on with
+after a kill.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ Row = dict[str, Any]
 
 
 class Clock:
-    """Counts the seconds spent on one part of the hour, over all its sessions; a thread writes them down.
+    """Counts the seconds spent on one part of the hour, over all its sessions; a thread writes them
+    down.
 
     Args:
         path: Where the seconds of earlier sessions are.
@@ -87,7 +90,9 @@ class Hour:
         clock: Counts its time.
     """
 
-    def __init__(self, out: Path, part: str, *, minutes: float, made_by: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(
+        self, out: Path, part: str, *, minutes: float, made_by: Mapping[str, Any], clock: Clock
+    ) -> None:
         self.part, self.folder, self._path = part, out / part, out / f"{part}.jsonl"
         self.budget_s = 60.0 * minutes
         self._made_by, self._clock = dict(made_by), clock
@@ -107,18 +112,26 @@ class Hour:
         return done[-1] if done else None
 
     def cost_of(self, kind: str, otherwise_s: float) -> float:
-        """Seconds that a unit of a kind takes: a little more than the dearest one took, or what is assumed of it."""
-        took = [row["took_s"] for row in self.rows if row.get("kind") == kind and "error" not in row]
+        """Seconds that a unit of a kind takes: a little more than the dearest one took, or what is
+        assumed of it.
+        """
+        took = [
+            row["took_s"] for row in self.rows if row.get("kind") == kind and "error" not in row
+        ]
         return ROOM * max(took) if took else otherwise_s
 
     @property
     def pace(self) -> float:
-        """By how much the last two units were dearer than expected, and a little more; 1 where they were not."""
+        """By how much the last two units were dearer than expected, and a little more; 1 where they
+        were not.
+        """
         last = [row for row in self.rows if row.get("expected_s") and "error" not in row][-2:]
         slower = max((row["took_s"] / row["expected_s"] for row in last), default=1.0)
         return ROOM * slower if slower > 1.0 else 1.0
 
-    def do(self, unit: str, cost_s: float, work: Callable[[], Row], *, kind: str = "") -> Row | None:
+    def do(
+        self, unit: str, cost_s: float, work: Callable[[], Row], *, kind: str = ""
+    ) -> Row | None:
         """The result of a unit: of an earlier session, or done now if so much time is left.
 
         Args:
@@ -138,7 +151,10 @@ class Hour:
         try:
             result = work()
         except Exception as error:
-            result = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
+            result = {
+                "error": f"{type(error).__name__}: {error}",
+                "trace": traceback.format_exc()[-2000:],
+            }
             self.say(f"{unit} broke: {result['error'][:200]}")
         took_s = self._clock.spent_s - began
         row = {
@@ -175,17 +191,29 @@ class Hour:
     def close(self) -> None:
         """Writes down what was done and what is missing, and ends the session."""
         spent = self._clock.spent_s
-        broken = [row["unit"] for row in self.rows if "error" in row and self.find(row["unit"]) is None]
+        broken = [
+            row["unit"] for row in self.rows if "error" in row and self.find(row["unit"]) is None
+        ]
         done = {row["unit"] for row in self.rows} - set(broken)
         self.keep_end(spent, sorted(set(broken)))
         self._clock.close()
-        self.say(f"{len(done)} units are done, {len(set(broken))} broke, {len(self.skipped)} are left out")
+        self.say(
+            f"{len(done)} units are done, {len(set(broken))} broke, {len(self.skipped)} are left "
+            "out"
+        )
         if self.skipped or broken:
             wanted = (spent + sum(self.skipped.values())) / 60
-            self.say(f"the same command with --minutes {wanted + 1:.0f} goes on with what is missing")
+            self.say(
+                f"the same command with --minutes {wanted + 1:.0f} goes on with what is missing"
+            )
 
     def keep_end(self, spent: float, broken: list[str]) -> None:
         """The last row of a session; of no unit."""
-        end = {"end": self.part, "spent_s": round(spent, 3), "budget_s": self.budget_s, "left_out": self.skipped}
+        end = {
+            "end": self.part,
+            "spent_s": round(spent, 3),
+            "budget_s": self.budget_s,
+            "left_out": self.skipped,
+        }
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({**end, "broken": broken, **self._made_by}) + "\n")

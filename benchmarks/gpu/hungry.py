@@ -1,4 +1,6 @@
-"""A step that does next to nothing and holds a share of the device's memory: more than two processes can have."""
+"""A step that does next to nothing and holds a share of the device's memory: more than two
+processes can have.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,13 @@ def build(devices: Any = None, *, share: float = 0.6) -> SimpleNamespace:
 
     def step(state: Any, batch: jax.Array) -> tuple[Any, dict[str, jax.Array]]:
         weights, ballast = state
-        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(batch @ w) - batch) ** 2))(weights)
-        return (weights - 0.1 * gradient, ballast), {"loss": loss, "grad_norm": jnp.linalg.norm(gradient)}
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(batch @ w) - batch) ** 2))(
+            weights
+        )
+        return (weights - 0.1 * gradient, ballast), {
+            "loss": loss,
+            "grad_norm": jnp.linalg.norm(gradient),
+        }
 
     def init(seed: int) -> Any:
         weights = jax.random.normal(jax.random.key(seed), (WIDTH, WIDTH)) * WIDTH**-0.5

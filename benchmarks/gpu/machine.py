@@ -76,7 +76,9 @@ class Done:
             RuntimeError: If it failed.
         """
         if self.status != 0:
-            raise RuntimeError(f"the command ended with status {self.status}: {self.errors[-1500:]}")
+            raise RuntimeError(
+                f"the command ended with status {self.status}: {self.errors[-1500:]}"
+            )
         return json.loads(self.output)
 
 
@@ -126,7 +128,9 @@ class Machine:
 
         return self._observe(spec, folder, rest)
 
-    def _observe(self, spec: StudySpec, folder: Path, work: Callable[[], tuple[float, ...]]) -> Block:
+    def _observe(
+        self, spec: StudySpec, folder: Path, work: Callable[[], tuple[float, ...]]
+    ) -> Block:
         meter = open_meter(spec, self._watch)
         with self._watch.block("candidate"):  # there is no other arm here, but a figure needs both
             pass
@@ -136,14 +140,24 @@ class Machine:
         if during is None:
             return Block(step_s=times, joules=joules)
         seen = during.reference
-        held = tuple(HELD_BACK[reason] for reason, s in seen.held_back.items() if s > HELD_SHARE * seen.seconds)
+        held = tuple(
+            HELD_BACK[reason]
+            for reason, s in seen.held_back.items()
+            if s > HELD_SHARE * seen.seconds
+        )
         return Block(
-            step_s=times, joules=joules, sm_clock_mhz=seen.clock_mhz, power_w=seen.power_w,
-            temperature_c=seen.temperature_c, held_back_by=held,
-        )  # fmt: skip
+            step_s=times,
+            joules=joules,
+            sm_clock_mhz=seen.clock_mhz,
+            power_w=seen.power_w,
+            temperature_c=seen.temperature_c,
+            held_back_by=held,
+        )
 
     def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
-        """Runs a command of autotune; told to stop when its time is over, and ended if it does not."""
+        """Runs a command of autotune; told to stop when its time is over, and ended if it does
+        not.
+        """
         command = [sys.executable, "-m", "autotune", *arguments]
         return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
 
@@ -152,14 +166,22 @@ def run_command(command: Sequence[str], *, limit_s: float, folder: Path, home: P
     """Runs a command in the repository; its words stay in the folder, whatever becomes of us."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": paths, "XDG_DATA_HOME": str(home / "data"), "XDG_CACHE_HOME": str(home / "cache")}
+    own = {
+        "PYTHONPATH": paths,
+        "XDG_DATA_HOME": str(home / "data"),
+        "XDG_CACHE_HOME": str(home / "cache"),
+    }
     env = {**os.environ, **own}
     out, err = folder / "stdout.txt", folder / "stderr.txt"
     with out.open("w") as stdout, err.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, str(HERE / "leash.py"), str(os.getpid()), *command],
-            stdout=stdout, stderr=stderr, cwd=ROOT, env=env, start_new_session=True,
-        )  # fmt: skip
+            stdout=stdout,
+            stderr=stderr,
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+        )
         with _ended_with_us(process):
             try:
                 process.wait(max(1.0, limit_s))
@@ -167,7 +189,9 @@ def run_command(command: Sequence[str], *, limit_s: float, folder: Path, home: P
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(LAST_WORDS_S)
-    return Done(process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+    return Done(
+        process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
+    )
 
 
 @contextlib.contextmanager
@@ -185,7 +209,11 @@ def _ended_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def as_toml(value: object) -> str:
     """Plain data as TOML has it on one line."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {as_toml(inner)}" for name, inner in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{json.dumps(name)} = {as_toml(inner)}" for name, inner in value.items())
+            + " }"
+        )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(as_toml, value)) + "]"
     return json.dumps(value)

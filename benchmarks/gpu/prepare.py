@@ -1,9 +1,10 @@
-"""Before the hour, without a GPU: which published recipes are programs of their own, and what a model says of each.
+"""Before the hour, without a GPU: which published recipes are programs of their own, and what a
+model says of each.
 
     python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60]
 
-Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has. `table` takes its sets
-from here, and `ranks` its predictions.
+Needs XLA's CUDA plugin (the extra `screen`) in the version that the machine with the GPU has.
+`table` takes its sets from here, and `ranks` its predictions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from benchmarks.gpu.search import which
 
 def where(parser: argparse.ArgumentParser) -> None:
     """The option that names a GPU."""
-    parser.add_argument("--target", help="such as h200, see `autotune targets list`; default: the GPU that is here")
+    parser.add_argument(
+        "--target", help="such as h200, see `autotune targets list`; default: the GPU that is here"
+    )
 
 
 def main() -> int:
@@ -51,7 +54,9 @@ def prepare(found: Part, target: str | None) -> Row | None:
 
 
 def distinct(found: Part, target: str | None) -> list[Row]:
-    """Every published recipe: its settings as far as this build has them, and what compiling says of it."""
+    """Every published recipe: its settings as far as this build has them, and what compiling says
+    of it.
+    """
     known = KnownSettings(probe_build(sys.executable, platform="cuda"))
     recipes = {name: for_build(recipe.settings, known) for name, recipe in load_recipes().items()}
     recipes = {name: settings for name, settings in recipes.items() if settings}
@@ -59,7 +64,9 @@ def distinct(found: Part, target: str | None) -> list[Row]:
     arguments = ["predict", str(found.study(found.args.of)), "--json", *at(target)]
     for settings in recipes.values():
         arguments += ["--set", str(settings)]
-    rows = found.machine.autotune(*arguments, limit_s=max(5.0, found.hour.left_s), folder=folder).json()
+    rows = found.machine.autotune(
+        *arguments, limit_s=max(5.0, found.hour.left_s), folder=folder
+    ).json()
     first: dict[tuple[object, ...], str] = {(rows[0].get("program"),): "the default"}
     return [named(name, row, first) for name, row in zip(recipes, rows[1:], strict=True)]
 
@@ -67,31 +74,45 @@ def distinct(found: Part, target: str | None) -> list[Row]:
 def named(name: str, row: Row, first: dict[tuple[object, ...], str]) -> Row:
     """A recipe, and which one before it is the same here.
 
-    On one GPU no variable of NCCL makes another program, nor does a share of memory; what decides the device's own
-    choice of kernels, and is in no compiled program either, does.
+    On one GPU no variable of NCCL makes another program, nor does a share of memory; what decides
+    the device's own choice of kernels, and is in no compiled program either, does.
     """
     chooses = [(n, row["settings"][n]) for n in row.get("not_modelled", ()) if n.startswith("xla_")]
     key = (row.get("program"), *chooses)
     same_as = first.get(key)
     first.setdefault(key, name)
     return {
-        "name": name, "settings": row["settings"], "fingerprint": row.get("program"), "same_as": same_as,
+        "name": name,
+        "settings": row["settings"],
+        "fingerprint": row.get("program"),
+        "same_as": same_as,
         "message": row.get("failure", ""),
-    }  # fmt: skip
+    }
 
 
 def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:
-    """What a model says of the default and of every set that is a program of its own, the default first."""
+    """What a model says of the default and of every set that is a program of its own, the default
+    first.
+    """
     study = found.study(found.args.of)
     gpu = load_target(target) if target else target_here()
     if gpu is None:
         raise StudyFileError("predictions need a GPU that is described: add --target")
-    candidates = {"default": FlagSet(), **{r["name"]: FlagSet(r["settings"]) for r in sets if is_own_program(r)}}
+    candidates = {
+        "default": FlagSet(),
+        **{r["name"]: FlagSet(r["settings"]) for r in sets if is_own_program(r)},
+    }
     with open_screener(
-        load_study(study), study_dir=study.parent, target=gpu, topology=Topology(1, 1),
+        load_study(study),
+        study_dir=study.parent,
+        target=gpu,
+        topology=Topology(1, 1),
         cache_dir=found.out / "home" / "cache" / "autotune" / "screen",
-    ) as (_, screener):  # fmt: skip
-        return [{"name": name, **predicted(screener, gpu, settings)} for name, settings in candidates.items()]
+    ) as (_, screener):
+        return [
+            {"name": name, **predicted(screener, gpu, settings)}
+            for name, settings in candidates.items()
+        ]
 
 
 def predicted(screener: Screener, gpu: Target, settings: FlagSet) -> Row:

@@ -1,4 +1,6 @@
-"""What every part does: fresh processes of a workload, alone or beside each other, and blocks of their steps."""
+"""What every part does: fresh processes of a workload, alone or beside each other, and blocks of
+their steps.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,34 @@ LONGEST_START_S = 170.0
 
 @contextlib.contextmanager
 def part(
-    name: str, words: str, minutes: float, *more: Callable[[argparse.ArgumentParser], object], measures: bool = True
+    name: str,
+    words: str,
+    minutes: float,
+    *more: Callable[[argparse.ArgumentParser], object],
+    measures: bool = True,
 ) -> Iterator[Part]:
     """One part of the hour, from its command line to its last row.
 
     Args:
         measures: Whether it runs anything here; if not, it may read the folder of another machine.
     """
-    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of all results; nothing is written elsewhere")
-    parser.add_argument("--minutes", type=float, default=minutes, help="all sessions together, default %(default)s")
-    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with tiny workloads: no figure is of worth")
+    parser = argparse.ArgumentParser(
+        description=words, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder of all results; nothing is written elsewhere",
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=minutes, help="all sessions together, default %(default)s"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="on the CPU, with tiny workloads: no figure is of worth",
+    )
     for add in more:
         add(parser)
     args = parser.parse_args()
@@ -63,12 +82,17 @@ class Part:
         self.hour = Hour(self.out, name, minutes=args.minutes, made_by=made_by, clock=clock)
 
     def _machine_of_folder(self, here: Row, *, measures: bool) -> Row:
-        """Whose figures the folder holds; those of a dry run are kept out of one with measured ones."""
+        """Whose figures the folder holds; those of a dry run are kept out of one with measured
+        ones.
+        """
         mark = self.out / "made_by.json"
         before = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else here
         if measures and before != here:
-            raise SystemExit(f"--out must hold results of one machine but {self.out} is of {before['on']}, and this is "
-                             f"{here['on']}; name another folder")  # fmt: skip
+            raise SystemExit(
+                f"--out must hold results of one machine but {self.out} is of {before['on']}, "
+                "and this is "
+                f"{here['on']}; name another folder"
+            )
         mark.write_text(json.dumps(before), encoding="utf-8")
         return dict(before)
 
@@ -77,13 +101,17 @@ class Part:
         return HERE / f"{'dry' if self.args.dry_run else name}.toml"
 
     def spec(self, name: str, after_s: float = 0.0) -> StudySpec:
-        """That study, read; its processes start within what is left, less what is to be done with them."""
+        """That study, read; its processes start within what is left, less what is to be done with
+        them.
+        """
         return within(load_study(self.study(name)), self.hour, after_s)
 
     def workload(self, entry: str, options: dict[str, Any], after_s: float = 0.0) -> StudySpec:
         """A study of one workload, likewise."""
         device = {"platform": self.machine.platform, "count": 1}
-        found = parse_study({"name": "workload", "workload": {"entry": entry, "options": options}, "device": device})
+        found = parse_study(
+            {"name": "workload", "workload": {"entry": entry, "options": options}, "device": device}
+        )
         return within(found, self.hour, after_s)
 
 
@@ -93,8 +121,8 @@ def within(spec: StudySpec, hour: Hour, after_s: float) -> StudySpec:
     Args:
         spec: The study.
         hour: What is left of it is the limit.
-        after_s: Seconds of blocks that follow a start: one that leaves them no time is ended, for nothing would come
-            of it.
+        after_s: Seconds of blocks that follow a start: one that leaves them no time is ended, for
+            nothing would come of it.
     """
     left_s = hour.left_s
     start_s, block_s = (max(5.0, min(LONGEST_START_S, s)) for s in (left_s - after_s, left_s))
@@ -103,9 +131,17 @@ def within(spec: StudySpec, hour: Hour, after_s: float) -> StudySpec:
 
 
 def run_alone(
-    machine: Machine, spec: StudySpec, settings: FlagSet, folder: Path, *, warm_s: float, steady_s: float
+    machine: Machine,
+    spec: StudySpec,
+    settings: FlagSet,
+    folder: Path,
+    *,
+    warm_s: float,
+    steady_s: float,
 ) -> Row:
-    """A fresh process with nothing beside it: runs until it is warm, then a block at steady state."""
+    """A fresh process with nothing beside it: runs until it is warm, then a block at steady
+    state.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     launcher = machine.launcher(spec)
     with contextlib.closing(launcher):
@@ -119,10 +155,18 @@ def run_alone(
                 and (spec.measure.start_limit_s or LONGEST_START_S) < LONGEST_START_S
             ):
                 raise TimeoutError("the minutes were over before its process was done") from error
-            return {"settings": dict(settings), "failure": json.loads(error.failure.model_dump_json())}
+            return {
+                "settings": dict(settings),
+                "failure": json.loads(error.failure.model_dump_json()),
+            }
         report = json.loads(worker.report.model_dump_json())
         worker.close()
-    return {"settings": dict(settings), "report": report, "warm": warm.to_json(), "steady": steady.to_json()}
+    return {
+        "settings": dict(settings),
+        "report": report,
+        "warm": warm.to_json(),
+        "steady": steady.to_json(),
+    }
 
 
 def start(launcher: Launcher, spec: StudySpec, settings: FlagSet, folder: Path) -> Worker:
@@ -131,7 +175,9 @@ def start(launcher: Launcher, spec: StudySpec, settings: FlagSet, folder: Path) 
     return launcher.start(spec.baseline.merge(settings), folder, progress=lambda phase: None)
 
 
-def start_at_once(launcher: Launcher, spec: StudySpec, settings: FlagSet, folders: Sequence[Path]) -> list[Worker]:
+def start_at_once(
+    launcher: Launcher, spec: StudySpec, settings: FlagSet, folders: Sequence[Path]
+) -> list[Worker]:
     """Starts several workers at the same time."""
     with ThreadPoolExecutor(max_workers=len(folders)) as pool:
         return list(pool.map(lambda folder: start(launcher, spec, settings, folder), folders))
@@ -144,9 +190,18 @@ def steps_in(worker: Worker, seconds: float) -> int:
 
 
 def interleaved(
-    machine: Machine, spec: StudySpec, workers: Sequence[Worker], folder: Path, *, block_s: float, pairs: int, seed: str
+    machine: Machine,
+    spec: StudySpec,
+    workers: Sequence[Worker],
+    folder: Path,
+    *,
+    block_s: float,
+    pairs: int,
+    seed: str,
 ) -> list[Row]:
-    """Interleaved blocks of two processes, each pair in the order of a coin; who came first is index 0 or 1."""
+    """Interleaved blocks of two processes, each pair in the order of a coin; who came first is
+    index 0 or 1.
+    """
     rng, rows = random.Random(seed), []
     for _ in range(pairs):
         order = [0, 1] if rng.random() < 0.5 else [1, 0]
@@ -154,5 +209,7 @@ def interleaved(
         for i in order:
             blocks[i] = machine.block(spec, workers[i], steps_in(workers[i], block_s), folder)
         mean_s = [statistics.mean(blocks[i].step_s) for i in (0, 1)]
-        rows.append({"first": order[0], "mean_s": mean_s, "log_ratio": math.log(mean_s[1] / mean_s[0])})
+        rows.append(
+            {"first": order[0], "mean_s": mean_s, "log_ratio": math.log(mean_s[1] / mean_s[0])}
+        )
     return rows

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gpu.ranks --out DIR [--dry-run]
 
-For each table: predicted against measured step times of all sets, their rank correlation with an interval, the factor
-by which predictions are off, and predicted against measured memory. For each study's run directory the same by
-`benchmarks.rank_correlation`, where XLA's CUDA plugin is installed.
+For each table: predicted against measured step times of all sets, their rank correlation with an
+interval, the factor by which predictions are off, and predicted against measured memory. For each
+study's run directory the same by `benchmarks.rank_correlation`, where XLA's CUDA plugin is
+installed.
 """
 
 from __future__ import annotations
@@ -43,20 +44,34 @@ def main() -> int:
 
 def of_table(out: Path, study: str) -> Row:
     """Predicted against measured steps of one table."""
-    predicted = {r["name"]: r for r in prepared(out, study).get("predictions", {}).get("predicted", [])}
+    predicted = {
+        r["name"]: r for r in prepared(out, study).get("predictions", {}).get("predicted", [])
+    }
     runs = runs_of(out, study)
-    known = [name for name in dict.fromkeys(n for n, _, _ in runs) if "step_s" in predicted.get(name, {})]
+    known = [
+        name for name in dict.fromkeys(n for n, _, _ in runs) if "step_s" in predicted.get(name, {})
+    ]
     if "default" not in known:
-        return {"cannot": "the default must be both predicted (benchmarks.gpu.prepare) and measured, and is not"}
+        return {
+            "cannot": "the default must be both predicted (benchmarks.gpu.prepare) and measured, "
+            "and is not"
+        }
     ratios = estimate_ratios(runs, default="default").ratios
     default_s = math.exp(statistics.mean(math.log(s) for n, _, s in runs if n == "default"))
     measured = [default_s * (ratios[name].ratio if name in ratios else 1.0) for name in known]
     told = [predicted[name]["step_s"] for name in known]
-    peak = [r["report"].get("peak_bytes") for r in steady_rows(out, study) if r["unit"].endswith(" default")]
+    peak = [
+        r["report"].get("peak_bytes")
+        for r in steady_rows(out, study)
+        if r["unit"].endswith(" default")
+    ]
     return {
         "agreement": asdict(agreement(told, measured)),
         "factor": factor(told, measured),
-        "sets": [{"name": n, "predicted_s": t, "measured_s": m} for n, t, m in zip(known, told, measured, strict=True)],
+        "sets": [
+            {"name": n, "predicted_s": t, "measured_s": m}
+            for n, t, m in zip(known, told, measured, strict=True)
+        ],
         "predicted_peak_bytes": predicted["default"].get("peak_bytes"),
         "measured_peak_bytes": max(filter(None, peak), default=None),
     }
@@ -68,7 +83,9 @@ def of_run(found: Part, run: Path) -> Row:
         return {"cannot": "nothing of it was measured on a GPU"}
     if (problem := compiler_problem(compiler_versions())) is not None:
         return {"cannot": str(problem)}
-    check = check_predictions(Store.open(run), cache_dir=found.out / "home" / "cache" / "autotune" / "screen")
+    check = check_predictions(
+        Store.open(run), cache_dir=found.out / "home" / "cache" / "autotune" / "screen"
+    )
     return {"agreement": asdict(check.agreement), "factor": check.factor, "target": check.target}
 
 
@@ -82,7 +99,13 @@ def runs_of(out: Path, study: str) -> list[tuple[str, int, float]]:
     found = []
     for row in steady_rows(out, study):
         _, number, name = row["unit"].split(" ", 2)
-        found.append(("default" if name == AGAIN else name, int(number), statistics.mean(row["steady"]["step_s"])))
+        found.append(
+            (
+                "default" if name == AGAIN else name,
+                int(number),
+                statistics.mean(row["steady"]["step_s"]),
+            )
+        )
     return found
 
 

@@ -24,7 +24,9 @@ Section = tuple[str, list[str]]
 
 def units(out: Path, part: str) -> dict[str, Row]:
     """What each unit of a part gave last; what broke is left out."""
-    return {r["unit"]: r for r in read_rows(out / f"{part}.jsonl") if "unit" in r and "error" not in r}
+    return {
+        r["unit"]: r for r in read_rows(out / f"{part}.jsonl") if "unit" in r and "error" not in r
+    }
 
 
 def missing(out: Path) -> list[str]:
@@ -52,14 +54,27 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
     found: list[Section] = []
     for study in STUDIES:
         if runs_of(out, study):
-            found.append((f"The {study} model: default, winner and published recipes", table(out, study, mark, plots)))
+            found.append(
+                (
+                    f"The {study} model: default, winner and published recipes",
+                    table(out, study, mark, plots),
+                )
+            )
     if (said := sentence_of(out / "found")) is not None:
         found.append(("A study whose baseline is told to take the first kernel", [f"{said}."]))
     for study in STUDIES:
         done = units(out, f"search-{study}")
         if row := done.get("study") or done.get("study, stopped"):
-            found.append((f"The search on the {study} model", [row["sentence"] or "It did not come to its end.", "",
-                                                               f"{row['trials']} trials were measured."]))  # fmt: skip
+            found.append(
+                (
+                    f"The search on the {study} model",
+                    [
+                        row["sentence"] or "It did not come to its end.",
+                        "",
+                        f"{row['trials']} trials were measured.",
+                    ],
+                )
+            )
     accepted = units(out, "accept")
     if "interleaved" in accepted:
         found.append(("The machine against itself", itself(accepted, mark, plots)))
@@ -69,10 +84,14 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
 
 
 def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
-    """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees of freedom."""
+    """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees
+    of freedom.
+    """
     ratios = [row["log_ratio"] for name, row in accepted.items() if name.startswith("in a row ")]
     if "interleaved" in accepted:
-        ratios.append(statistics.mean(p["log_ratio"] for p in accepted["interleaved"]["blocks"]["3.0"]))
+        ratios.append(
+            statistics.mean(p["log_ratio"] for p in accepted["interleaved"]["blocks"]["3.0"])
+        )
     return (math.sqrt(statistics.mean(r * r for r in ratios) / 2), len(ratios)) if ratios else None
 
 
@@ -83,28 +102,50 @@ def table(out: Path, study: str, mark: str, plots: dict[str, Chart]) -> list[str
         return ["The default did not run: nothing can be compared."]
     found = estimate_ratios(runs, default="default", spread=spread_of(units(out, "accept")))
     names = ["default", *sorted(found.ratios, key=lambda n: found.ratios[n].ratio)]
-    predicted = {r["name"]: r for r in prepared(out, study).get("predictions", {}).get("predicted", [])}
-    lines = ["| set | step | over the default's, 95 % interval | MFU | J/token | predicted |",
-             "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    predicted = {
+        r["name"]: r for r in prepared(out, study).get("predictions", {}).get("predicted", [])
+    }
+    lines = [
+        "| set | step | over the default's, 95 % interval | MFU | J/token | predicted |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name in names:
         own = [r for r, (n, _, _) in zip(rows, runs, strict=True) if n == name]
         lines.append(table_row(name, own, found.ratios.get(name), predicted))
     label = f"{study}{mark}"
     marks = [
-        Mark(x=r.ratio, x_ends=(r.low, r.high), label=name, detail=f"{name}: {shown(r)}", style=style_of(r))
+        Mark(
+            x=r.ratio,
+            x_ends=(r.low, r.high),
+            label=name,
+            detail=f"{name}: {shown(r)}",
+            style=style_of(r),
+        )
         for name, r in sorted(found.ratios.items(), key=lambda pair: pair[1].ratio)
     ]
-    plots[f"gpu-{study}"] = Chart(title=label, svg=forest(marks, band=MIN_EFFECT, of=f"{label}: step time"))
-    return [*lines, "", *words(found, rows), "", f"![Step times over the default's{mark}](gpu-{study}.svg)"]
+    plots[f"gpu-{study}"] = Chart(
+        title=label, svg=forest(marks, band=MIN_EFFECT, of=f"{label}: step time")
+    )
+    return [
+        *lines,
+        "",
+        *words(found, rows),
+        "",
+        f"![Step times over the default's{mark}](gpu-{study}.svg)",
+    ]
 
 
 def table_row(name: str, own: list[Row], ratio: Ratio | None, predicted: dict[str, Row]) -> str:
     """One set's figures: geometric mean over its processes."""
-    step_s = math.exp(statistics.mean(math.log(statistics.mean(r["steady"]["step_s"])) for r in own))
+    step_s = math.exp(
+        statistics.mean(math.log(statistics.mean(r["steady"]["step_s"])) for r in own)
+    )
     report = own[0]["report"]
     tokens, flops = report.get("tokens_per_step"), report.get("flops_per_step")
     peak = peak_flops_per_s(report["device_kind"], report["dtype"])
-    joules = [r["steady"]["joules"] / len(r["steady"]["step_s"]) for r in own if r["steady"]["joules"]]
+    joules = [
+        r["steady"]["joules"] / len(r["steady"]["step_s"]) for r in own if r["steady"]["joules"]
+    ]
     told = predicted.get(name, {}).get("step_s")
     cells = [
         name,
@@ -119,7 +160,9 @@ def table_row(name: str, own: list[Row], ratio: Ratio | None, predicted: dict[st
 
 def shown(r: Ratio) -> str:
     """A ratio with its interval."""
-    interval = "no interval" if math.isnan(r.low) else f"[{format_ratio(r.low)}, {format_ratio(r.high)}]"
+    interval = (
+        "no interval" if math.isnan(r.low) else f"[{format_ratio(r.low)}, {format_ratio(r.high)}]"
+    )
     return f"{format_ratio(r.ratio)} {interval}"
 
 
@@ -135,7 +178,8 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
     tokens = rows[0]["report"]["tokens_per_step"]
     least = min((r.runs for r in found.ratios.values()), default=0)
     return [
-        f"{len(rows)} fresh processes, {least} or more of each set, each alone on the GPU. All intervals hold together "
+        f"{len(rows)} fresh processes, {least} or more of each set, each alone on the GPU. All "
+        "intervals hold together "
         f"with 95 %; the standard deviation of a process is {sd}. A step has {tokens} tokens. "
         f"Clocks were held back by {', '.join(held) or 'nothing that was seen'}."
     ]
@@ -144,7 +188,10 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
 def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list[str]:
     """A/A run by length of block, order and residency effects, process spread."""
     row = accepted["interleaved"]
-    lines = ["| block | pairs | standard deviation of a pair | second over first |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| block | pairs | standard deviation of a pair | second over first |",
+        "| --- | --- | --- | --- |",
+    ]
     marks = []
     for block_s, pairs in row["blocks"].items():
         logs = [p["log_ratio"] for p in pairs]
@@ -154,27 +201,44 @@ def itself(accepted: dict[str, Row], mark: str, plots: dict[str, Chart]) -> list
         at = mean_interval(logs)
         marks.append(
             Mark(
-                x=math.exp(at[0]), x_ends=(math.exp(at[1]), math.exp(at[2])), label=f"blocks of {block_s} s",
-                detail=f"{len(pairs)} pairs", style="aa_run",
+                x=math.exp(at[0]),
+                x_ends=(math.exp(at[1]), math.exp(at[2])),
+                label=f"blocks of {block_s} s",
+                detail=f"{len(pairs)} pairs",
+                style="aa_run",
             )
-        )  # fmt: skip
-    plots["gpu-itself"] = Chart(title=f"A/A{mark}", svg=forest(marks, band=MIN_EFFECT, of=f"A/A{mark}: step time"))
+        )
+    plots["gpu-itself"] = Chart(
+        title=f"A/A{mark}", svg=forest(marks, band=MIN_EFFECT, of=f"A/A{mark}: step time")
+    )
     beside, alone = statistics.mean(row["beside_s"]), statistics.mean(row["alone_s"])
     if watts := accepted.get("idle", {}).get("block", {}).get("power_w"):
         lines += ["", f"At rest the GPU draws {watts:.0f} W."]
-    lines += ["", f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes alone."]
+    lines += [
+        "",
+        f"Beside an idle process a step takes {format_ratio(beside / alone)} times what it takes "
+        "alone.",
+    ]
     if (spread := spread_of(accepted)) is not None:
-        lines.append(f"Processes started in a row differ by a standard deviation of {100 * spread[0]:.2f} %.")
-    at_once = [abs(row["log_ratio"]) for name, row in accepted.items() if name.startswith("at once ")]
+        lines.append(
+            f"Processes started in a row differ by a standard deviation of {100 * spread[0]:.2f} %."
+        )
+    at_once = [
+        abs(row["log_ratio"]) for name, row in accepted.items() if name.startswith("at once ")
+    ]
     if at_once:
-        lines.append(f"Pairs started at once differ by {', '.join(f'{100 * x:.2f} %' for x in at_once)}.")
+        lines.append(
+            f"Pairs started at once differ by {', '.join(f'{100 * x:.2f} %' for x in at_once)}."
+        )
     return [*lines, "", f"![Equal processes against each other{mark}](gpu-itself.svg)"]
 
 
 def interval_words(found: tuple[float, float, float]) -> str:
     """A mean of logs as a ratio with its interval."""
     mean, low, high = (math.exp(v) for v in found)
-    return format_ratio(mean) + ("" if math.isnan(low) else f" [{format_ratio(low)}, {format_ratio(high)}]")
+    return format_ratio(mean) + (
+        "" if math.isnan(low) else f" [{format_ratio(low)}, {format_ratio(high)}]"
+    )
 
 
 def ranks(done: dict[str, Row]) -> list[str]:
@@ -189,8 +253,13 @@ def ranks(done: dict[str, Row]) -> list[str]:
             continue
         order = "too few programs differ for a rank correlation"
         if a["spearman"] is not None:
-            order = f"Spearman {a['spearman']:.2f} [{a['low']:.2f}, {a['high']:.2f}], Kendall {a['kendall']:.2f}"
-        more = f"; steps take {row['factor']:.2f} times what is predicted" if "factor" in row else ""
+            order = (
+                f"Spearman {a['spearman']:.2f} [{a['low']:.2f}, {a['high']:.2f}], Kendall "
+                f"{a['kendall']:.2f}"
+            )
+        more = (
+            f"; steps take {row['factor']:.2f} times what is predicted" if "factor" in row else ""
+        )
         if row.get("predicted_peak_bytes") and row.get("measured_peak_bytes"):
             told, seen = row["predicted_peak_bytes"], row["measured_peak_bytes"]
             more += f"; memory {format_bytes(told)} predicted, {format_bytes(seen)} measured"

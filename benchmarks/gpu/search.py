@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.search --out DIR [--of dense|moe] [--minutes 9.5] [--dry-run]
 
-`autotune run` is given its share of the minutes as its own budget. When they are over it is told to stop, as a batch
-system would: the same command goes on with the same run directory, for which more minutes must be given.
+`autotune run` is given its share of the minutes as its own budget. When they are over it is told to
+stop, as a batch system would: the same command goes on with the same run directory, for which more
+minutes must be given.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from benchmarks.gpu.hour import Row
 from benchmarks.gpu.processes import Part, part
 
 SHARE = 0.9
-"""Of the minutes, what the study is given as its budget: it may take a tenth more, and asks the build before it."""
+"""Of the minutes, what the study is given as its budget: it may take a tenth more, and asks the
+build before it.
+"""
 LEAST_S = 30.0
 TO_STOP_S = 25.0
 """What a study needs at most from being told to stop to its end."""
@@ -28,7 +31,9 @@ STOPPED = 75
 
 def which(parser: argparse.ArgumentParser) -> None:
     """The option that names a study."""
-    parser.add_argument("--of", choices=("dense", "moe"), default="dense", help="the study, default %(default)s")
+    parser.add_argument(
+        "--of", choices=("dense", "moe"), default="dense", help="the study, default %(default)s"
+    )
 
 
 def main() -> int:
@@ -74,14 +79,22 @@ def trials_of(run: Path) -> list[TrialResult]:
 
 
 def best_of(run: Path) -> tuple[str, FlagSet] | None:
-    """The winner of a run by name, or where nothing is proven the trial that looked best; None without any."""
+    """The winner of a run by name, or where nothing is proven the trial that looked best; None
+    without any.
+    """
     if not run.exists():
         return None
     store = Store.open(run)
     conclusion = store.last(ConclusionRecord)
-    if conclusion is not None and conclusion.outcome is Outcome.WINNER and conclusion.settings is not None:
+    if (
+        conclusion is not None
+        and conclusion.outcome is Outcome.WINNER
+        and conclusion.settings is not None
+    ):
         return "winner", conclusion.settings
-    trials = [(t.comparison.estimate.ratio, t) for t in store.of(TrialResult) if t.comparison is not None]
+    trials = [
+        (t.comparison.estimate.ratio, t) for t in store.of(TrialResult) if t.comparison is not None
+    ]
     if not trials:
         return None
     return "best trial, not proven", min(trials, key=lambda pair: pair[0])[1].settings

@@ -1,11 +1,13 @@
-"""The default, a study's winner and every published recipe that is a program of its own, at steady state.
+"""The default, a study's winner and every published recipe that is a program of its own, at steady
+state.
 
-    python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200] [--dry-run]
+    python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200]
+        [--dry-run]
 
-Round-robin: each round starts every set once, in an order drawn anew, and the default twice. Each process is fresh and
-alone on the GPU; it runs until it is warm, then a block of seconds. A drift of the machine is a round's; what a process
-draws at its start is in the intervals. More minutes go on with more rounds. The sets come from `prepare`; without it
-they are compiled here.
+Round-robin: each round starts every set once, in an order drawn anew, and the default twice. Each
+process is fresh and alone on the GPU; it runs until it is warm, then a block of seconds. A drift of
+the machine is a round's; what a process draws at its start is in the intervals. More minutes go on
+with more rounds. The sets come from `prepare`; without it they are compiled here.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def main() -> int:
         arms = sets_of(found)
         if arms is None:
             return 1
-        hour.do("arms", 0, lambda: {"arms": {name: dict(settings) for name, settings in arms.items()}})
+        hour.do(
+            "arms", 0, lambda: {"arms": {name: dict(settings) for name, settings in arms.items()}}
+        )
         rounds = 1 if found.args.dry_run else MOST_ROUNDS
         for number in range(rounds):
             if not one_round(found, arms, number):
@@ -59,15 +63,21 @@ def sets_of(found: Part) -> Mapping[str, FlagSet] | None:
     rows = rows or found.hour.do("sets", 120, lambda: {"sets": distinct(found, found.args.target)})
     if rows is None:
         return None
-    published = {row["name"]: FlagSet(row["settings"]) for row in rows["sets"] if is_own_program(row)}
-    return arms | {name: settings for name, settings in published.items() if settings not in set(arms.values())}
+    published = {
+        row["name"]: FlagSet(row["settings"]) for row in rows["sets"] if is_own_program(row)
+    }
+    return arms | {
+        name: settings for name, settings in published.items() if settings not in set(arms.values())
+    }
 
 
 def one_round(found: Part, arms: Mapping[str, FlagSet], number: int) -> bool:
     """Every set once, the default twice; whether there was time for all of them."""
     others = [*list(arms)[1:], AGAIN]
     random.Random(f"{found.args.of}/{number}").shuffle(others)
-    if number == 0:  # what matters most comes first once: a searched set, and what equal processes differ by
+    if (
+        number == 0
+    ):  # what matters most comes first once: a searched set, and what equal processes differ by
         searched = [name for name in list(arms)[1:2] if not is_published(name)]
         others = [*searched, AGAIN, *(name for name in others if name not in (*searched, AGAIN))]
     for name in ["default", *others]:

@@ -1,10 +1,12 @@
 """Predicted over published step times.
 
-Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``screen`` and no GPU. Compiles each row of
-`rows.toml` in a process of its own, with a time limit, or takes its program from the cache of `autotune screen`, and
-predicts it. Writes ``benchmarks/results/published_JAXLIB.json`` after each row, and goes on there; then the page
-``docs/predictions.md`` with its picture, and ``autotune/data/published.json``, from which predictions have their
-interval. ``--again`` predicts all of them anew (seconds, of programs in the cache), ``--report`` compiles nothing.
+Run as ``python -m benchmarks.published [NAME ...]``; it needs the extra ``screen`` and no GPU.
+Compiles each row of `rows.toml` in a process of its own, with a time limit, or takes its program
+from the cache of `autotune screen`, and predicts it. Writes
+``benchmarks/results/published_JAXLIB.json`` after each row, and goes on there; then the page
+``docs/predictions.md`` with its picture, and ``autotune/data/published.json``, from which
+predictions have their interval. ``--again`` predicts all of them anew (seconds, of programs in the
+cache), ``--report`` compiles nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ ROOT = Path(__file__).parents[2]
 
 def main() -> None:
     """Predicts what is not yet in the results, and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="only these rows")
     parser.add_argument("--again", action="store_true", help="predict what is in the results, too")
-    parser.add_argument("--report", action="store_true", help="compile nothing: write the page from the results")
+    parser.add_argument(
+        "--report", action="store_true", help="compile nothing: write the page from the results"
+    )
     args = parser.parse_args()
     jaxlib, folder = version("jaxlib"), ROOT / "benchmarks/results"
 
@@ -44,9 +50,15 @@ def main() -> None:
     (ROOT / "docs/predictions.md").write_text(page(rows, jaxlib), encoding="utf-8")
 
 
-def results(known: Mapping[str, Any], path: Path, names: list[str], *, again: bool) -> dict[str, Any]:
-    """What is predicted for each, next to what is known of it; what the file lacks is predicted and kept there."""
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def results(
+    known: Mapping[str, Any], path: Path, names: list[str], *, again: bool
+) -> dict[str, Any]:
+    """What is predicted for each, next to what is known of it; what the file lacks is predicted and
+    kept there.
+    """
+    found: dict[str, dict[str, Any]] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    )
     found = {name: found[name] for name in known if name in found}
     for name in names:
         if name in found and "failure" not in found[name] and not again:

@@ -40,7 +40,7 @@ Made by `python -m benchmarks.published` under jaxlib {jaxlib}. Configurations, 
 
 ![Predicted over published step time](predictions.svg)
 
-"""
+"""  # noqa: E501
 
 NOTES = """
 *Kept*: no figure of the model was fitted to them, but they were seen while it was made. *Late*: added when its last
@@ -48,7 +48,7 @@ figure was set. A prediction is the step of a well-tuned program like MaxText, n
 fifth and more for similar configurations. The 95 % interval that `autotune predict` prints is that of one more
 framework. Float8, experts, programs of your own and attention at lengths that no row has get none. The model knows no
 software versions.
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def kind(row: Mapping[str, Any]) -> str:
 
 
 def ratios(rows: Rows) -> dict[str, float]:
-    """Predicted over published step time of the dense rows in bfloat16, of which the interval is made."""
+    """Predicted over published step time of the dense rows in bfloat16, of which the interval is
+    made.
+    """
     return {n: r["ratio"] for n, r in rows.items() if "ratio" in r and kind(r) == "dense bfloat16"}
 
 
@@ -139,7 +141,8 @@ def page(rows: Rows, jaxlib: str) -> str:
     }
     lines = [
         HEAD.format(jaxlib=jaxlib)
-        + f"| rows | count | geometric mean | spread (sd of log) | within x{FACTOR:g} | Spearman | Spearman of MFU |",
+        + f"| rows | count | geometric mean | spread (sd of log) | within x{FACTOR:g} | Spearman "
+        "| Spearman of MFU |",
         "|---|---|---|---|---|---|---|",
         *(_group(name, found) for name, found in groups.items() if found),
         NOTES,
@@ -171,13 +174,15 @@ def picture(rows: Rows) -> str:
     a, b = 10**low, 10**high
     whole = SIDE + 2 * EDGE
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {whole}" role="img" font-family="sans-serif" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {whole}" role="img" '
+        'font-family="sans-serif" '
         f'font-size="12"><title>Predicted over published step time of {len(done)} runs</title>',
         f'<rect width="{whole}" height="{whole}" fill="white"/>',
     ]
     for tick in (t * 10.0**p for p in range(-3, 4) for t in (1, 3) if a <= t * 10.0**p <= b):
         parts.append(
-            f'<path d="M{at(tick):.1f} {up(a):.1f}V{up(b):.1f}M{at(a):.1f} {up(tick):.1f}H{at(b):.1f}" stroke="#ddd"/>'
+            f'<path d="M{at(tick):.1f} {up(a):.1f}V{up(b):.1f}M{at(a):.1f} '
+            f'{up(tick):.1f}H{at(b):.1f}" stroke="#ddd"/>'
             f'<text x="{at(tick):.1f}" y="{up(a) + 18:.1f}" text-anchor="middle">{tick:g}</text>'
             f'<text x="{at(a) - 8:.1f}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>'
         )
@@ -185,23 +190,28 @@ def picture(rows: Rows) -> str:
         drawn = 'stroke="#777" stroke-dasharray="4 4"' if style == "dash" else style
         x1, x2 = max(a, a / factor), min(b, b / factor)
         parts.append(
-            f'<line x1="{at(x1):.1f}" y1="{up(x1 * factor):.1f}" x2="{at(x2):.1f}" y2="{up(x2 * factor):.1f}" {drawn}/>'
+            f'<line x1="{at(x1):.1f}" y1="{up(x1 * factor):.1f}" x2="{at(x2):.1f}" '
+            f'y2="{up(x2 * factor):.1f}" {drawn}/>'
         )
     colours = {"dense bfloat16": "#0060a8", "float8": "#c05000", "experts": "#207020"}
     for name, r in done:
         fill = "white" if r["held_out"] else colours[kind(r)]
         parts.append(
-            f'<circle cx="{at(r["measured_s"]):.1f}" cy="{up(r["step_s"]):.1f}" r="4.5" fill="{fill}" '
-            f'stroke="{colours[kind(r)]}" stroke-width="1.5"><title>{name}: {r["ratio"]:.3f}</title></circle>'
+            f'<circle cx="{at(r["measured_s"]):.1f}" cy="{up(r["step_s"]):.1f}" r="4.5" '
+            f'fill="{fill}" '
+            f'stroke="{colours[kind(r)]}" stroke-width="1.5"><title>{name}: '
+            f"{r['ratio']:.3f}</title></circle>"
         )
     for i, (name, colour) in enumerate(colours.items()):
         y = EDGE + 16 + 18 * i
         dot = f'<circle cx="{EDGE + 14}" cy="{y - 4}" r="4.5" fill="{colour}"/>'
         parts.append(f'{dot}<text x="{EDGE + 26}" y="{y}">{name}</text>')
     parts.append(
-        f'<text x="{EDGE + 8}" y="{EDGE + 72}" fill="#555">open circles: kept from fitting; dashes: x{FACTOR:g}</text>'
+        f'<text x="{EDGE + 8}" y="{EDGE + 72}" fill="#555">open circles: kept from fitting; '
+        f"dashes: x{FACTOR:g}</text>"
         f'<text x="{whole / 2}" y="{whole - 14}" text-anchor="middle">published step time, s</text>'
-        f'<text transform="translate(16 {whole / 2}) rotate(-90)" text-anchor="middle">predicted step time, s</text>'
+        f'<text transform="translate(16 {whole / 2}) rotate(-90)" text-anchor="middle">predicted '
+        "step time, s</text>"
         "</svg>"
     )
     return "".join(parts) + "\n"

@@ -1,4 +1,6 @@
-"""The published rows, and what is predicted for one: compiled for the GPUs it names, in a process of its own."""
+"""The published rows, and what is predicted for one: compiled for the GPUs it names, in a process
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ Row = dict[str, Any]
 def published() -> dict[str, Row]:
     """Every row by name, its flags in words."""
     found = tomllib.loads((HERE / "rows.toml").read_text(encoding="utf-8"))
-    return {name: {**row, "flags": found["flags"][row["flags"]]} for name, row in found["rows"].items()}
+    return {
+        name: {**row, "flags": found["flags"][row["flags"]]} for name, row in found["rows"].items()
+    }
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a row is of the third that no figure of the model may be fitted to: a hash of its name decides."""
+    """Whether a row is of the third that no figure of the model may be fitted to: a hash of its
+    name decides.
+    """
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0
 
 
@@ -43,17 +49,24 @@ def compiled(name: str, row: Row) -> CompiledProgram:
     study = {
         "name": name,
         "workload": {"entry": row["entry"], "options": row["options"]},
-        "device": {"platform": "cuda", "count": topology.device_count, "node_count": topology.nodes},
+        "device": {
+            "platform": "cuda",
+            "count": topology.device_count,
+            "node_count": topology.nodes,
+        },
         "baseline": dict(parse_set(row["flags"])),
     }
     folder = default_cache_dir() / "screen"
     with contextlib.ExitStack() as stack:
         _, screener = stack.enter_context(
             open_screener(
-                parse_study(study), study_dir=HERE, topology=topology, cache_dir=folder,
+                parse_study(study),
+                study_dir=HERE,
+                topology=topology,
+                cache_dir=folder,
                 target=replace(load_target(row["target"]), memory_share=row.get("memory_fraction")),
             )
-        )  # fmt: skip
+        )
         result = screener.result(FlagSet())
     if result.program is None:
         raise RuntimeError(result.failure.message if result.failure else "it did not compile")

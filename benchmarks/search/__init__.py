@@ -1,1 +1,3 @@
-"""Holds the search to its rivals on made-up spaces of flags and on recorded tables; see docs/search.md."""
+"""Holds the search to its rivals on made-up spaces of flags and on recorded tables; see
+docs/search.md.
+"""

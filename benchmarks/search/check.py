@@ -1,4 +1,6 @@
-"""Holds the benchmark to what it says of itself: optima against brute force, scores, and the families' stated facts."""
+"""Holds the benchmark to what it says of itself: optima against brute force, scores, and the
+families' stated facts.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MOST_SETS = 60_000
 def check() -> dict[str, Any]:
     """Figures that a test, or a reader, can hold against docs/search.md."""
     return {
-        "optimum": {family: _brute_force(family) for family in (*FAMILIES, *CONDITIONED, DRAWN, OPTIONS)},
+        "optimum": {
+            family: _brute_force(family) for family in (*FAMILIES, *CONDITIONED, DRAWN, OPTIONS)
+        },
         "facts": {family: _facts(family) for family in FAMILIES},
         "scores": _scores(),
         "runs": _runs(),
@@ -46,7 +50,9 @@ def check() -> dict[str, Any]:
 
 
 def _brute_force(family: str) -> dict[str, float]:
-    """How many small spaces were enumerated, and the largest difference to the optimum that is told."""
+    """How many small spaces were enumerated, and the largest difference to the optimum that is
+    told.
+    """
     found: list[float] = []
     for seed in range(40):
         if len(found) == SMALL_SPACES:
@@ -56,7 +62,9 @@ def _brute_force(family: str) -> dict[str, float]:
         if np.prod(problem.sizes) <= MOST_SETS:
             every = np.indices(problem.sizes).reshape(len(problem.sizes), -1).T
             told = float(problem.gains(problem.best[None])[0])
-            found.append(max(abs(float(problem.gains(every).min()) - v) for v in (problem.optimum, told)))
+            found.append(
+                max(abs(float(problem.gains(every).min()) - v) for v in (problem.optimum, told))
+            )
     return {"spaces": len(found), "difference": max(found)}
 
 
@@ -68,7 +76,9 @@ def _facts(family: str) -> dict[str, Any]:
     sizes = [g.count(name) for g in groups for name in set(g)]
     return {
         "settings": [min(len(p.sizes) for p in problems), max(len(p.sizes) for p in problems)],
-        "inert": float(np.mean([1 - a / len(p.sizes) for a, p in zip(acting, problems, strict=True)])),
+        "inert": float(
+            np.mean([1 - a / len(p.sizes) for a, p in zip(acting, problems, strict=True)])
+        ),
         "good": [min(len(p.good) for p in problems), max(len(p.good) for p in problems)],
         "effects": [min(effects), max(effects)],
         "harmful": min(a - len(p.good) for a, p in zip(acting, problems, strict=True)),
@@ -77,7 +87,9 @@ def _facts(family: str) -> dict[str, Any]:
         "hazards": [min(len(p.hazards) for p in problems), max(len(p.hazards) for p in problems)],
         "random": max(float(random_search(p, TRIALS)[-1]) / p.optimum for p in problems) / EASY,
         "recipes": [min(len(p.recipes) for p in problems), max(len(p.recipes) for p in problems)],
-        "changed by a recipe": float(np.mean([(r != p.defaults).sum() for p in problems for r in p.recipes])),
+        "changed by a recipe": float(
+            np.mean([(r != p.defaults).sum() for p in problems for r in p.recipes])
+        ),
         "default is 0": max(abs(float(p.effects(p.defaults[None])[0])) for p in problems),
     }
 
@@ -89,14 +101,22 @@ def _best_alone(problem: Problem, i: int) -> float:
 
 
 def _scores() -> dict[str, float]:
-    """Random search scores 0 and an oracle 1, on spaces and on a table; the cutoff of a table that is known."""
+    """Random search scores 0 and an oracle 1, on spaces and on a table; the cutoff of a table that
+    is known.
+    """
     problems = [problem_of(family, seed) for family in FAMILIES for seed in range(SPACES)]
     told = []
     for p in problems:
         baseline, rng = random_search(p, TRIALS), np.random.default_rng(1)
-        curves = np.minimum.accumulate(p.gains(p.random(rng, 50 * TRIALS)).reshape(50, TRIALS), axis=1)
+        curves = np.minimum.accumulate(
+            p.gains(p.random(rng, 50 * TRIALS)).reshape(50, TRIALS), axis=1
+        )
         told.append(float(np.mean([score(c, baseline, p.optimum) for c in curves])))
-    oracle = score(np.full(TRIALS, problems[0].optimum), random_search(problems[0], TRIALS), problems[0].optimum)
+    oracle = score(
+        np.full(TRIALS, problems[0].optimum),
+        random_search(problems[0], TRIALS),
+        problems[0].optimum,
+    )
     table = np.random.default_rng(2).lognormal(size=500)
     baseline = table_baseline(tuple(table), 40)
     rng = np.random.default_rng(3)
@@ -105,7 +125,9 @@ def _scores() -> dict[str, float]:
     return {
         "random": float(np.mean(told)),
         "oracle": oracle,
-        "random on a table": float(np.mean([score(w, baseline, float(table.min())) for w in walks])),
+        "random on a table": float(
+            np.mean([score(w, baseline, float(table.min())) for w in walks])
+        ),
         "cutoff": float(cutoff(np.arange(1.0, 101.0))),
         "mean": mean,
         "width": high - low,
@@ -126,8 +148,12 @@ def _runs() -> dict[str, Any]:
 
 
 def _ceiling() -> dict[str, Any]:
-    """The search that is told which settings act: its space has the same optimum, and it changes nothing else."""
-    problems = [p for f in FAMILIES for seed in range(SPACES) if not (p := problem_of(f, seed)).hazards]
+    """The search that is told which settings act: its space has the same optimum, and it changes
+    nothing else.
+    """
+    problems = [
+        p for f in FAMILIES for seed in range(SPACES) if not (p := problem_of(f, seed)).hazards
+    ]
     optima = [abs(p.only(p.acting).optimum - p.optimum) for p in problems]
     problem = problem_of("gated", 1)
     strategy, others = Ceiling(problem, 1, has_recipes=True), 0
@@ -137,4 +163,9 @@ def _ceiling() -> dict[str, Any]:
         if codes is not None:
             others += int((codes != problem.defaults)[idle].sum())
             strategy.tell(codes, *problem.measure(codes, trial, noise=0.01, seed=1))
-    return {"spaces": len(problems), "difference": max(optima), "others": others, "kept": len(problem.acting)}
+    return {
+        "spaces": len(problems),
+        "difference": max(optima),
+        "others": others,
+        "kept": len(problem.acting),
+    }

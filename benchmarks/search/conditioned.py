@@ -1,13 +1,15 @@
-"""Spaces whose settings have declared conditions: some of what pays lies behind a setting that must be changed first.
+"""Spaces whose settings have declared conditions: some of what pays lies behind a setting that must
+be changed first.
 
-Two families, of 10 to 30 settings in groups of 3 to 6. A third of the settings act only while one or, one in five,
-two earlier settings have certain values; a condition may stand behind another one. Common to both: 2 to 5 settings
-have a value that is 1 to 9 % faster, one of them at least under a condition; half of the settings that such a value
-waits for cost 0 to 3 % themselves; 1 to 3 settings harm by 2 to 20 %. Published sets are as in `families`.
+Two families, of 10 to 30 settings in groups of 3 to 6. A third of the settings act only while one
+or, one in five, two earlier settings have certain values; a condition may stand behind another one.
+Common to both: 2 to 5 settings have a value that is 1 to 9 % faster, one of them at least under a
+condition; half of the settings that such a value waits for cost 0 to 3 % themselves; 1 to 3
+settings harm by 2 to 20 %. Published sets are as in `families`.
 
 * `conditions and hazards`: 2 to 5 values, or pairs of values of one group, make a set fail.
-* `conditions and gates`: the good effects act only while another setting of their group is on, three in five of them,
-  without its being declared; 0 to 2 values, or pairs, make a set fail.
+* `conditions and gates`: the good effects act only while another setting of their group is on,
+  three in five of them, without its being declared; 0 to 2 values, or pairs, make a set fail.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Rng = np.random.Generator
 
 
 def draw_conditioned(family: str, seed: int, settings: int | None = None) -> Problem:
-    """One space whose optimum can be enumerated and holds a value under a condition; equal seeds give equal spaces.
+    """One space whose optimum can be enumerated and holds a value under a condition; equal seeds
+    give equal spaces.
 
     Args:
         family: One of `CONDITIONED`.
@@ -74,8 +77,14 @@ def _draw(rng: Rng, name: str, settings: int | None, *, is_gated: bool) -> Probl
     mains, joints = list(bare.mains), list[Joint]()
     for i in (*good, *harmful):
         is_good = i in good
-        table = effect_of(rng, bare, i, size=float(rng.uniform(*(EFFECT if is_good else HARM))), is_good=is_good)
-        gate = gate_of(rng, bare, i, harmful) if is_gated and is_good and rng.random() < GATED_SHARE else None
+        table = effect_of(
+            rng, bare, i, size=float(rng.uniform(*(EFFECT if is_good else HARM))), is_good=is_good
+        )
+        gate = (
+            gate_of(rng, bare, i, harmful)
+            if is_gated and is_good and rng.random() < GATED_SHARE
+            else None
+        )
         if gate is not None:
             joints.append(Joint(i, gate[0], np.outer(table, gate[1])))
         else:
@@ -83,7 +92,9 @@ def _draw(rng: Rng, name: str, settings: int | None, *, is_gated: bool) -> Probl
     parents = {parent for i in good for parent in bare.needs[i]}
     for i in sorted(parents - {*good, *harmful}):
         if rng.random() < 0.5:
-            mains[i] = mains[i] + effect_of(rng, bare, i, size=float(rng.uniform(*COST)), is_good=False)
+            mains[i] = mains[i] + effect_of(
+                rng, bare, i, size=float(rng.uniform(*COST)), is_good=False
+            )
     hazards = hazards_of(rng, bare, (0, 2) if is_gated else (2, 5))
     free = Problem(name, space, tuple(mains), tuple(joints))
     recipes = recipes_of(rng, free, good)
@@ -93,7 +104,9 @@ def _draw(rng: Rng, name: str, settings: int | None, *, is_gated: bool) -> Probl
 def _space(rng: Rng, settings: int | None) -> SearchSpace:
     count = settings if settings is not None else int(rng.integers(SETTINGS[0], SETTINGS[1] + 1))
     largest = int(rng.integers(GROUP[0], GROUP[1] + 1))
-    conditional = {int(i) for i in 1 + rng.permutation(count - 1)[: max(1, round(CONDITIONAL_SHARE * count))]}
+    conditional = {
+        int(i) for i in 1 + rng.permutation(count - 1)[: max(1, round(CONDITIONAL_SHARE * count))]
+    }
     parameters: list[Parameter] = []
     for i in range(count):
         make = threshold if rng.random() < THRESHOLD_SHARE else simple
@@ -105,7 +118,9 @@ def _space(rng: Rng, settings: int | None) -> SearchSpace:
 
 
 def _condition(rng: Rng, earlier: list[Parameter]) -> dict[str, tuple[str, ...]]:
-    """One or two settings before this one, near it, with one or two values each that are not their defaults."""
+    """One or two settings before this one, near it, with one or two values each that are not their
+    defaults.
+    """
     near = earlier[-GROUP[1] :]
     wanted = 2 if len(near) > 1 and rng.random() < TWO_SHARE else 1
     condition = {}

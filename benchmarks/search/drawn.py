@@ -1,13 +1,16 @@
 """Spaces that no search was made with: all that a family fixes is drawn per seed, from wide ranges.
 
-A space has 10 to 80 settings in groups of 1 to 12, in any mix of switches, names, whole numbers and thresholds.
+A space has 10 to 80 settings in groups of 1 to 12, in any mix of switches, names, whole numbers and
+thresholds.
 
-* **Effects**: 0 to 6 settings have a value that is 0.5 to 12 % faster, 0 to 6 harm by 1 to 40 %. Any share of the good
-  ones acts only while another setting, of any group, has a certain value. Up to two pairs act jointly over all their
-  values, as batch size and rematerialisation do.
+* **Effects**: 0 to 6 settings have a value that is 0.5 to 12 % faster, 0 to 6 harm by 1 to 40 %.
+  Any share of the good ones acts only while another setting, of any group, has a certain value. Up
+  to two pairs act jointly over all their values, as batch size and rematerialisation do.
 * **Failures**: 0 to 10 % of all values fail, and 0 to 6 pairs of values, of any groups.
-* **Memory**: in half of the spaces 2 to 8 settings cost or save memory; a set above the budget fails.
-* **Trials**: 0.3 to 3 % of noise. 0 to 5 recipes, which hold each good value with a chance of 0 to 0.5.
+* **Memory**: in half of the spaces 2 to 8 settings cost or save memory; a set above the budget
+  fails.
+* **Trials**: 0.3 to 3 % of noise. 0 to 5 recipes, which hold each good value with a chance of 0 to
+  0.5.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ def draw(seed: int, settings: int | None = None) -> Problem:
 
 def _draw(rng: Rng, seed: int, settings: int | None) -> Problem:
     space = _space(rng, settings)
-    bare = Problem(f"drawn {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
+    bare = Problem(
+        f"drawn {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters)
+    )
     count = len(space.parameters)
     good_count, bad_count = int(rng.integers(0, 7)), int(rng.integers(0, 7))
     acting = [int(i) for i in rng.permutation(count)[: good_count + bad_count]]
@@ -97,7 +102,12 @@ def _joint(rng: Rng, problem: Problem) -> Joint:
 
 def _hazards(rng: Rng, problem: Problem) -> tuple[Cause, ...]:
     share = float(rng.uniform(0.0, 0.1))
-    values = [(i, v) for i, size in enumerate(problem.sizes) for v in range(size) if v != problem.defaults[i]]
+    values = [
+        (i, v)
+        for i, size in enumerate(problem.sizes)
+        for v in range(size)
+        if v != problem.defaults[i]
+    ]
     causes: list[Cause] = [(value,) for value in values if rng.random() < share]
     for _ in range(int(rng.integers(0, 7))):
         pair = sorted(int(i) for i in rng.choice(len(problem.sizes), 2, replace=False))

@@ -1,18 +1,21 @@
-"""Seeded spaces like those of flags: many settings of which few act, in groups, some good, some harmful.
+"""Seeded spaces like those of flags: many settings of which few act, in groups, some good, some
+harmful.
 
-Common to all: two to five settings have a value that is 1 to 9 % faster, one to three harm by 2 to 20 %, and there are
-about ten times as many, 20 to 60, in groups of 3 to 8: nine in ten do nothing. Spaces in which nothing pays 1 %, or in
-which 60 random sets bring four fifths of what there is to gain, are drawn anew. Recipes are 3 to 5 sets of about six
-settings that hold each good value with chance 0.3.
+Common to all: two to five settings have a value that is 1 to 9 % faster, one to three harm by 2 to
+20 %, and there are about ten times as many, 20 to 60, in groups of 3 to 8: nine in ten do nothing.
+Spaces in which nothing pays 1 %, or in which 60 random sets bring four fifths of what there is to
+gain, are drawn anew. Recipes are 3 to 5 sets of about six settings that hold each good value with
+chance 0.3.
 
-* `sparse`: switches (every other one), lists of 3 to 6 names and small whole numbers; each acts alone.
-* `gated`: likewise, but good effects act only while another setting of their group is on, three in five of them and
-  at least one.
+* `sparse`: switches (every other one), lists of 3 to 6 names and small whole numbers; each acts
+  alone.
+* `gated`: likewise, but good effects act only while another setting of their group is on, three in
+  five of them and at least one.
 * `hazards`: as `sparse`, and two to five values, or pairs of values of one group, make a set fail.
-* `numeric`: three in five settings are thresholds in powers of two, 5 to 11 of them; those act, by a step or by a
-  smooth bump over log bytes. The default of one in three is none of its values.
-* `catalogue`: the catalogue's own settings, values, groups and conditions for one of several programs; any of them
-  acts.
+* `numeric`: three in five settings are thresholds in powers of two, 5 to 11 of them; those act, by
+  a step or by a smooth bump over log bytes. The default of one in three is none of its values.
+* `catalogue`: the catalogue's own settings, values, groups and conditions for one of several
+  programs; any of them acts.
 """
 
 from __future__ import annotations
@@ -63,7 +66,9 @@ def make(family: str, seed: int, settings: int | None = None) -> Problem:
     acting = good + int(rng.integers(1, (good + 1) // 2 + 1))
     least = min(max(SETTINGS[0], 8 * acting), SETTINGS[1])
     while True:
-        space = FAMILIES[family](rng, (least, SETTINGS[1]) if settings is None else (settings, settings))
+        space = FAMILIES[family](
+            rng, (least, SETTINGS[1]) if settings is None else (settings, settings)
+        )
         problem = _with_effects(f"{family} {seed}", space, rng, good, acting)
         is_of_family = problem.optimum <= -EFFECT[0] and (family != "gated" or problem.joints)
         if is_of_family and (settings is not None or _is_worth_a_search(problem)):
@@ -85,7 +90,9 @@ def _mixed(rng: Rng, settings: tuple[int, int]) -> SearchSpace:
 def _numeric(rng: Rng, settings: tuple[int, int]) -> SearchSpace:
     named = _named(rng, settings)
     thresholds = set(rng.permutation(len(named))[: math.ceil(NUMERIC_SHARE * len(named))].tolist())
-    found = [threshold(rng, *n) if i in thresholds else simple(rng, *n) for i, n in enumerate(named)]
+    found = [
+        threshold(rng, *n) if i in thresholds else simple(rng, *n) for i, n in enumerate(named)
+    ]
     return SearchSpace(tuple(found))
 
 
@@ -114,12 +121,16 @@ def simple(rng: Rng, name: str, group: str) -> Parameter:
     """A switch, a list of names, or a small whole number; its first value is the default."""
     kind = rng.choice(["bool", "enum", "int"], p=[0.5, 0.25, 0.25])
     if kind == "bool":
-        return Parameter(name=name, choices=("false", "true"), default="false", type="bool", group=group)
+        return Parameter(
+            name=name, choices=("false", "true"), default="false", type="bool", group=group
+        )
     size = int(rng.integers(3, 7))
     if kind == "enum":
         return Parameter(name=name, choices=tuple("abcdef"[:size]), default="a", group=group)
     choices = tuple(map(str, range(size)))
-    return Parameter(name=name, choices=choices, is_range=True, default="0", type="int", group=group)
+    return Parameter(
+        name=name, choices=choices, is_range=True, default="0", type="int", group=group
+    )
 
 
 def threshold(rng: Rng, name: str, group: str) -> Parameter:
@@ -128,7 +139,9 @@ def threshold(rng: Rng, name: str, group: str) -> Parameter:
     default = first + int(rng.integers(size))
     if rng.random() < 1 / 3:
         choices = (DEFAULT, *(str(1 << k) for k in range(first, first + size)))
-        return Parameter(name=name, choices=choices, default=str(3 << (default - 1)), type="int", group=group)
+        return Parameter(
+            name=name, choices=choices, default=str(3 << (default - 1)), type="int", group=group
+        )
     choices = tuple(str(1 << k) for k in range(first, first + size))
     return Parameter(name=name, choices=choices, default=str(1 << default), type="int", group=group)
 
@@ -136,7 +149,9 @@ def threshold(rng: Rng, name: str, group: str) -> Parameter:
 # ------------------------------------------------------------------ effects
 
 
-def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acting_count: int) -> Problem:
+def _with_effects(
+    name: str, space: SearchSpace, rng: Rng, good_count: int, acting_count: int
+) -> Problem:
     family = name.split()[0]
     bare = Problem(name, space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
     count = len(space.parameters)
@@ -149,14 +164,17 @@ def _with_effects(name: str, space: SearchSpace, rng: Rng, good_count: int, acti
         is_good = i in good
         size = float(rng.uniform(*(EFFECT if is_good else HARM)))
         table = effect_of(rng, bare, i, size=size, is_good=is_good)
-        gate = gate_of(rng, bare, i, acting[good_count:]) if family == "gated" and i in good else None
+        gate = (
+            gate_of(rng, bare, i, acting[good_count:]) if family == "gated" and i in good else None
+        )
         is_gated = gate is not None and (not joints or rng.random() < GATED_SHARE)
         if gate is not None and is_gated:
             joints.append(Joint(i, gate[0], np.outer(table, gate[1])))
         else:
             mains[i] = mains[i] + table
     hazards = hazards_of(rng, bare) if family == "hazards" else ()
-    # The sets that pay are those of the optimum, were nothing to fail: what is published worked for somebody.
+    # The sets that pay are those of the optimum, were nothing to fail: what is published worked for
+    # somebody.
     free = Problem(bare.name, space, tuple(mains), tuple(joints))
     recipes = recipes_of(rng, free, good)
     return Problem(bare.name, space, tuple(mains), tuple(joints), hazards, recipes, tuple(good))
@@ -167,7 +185,9 @@ def _isthreshold(parameter: Parameter) -> bool:
 
 
 def _places(parameter: Parameter) -> Floats | None:
-    """Places of its values on their scale, log bytes for thresholds; None where they have no order."""
+    """Places of its values on their scale, log bytes for thresholds; None where they have no
+    order.
+    """
     texts = [parameter.default if v == DEFAULT else v for v in parameter.choices]
     if len(texts) < 3 or any(t is None or not t.isdigit() for t in texts):
         return None
@@ -176,7 +196,9 @@ def _places(parameter: Parameter) -> Floats | None:
 
 
 def effect_of(rng: Rng, problem: Problem, i: int, *, size: float, is_good: bool) -> Floats:
-    """Log ratios of a parameter's values: the best is `-size` of a good one; of a harmful one all are at least 0."""
+    """Log ratios of a parameter's values: the best is `-size` of a good one; of a harmful one all
+    are at least 0.
+    """
     parameter, default = problem.space.parameters[i], int(problem.defaults[i])
     size = -size
     places = _places(parameter)
@@ -199,11 +221,15 @@ def _step(rng: Rng, places: Floats, default: int) -> Floats:
 
 
 def _bump(rng: Rng, places: Floats, default: int) -> Floats:
-    """A smooth hill: 1 at one value, 0 at the default; beyond that it falls no deeper than it rises."""
+    """A smooth hill: 1 at one value, 0 at the default; beyond that it falls no deeper than it
+    rises.
+    """
     top = int(rng.choice([v for v in range(len(places)) if places[v] != places[default]]))
     unit = (places.max() - places.min()) / (len(places) - 1)
     hill = np.exp(-(((places - places[top]) / (unit * rng.uniform(1, 3))) ** 2))
-    return np.asarray(np.maximum((hill - hill[default]) / (1 - hill[default]), -1.0), dtype=np.float64)
+    return np.asarray(
+        np.maximum((hill - hill[default]) / (1 - hill[default]), -1.0), dtype=np.float64
+    )
 
 
 def _peers(problem: Problem, i: int) -> list[int]:
@@ -216,8 +242,12 @@ def other_code(rng: Rng, problem: Problem, i: int) -> int:
     return int(rng.choice([v for v in range(problem.sizes[i]) if v != problem.defaults[i]]))
 
 
-def gate_of(rng: Rng, problem: Problem, i: int, harmful: Sequence[int]) -> tuple[int, Floats] | None:
-    """Another setting of the group, with 1 at the value at which it is on and 0 at the others; None without any."""
+def gate_of(
+    rng: Rng, problem: Problem, i: int, harmful: Sequence[int]
+) -> tuple[int, Floats] | None:
+    """Another setting of the group, with 1 at the value at which it is on and 0 at the others; None
+    without any.
+    """
     peers = [j for j in _peers(problem, i) if j not in harmful]
     if not peers:
         return None
@@ -242,7 +272,9 @@ def hazards_of(rng: Rng, problem: Problem, counts: tuple[int, int] = HAZARDS) ->
 
 
 def recipes_of(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, ...]:
-    """Sets of about six settings: some that pay, with what they need to act, and others at any value."""
+    """Sets of about six settings: some that pay, with what they need to act, and others at any
+    value.
+    """
     best = problem.best
     found: list[Codes] = []
     for _ in range(int(rng.integers(3, 6))):
@@ -253,7 +285,11 @@ def recipes_of(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, 
                 for k in (i, *needed, *problem.needs[i]):
                     codes[k] = best[k]
         held = int((codes != problem.defaults).sum())
-        others = [i for i in rng.permutation(len(codes)) if codes[i] == problem.defaults[i] and i not in good]
+        others = [
+            i
+            for i in rng.permutation(len(codes))
+            if codes[i] == problem.defaults[i] and i not in good
+        ]
         for i in others[: max(0, RECIPE_SETTINGS - held)]:
             codes[i] = other_code(rng, problem, int(i))
         found.append(problem.settle(codes[None])[0])

@@ -1,15 +1,18 @@
-"""Options together with flags: batch, recomputation, mesh and precision act jointly, and memory gates them.
+"""Options together with flags: batch, recomputation, mesh and precision act jointly, and memory
+gates them.
 
-The value of a set is its time for each token. 10 to 60 flags lie beside the four options, as in the families `sparse`.
+The value of a set is its time for each token. 10 to 60 flags lie beside the four options, as in the
+families `sparse`.
 
 * **Memory that is real**: the default's peak is that of a model compiled for eight H100s
-  (`benchmarks/results/models_8xh100.json`); a flag's share of it is what a value changed in a program
-  that was compiled for the same GPU (`benchmarks/results/compiled_peaks`). The limit is three
-  quarters of 80 GB, as JAX has it.
-* **Drawn per seed**: how the peak splits into state and activations, what each recomputation keeps of them, how the
-  meshes shard both, what a token costs at small batches, in recomputation, between devices and at each precision.
-* **Flags**: 0 to 5 pay 0.5 to 9 %, 0 to 4 harm by 1 to 30 %, up to one in twenty values fails, one third of a cell's
-  values change memory.
+  (`benchmarks/results/models_8xh100.json`); a flag's share of it is what a value changed in a
+  program that was compiled for the same GPU (`benchmarks/results/compiled_peaks`). The limit is
+  three quarters of 80 GB, as JAX has it.
+* **Drawn per seed**: how the peak splits into state and activations, what each recomputation keeps
+  of them, how the meshes shard both, what a token costs at small batches, in recomputation, between
+  devices and at each precision.
+* **Flags**: 0 to 5 pay 0.5 to 9 %, 0 to 4 harm by 1 to 30 %, up to one in twenty values fails, one
+  third of a cell's values change memory.
 """
 
 from __future__ import annotations
@@ -57,7 +60,9 @@ def draw_options(seed: int, settings: int | None = None) -> Problem:
         for i in range(count)
     ]
     space = SearchSpace((*_options(rng), *flags))
-    bare = Problem(f"{OPTIONS} {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters))
+    bare = Problem(
+        f"{OPTIONS} {seed}", space, tuple(np.zeros(len(p.choices)) for p in space.parameters)
+    )
     places = [int(i) for i in 4 + rng.permutation(count)]
     good_count, bad_count = int(rng.integers(0, 6)), int(rng.integers(0, 5))
     good, harmful = places[:good_count], places[good_count : good_count + bad_count]
@@ -67,7 +72,9 @@ def draw_options(seed: int, settings: int | None = None) -> Problem:
         mains[i] = effect_of(rng, bare, i, size=size, is_good=i in good)
     peak = float(rng.choice(_peaks()))
     share = float(rng.uniform(0.0, 0.05))
-    values = [(i, v) for i in range(4, len(mains)) for v in range(bare.sizes[i]) if v != bare.defaults[i]]
+    values = [
+        (i, v) for i in range(4, len(mains)) for v in range(bare.sizes[i]) if v != bare.defaults[i]
+    ]
     return Problem(
         bare.name,
         space,
@@ -87,8 +94,15 @@ def _log_uniform(rng: Rng, low: float, high: float) -> float:
 
 
 def _options(rng: Rng) -> list[Parameter]:
-    """The four options; a study's reference recomputes and has a small batch, as one that has to fit."""
-    values: dict[str, tuple[Any, ...]] = {"batch": BATCHES, "remat": REMATS, "mesh": MESHES, "dtype": DTYPES}
+    """The four options; a study's reference recomputes and has a small batch, as one that has to
+    fit.
+    """
+    values: dict[str, tuple[Any, ...]] = {
+        "batch": BATCHES,
+        "remat": REMATS,
+        "mesh": MESHES,
+        "dtype": DTYPES,
+    }
     defaults = {
         "batch": BATCHES[rng.integers(3)],
         "remat": REMATS[rng.integers(2)],
@@ -114,7 +128,9 @@ def _together(rng: Rng, problem: Problem, peak: float) -> Together:
     batch = np.array(BATCHES, dtype=float)[:, None, None, None]
     kept = np.array([rng.uniform(0.05, 0.3), rng.uniform(0.3, 0.7), 1.0])[None, :, None, None]
     again = np.array([rng.uniform(0.2, 0.35), rng.uniform(0.02, 0.15), 0.0])[None, :, None, None]
-    fewer = np.array([1.0, rng.uniform(0.5, 0.9), 1.0, 1.0])[None, None, :, None]  # activations by tensor parallelism
+    fewer = np.array([1.0, rng.uniform(0.5, 0.9), 1.0, 1.0])[
+        None, None, :, None
+    ]  # activations by tensor parallelism
     state = np.array([1.0, 1.0, 2.0, 8.0])[None, None, :, None]  # copies of the sharded state
     between = np.array([1.0, *rng.uniform(0.3, 2.5, 3)])[None, None, :, None]
     low = np.array([1.0, 0.0])[None, None, None, :]  # float32
@@ -147,14 +163,22 @@ def _of_flags(rng: Rng, problem: Problem, unit: float) -> tuple[Floats, ...]:
 
 @functools.cache
 def _peaks() -> list[float]:
-    """Peaks, in GiB, of models compiled with sequences of 4096 that leave an eighth of the limit at least."""
+    """Peaks, in GiB, of models compiled with sequences of 4096 that leave an eighth of the limit at
+    least.
+    """
     models = json.loads(COMPILED.read_text()).values()
-    return [m["peak_gib"] for m in models if m["options"]["seq"] == 4096 and m["peak_gib"] < LIMIT_GIB * 7 / 8]
+    return [
+        m["peak_gib"]
+        for m in models
+        if m["options"]["seq"] == 4096 and m["peak_gib"] < LIMIT_GIB * 7 / 8
+    ]
 
 
 @functools.cache
 def _changes() -> list[list[float]]:
-    """For each program compiled for H100s: what each of its values changed the peak by, as a share of it."""
+    """For each program compiled for H100s: what each of its values changed the peak by, as a share
+    of it.
+    """
     cells: dict[tuple[str, ...], list[tuple[str | None, int]]] = defaultdict(list)
     for path in sorted(COMPILED_PEAKS.glob("jaxlib-*.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):

@@ -1,7 +1,8 @@
 """A space of settings whose every set has a known time: what a search is held against.
 
-Sets are rows of codes, one for each parameter of the space, each the place of a value in `Parameter.choices`; a
-parameter that another one switches off has the code of its default. Times are logs of ratios to the default's.
+Sets are rows of codes, one for each parameter of the space, each the place of a value in
+`Parameter.choices`; a parameter that another one switches off has the code of its default. Times
+are logs of ratios to the default's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ LEAST_PEAK = 0.01
 """Least memory of a set, as a share of what there is."""
 
 WIDTHS_SPREAD = 0.5
-"""Standard deviation of the log of trials' standard errors: some trials are told more surely than others."""
+"""Standard deviation of the log of trials' standard errors: some trials are told more surely than
+others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What some parameters do jointly, as batch size, recomputation, mesh and precision do; 0 at their defaults.
+    """What some parameters do jointly, as batch size, recomputation, mesh and precision do; 0 at
+    their defaults.
 
     Attributes:
         factors: Indices of the parameters.
@@ -76,7 +80,8 @@ class Problem:
         hazards: What makes a set fail; a cause never holds a default.
         recipes: Published sets, as it were: tried first where a run has them.
         good: Parameters that have a value which pays.
-        memory: Memory of each value of each parameter, in units of the room that the default leaves; may be empty.
+        memory: Memory of each value of each parameter, in units of the room that the default
+            leaves; may be empty.
         together: What more than two parameters do jointly.
         default_peak: Memory of the default, as a share of what there is.
         noise: Mean standard error of its trials; None for that of the run.
@@ -115,7 +120,10 @@ class Problem:
         """Of each parameter: others, and under which of their codes it acts."""
         at = {p.name: i for i, p in enumerate(self.space.parameters)}
         return [
-            {at[n]: np.array([v in wanted for v in self.values[at[n]]]) for n, wanted in (p.condition or {}).items()}
+            {
+                at[n]: np.array([v in wanted for v in self.values[at[n]]])
+                for n, wanted in (p.condition or {}).items()
+            }
             for p in self.space.parameters
         ]
 
@@ -169,14 +177,20 @@ class Problem:
 
     def peaks(self, codes: Codes) -> Floats:
         """Memory of settled sets, as a share of what there is, shape (sets,); above 1 they fail."""
-        return np.maximum(self.default_peak + (1 - self.default_peak) * self.room_taken(codes), LEAST_PEAK)
+        return np.maximum(
+            self.default_peak + (1 - self.default_peak) * self.room_taken(codes), LEAST_PEAK
+        )
 
     def gains(self, codes: Codes) -> Floats:
-        """What sets are worth, at most 0: who tried a set that fails or is slower still has the default."""
+        """What sets are worth, at most 0: who tried a set that fails or is slower still has the
+        default.
+        """
         settled = self.settle(codes)
         return np.where(self.fails(settled), 0.0, np.minimum(self.effects(settled), 0.0))
 
-    def measure(self, codes: Codes, trial: int, *, noise: float, seed: int) -> tuple[float | None, float]:
+    def measure(
+        self, codes: Codes, trial: int, *, noise: float, seed: int
+    ) -> tuple[float | None, float]:
         """A measured log ratio and its standard error; None for a set that fails.
 
         Args:
@@ -239,7 +253,11 @@ class Problem:
     def only(self, kept: Sequence[int]) -> Problem:
         """The space of some parameters alone, the others at their defaults, without what fails."""
         at = {i: place for place, i in enumerate(kept)}
-        joints = tuple(Joint(at[j.one], at[j.other], j.table) for j in self.joints if j.one in at and j.other in at)
+        joints = tuple(
+            Joint(at[j.one], at[j.other], j.table)
+            for j in self.joints
+            if j.one in at and j.other in at
+        )
         return Problem(
             self.name,
             SearchSpace(tuple(self.space.parameters[i] for i in kept)),
@@ -254,7 +272,9 @@ class Problem:
         """`together` by new indices; all its parameters act, so none is missing."""
         if self.together is None:
             return None
-        return dataclasses.replace(self.together, factors=tuple(at[i] for i in self.together.factors))
+        return dataclasses.replace(
+            self.together, factors=tuple(at[i] for i in self.together.factors)
+        )
 
     # ------------------------------------------------------------------ the best set
 
@@ -270,7 +290,9 @@ class Problem:
 
     @functools.cached_property
     def _best(self) -> tuple[float, Codes]:
-        """Joins the parts one by one; of sets of parts only those stay that no other beats in time and memory."""
+        """Joins the parts one by one; of sets of parts only those stay that no other beats in time
+        and memory.
+        """
         front = [(0.0, 0.0, self.defaults)]
         for part in self._parts():
             options = self._best_of(part)
@@ -287,8 +309,8 @@ class Problem:
     def _parts(self) -> Iterator[list[int]]:
         """Parameters that matter, in parts that do not touch each other: times add up over parts.
 
-        A hazard joins those of it that matter; one that holds another is avoided by that one's default, which costs
-        nothing.
+        A hazard joins those of it that matter; one that holds another is avoided by that one's
+        default, which costs nothing.
         """
         matters = set(self.acting)
         part_of = {i: {i} for i in matters}
@@ -316,7 +338,9 @@ class Problem:
         """The best values of a part with less and less memory, all else at its default."""
         sizes = [self.sizes[i] for i in part]
         if math.prod(sizes) > MOST_COMBINATIONS:
-            raise ValueError(f"{self.name}: too many settings hang together: {math.prod(sizes)} combinations")
+            raise ValueError(
+                f"{self.name}: too many settings hang together: {math.prod(sizes)} combinations"
+            )
         rows = np.tile(self.defaults, (math.prod(sizes), 1))
         rows[:, part] = np.indices(sizes).reshape(len(part), -1).T
         rows = self.settle(rows)

@@ -81,40 +81,65 @@ def _asked(sampler: Callable[[int], BaseSampler]) -> Make:
 
 RIVALS: dict[str, Rival] = {
     "additive": Rival(_product(), "this project's search as shipped"),
-    "without pairs": Rival(_without({"sampler.MOST_PAIRS": 0}), "the same, no two settings act together"),
+    "without pairs": Rival(
+        _without({"sampler.MOST_PAIRS": 0}), "the same, no two settings act together"
+    ),
     "without draws": Rival(
         _without({"acquisition.IMPROVING_SHARE": 1.0}),
         "the same, every proposal by expected improvement",
     ),
     "one width": Rival(
-        _without({"posterior.SIZES": (1.5,), "posterior.SHARES": (1.0,), "posterior._PRECISIONS": np.array([1.5**-2])}),
+        _without(
+            {
+                "posterior.SIZES": (1.5,),
+                "posterior.SHARES": (1.0,),
+                "posterior._PRECISIONS": np.array([1.5**-2]),
+            }
+        ),
         "the same, effects of one width",
     ),
-    "without spread": Rival(_without({"additive._ENOUGH": 10**9}), "the same, the spread beyond errors not estimated"),
-    "fixed share": Rival(_without({"failures.WEIGHT": 1e9}), "the same, the share of failing values not learned"),
+    "without spread": Rival(
+        _without({"additive._ENOUGH": 10**9}), "the same, the spread beyond errors not estimated"
+    ),
+    "fixed share": Rival(
+        _without({"failures.WEIGHT": 1e9}), "the same, the share of failing values not learned"
+    ),
     "without memory": Rival(_product(knows_memory=False), "the same, peaks of memory not told"),
-    "without widths": Rival(_product(has_widths=False), "the same, every trial told the same standard error"),
+    "without widths": Rival(
+        _product(has_widths=False), "the same, every trial told the same standard error"
+    ),
     "ceiling": Rival(
         lambda p, seed, has_recipes: Ceiling(p, seed, has_recipes=has_recipes),
         "no rival: this project's search, told beforehand which settings act",
     ),
     "before": Rival(
         _product("tpe", finds_culprits=True),
-        "what the project had before: 8 random sets near the default, then multivariate TPE; culprits found aside",
+        "what the project had before: 8 random sets near the default, then multivariate TPE; "
+        "culprits found aside",
     ),
     "TPE": Rival(_asked(lambda seed: TPESampler(seed=seed)), "Optuna's TPE as it comes"),
-    "GP": Rival(_asked(lambda seed: GPSampler(seed=seed)), "Optuna's Gaussian process as it comes", "torch"),
-    "CMA-ES": Rival(_asked(lambda seed: CmaEsSampler(seed=seed)), "Optuna's CMA-ES as it comes", "cmaes"),
+    "GP": Rival(
+        _asked(lambda seed: GPSampler(seed=seed)), "Optuna's Gaussian process as it comes", "torch"
+    ),
+    "CMA-ES": Rival(
+        _asked(lambda seed: CmaEsSampler(seed=seed)), "Optuna's CMA-ES as it comes", "cmaes"
+    ),
     "SMAC3": Rival(
-        lambda p, seed, has_recipes: Smac(p, seed, has_recipes=has_recipes), "SMAC3's random forest as it comes", "smac"
+        lambda p, seed, has_recipes: Smac(p, seed, has_recipes=has_recipes),
+        "SMAC3's random forest as it comes",
+        "smac",
     ),
     "one factor": Rival(
-        lambda p, seed, has_recipes: OneFactor(p, seed, has_recipes=has_recipes), "one factor at a time, kept if faster"
+        lambda p, seed, has_recipes: OneFactor(p, seed, has_recipes=has_recipes),
+        "one factor at a time, kept if faster",
     ),
     "racing": Rival(
-        lambda p, seed, has_recipes: Racing(p, seed, has_recipes=has_recipes), "iterated racing like irace's"
+        lambda p, seed, has_recipes: Racing(p, seed, has_recipes=has_recipes),
+        "iterated racing like irace's",
     ),
-    "near": Rival(_product("random", finds_culprits=True), "random sets that change two settings on average"),
+    "near": Rival(
+        _product("random", finds_culprits=True), "random sets that change two settings on average"
+    ),
     "uniform": Rival(
         lambda p, seed, has_recipes: UniformRandom(p, seed, has_recipes=has_recipes),
         "uniform random sets, by which score 0 is told without recipes",

@@ -33,17 +33,29 @@ def write_report(folder: Path) -> Path:
     made_up, tables = read_rows(folder / "families.jsonl"), read_rows(folder / "tables.jsonl")
     sections = [
         "# The search against its rivals",
-        "Written by `python -m benchmarks.search report`; docs/search.md says what is done. Score 0 is uniform random "
+        "Written by `python -m benchmarks.search report`; docs/search.md says what is done. "
+        "Score 0 is uniform random "
         "search, 1 the optimum; in brackets 95 % bootstrap intervals over seeds. Made with "
-        + "; ".join(sorted({", ".join(f"{k} {v}" for k, v in r["made"].items()) for r in [*made_up, *tables]}))
+        + "; ".join(
+            sorted(
+                {", ".join(f"{k} {v}" for k, v in r["made"].items()) for r in [*made_up, *tables]}
+            )
+        )
         + ".",
     ]
-    for title, names in (("Families", tuple(FAMILIES)), ("Spaces with declared conditions", CONDITIONED)):
+    for title, names in (
+        ("Families", tuple(FAMILIES)),
+        ("Spaces with declared conditions", CONDITIONED),
+    ):
         of_these = [r for r in made_up if r["family"] in names]
         for noise, without_recipes, trials in sorted({_run_as(r) for r in of_these}):
             with_recipes = "without" if without_recipes else "with"
-            sections.append(f"## {title}, {trials} trials, {100 * noise:g} % noise, {with_recipes} recipes")
-            sections += _families([r for r in of_these if _run_as(r) == (noise, without_recipes, trials)], names)
+            sections.append(
+                f"## {title}, {trials} trials, {100 * noise:g} % noise, {with_recipes} recipes"
+            )
+            sections += _families(
+                [r for r in of_these if _run_as(r) == (noise, without_recipes, trials)], names
+            )
     for family, title in OWN_NOISE.items():
         sections += _drawn([r for r in made_up if r["family"] == family], title)
     sections += _tables(tables)
@@ -68,7 +80,9 @@ def _families(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
         seeds = sorted({len(v) for v in mine.values()})
         whole = _cell([[r["score"] for r in v] for v in mine.values()])
         own = {f: _cell([[r["score"] for r in v]]) for f, v in mine.items()}
-        scores.append({"search": f"**{name}**: {rival.words}", "seeds": _span(seeds), "mean": whole, **own})
+        scores.append(
+            {"search": f"**{name}**: {rival.words}", "seeds": _span(seeds), "mean": whole, **own}
+        )
         looks = [n for n in LOOKS if all(str(n) in r["found"] for v in mine.values() for r in v)]
         details.append(
             {
@@ -111,7 +125,9 @@ def _drawn(rows: Sequence[Row], title: str) -> list[str]:
                 "seeds": len(mine),
                 "score": _cell([[r["score"] for r in mine]]),
                 "regret, mean over trials, %": cells["regret"],
-                "above that of additive on the same seeds": _cell([more]) if more and name != "additive" else None,
+                "above that of additive on the same seeds": _cell([more])
+                if more and name != "additive"
+                else None,
                 "after the last, %": cells["last"],
                 "failed trials": cells["failed"],
             }
@@ -149,7 +165,8 @@ def _tables(rows: Sequence[Row]) -> list[str]:
         lines: list[Cells] = []
         for contestant in CONTESTANTS:
             of_tables = {
-                n: [r["score"] for r in mine if r["family"] == n and r["strategy"] == contestant] for n in names
+                n: [r["score"] for r in mine if r["family"] == n and r["strategy"] == contestant]
+                for n in names
             }
             if not any(of_tables.values()):
                 continue
@@ -162,6 +179,10 @@ def _tables(rows: Sequence[Row]) -> list[str]:
                     **{n: _cell([v]) if v else None for n, v in of_tables.items()},
                 }
             )
-        upto = "up to the method's cutoff" if most is None else f"up to the method's cutoff, at most {most} evaluations"
+        upto = (
+            "up to the method's cutoff"
+            if most is None
+            else f"up to the method's cutoff, at most {most} evaluations"
+        )
         sections += [f"Scored {upto}.", markdown_table(lines)]
     return sections

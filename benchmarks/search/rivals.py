@@ -11,7 +11,8 @@ from benchmarks.search.strategies import Remembers
 
 
 class OneFactor(Remembers):
-    """One factor at a time: from the best set known, each value of each setting in turn; what measures faster is kept.
+    """One factor at a time: from the best set known, each value of each setting in turn; what
+    measures faster is kept.
 
     Args:
         problem: What is searched.
@@ -38,7 +39,10 @@ class OneFactor(Remembers):
             codes = self._best.copy()
             codes[i] = value
             codes = np.asarray(self.problem.settle(codes[None])[0])
-            if not any((codes == t).all() for t, _ in self.told) and (codes != self.problem.defaults).any():
+            if (
+                not any((codes == t).all() for t, _ in self.told)
+                and (codes != self.problem.defaults).any()
+            ):
                 return codes
         return None
 
@@ -64,10 +68,12 @@ CLEARLY = 1.645
 
 
 class Racing(Remembers):
-    """Iterated racing, as irace has it: races of sets around the elite; those that are clearly slower drop out.
+    """Iterated racing, as irace has it: races of sets around the elite; those that are clearly
+    slower drop out.
 
-    López-Ibáñez et al., "The irace package: iterated racing for automatic algorithm configuration", 2016: new sets are
-    drawn around the elite's values, the closer the later the race. Here an instance is one more measurement.
+    López-Ibáñez et al., "The irace package: iterated racing for automatic algorithm configuration",
+    2016: new sets are drawn around the elite's values, the closer the later the race. Here an
+    instance is one more measurement.
 
     Args:
         problem: What is searched.
@@ -81,7 +87,9 @@ class Racing(Remembers):
         self._rng = np.random.default_rng([seed, 4])
         self._trials = trials
         self._elite = problem.defaults
-        self._looks: dict[bytes, list[tuple[float, float]]] = {problem.defaults.tobytes(): [(0.0, 1e-6)]}
+        self._looks: dict[bytes, list[tuple[float, float]]] = {
+            problem.defaults.tobytes(): [(0.0, 1e-6)]
+        }
         self._sets: dict[bytes, Codes] = {problem.defaults.tobytes(): problem.defaults}
         self._racing: list[bytes] = []
         self._queue: list[Codes] = list(problem.recipes) if has_recipes else []
@@ -104,18 +112,25 @@ class Racing(Remembers):
     def _mean(self, key: bytes) -> tuple[float, float]:
         """Mean of a set's measurements and its standard error."""
         looks = self._looks[key]
-        return sum(v for v, _ in looks) / len(looks), math.sqrt(sum(s * s for _, s in looks)) / len(looks)
+        return sum(v for v, _ in looks) / len(looks), math.sqrt(sum(s * s for _, s in looks)) / len(
+            looks
+        )
 
     def _next_round(self) -> None:
-        """Another look at those that are left in the race; a new race if one or none is, or all were seen enough."""
+        """Another look at those that are left in the race; a new race if one or none is, or all
+        were seen enough.
+        """
         ranked = sorted({*self._racing, self._elite.tobytes()}, key=lambda k: self._mean(k)[0])
         best, sd = self._mean(ranked[0])
         left = [
             k
             for k in ranked
-            if math.isfinite(m := self._mean(k)[0]) and m - best <= CLEARLY * math.hypot(sd, self._mean(k)[1])
+            if math.isfinite(m := self._mean(k)[0])
+            and m - best <= CLEARLY * math.hypot(sd, self._mean(k)[1])
         ]
-        again = [k for k in left if len(self._looks[k]) < LOOKS and k != self.problem.defaults.tobytes()]
+        again = [
+            k for k in left if len(self._looks[k]) < LOOKS and k != self.problem.defaults.tobytes()
+        ]
         self._elite = self._sets[ranked[0]]
         if len(left) > 1 and again:
             self._queue = [self._sets[k] for k in again]
@@ -131,5 +146,7 @@ class Racing(Remembers):
 
     def chosen(self) -> Codes:
         """See `Strategy`."""
-        finite = [k for k in self._looks if self._mean(k)[0] < 0 or k == self.problem.defaults.tobytes()]
+        finite = [
+            k for k in self._looks if self._mean(k)[0] < 0 or k == self.problem.defaults.tobytes()
+        ]
         return self._sets[min(finite, key=lambda k: self._mean(k)[0])]

@@ -37,7 +37,11 @@ KEY = ("family", "seed", "noise", "recipes", "strategy", "trials", "most")
 def made_with() -> dict[str, str]:
     """The commit, with a plus where files differ from it, and what else figures depend on."""
     told = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=HERE, capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty=+"],
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     packages = {name: importlib.metadata.version(name) for name in ("optuna", "jaxlib")}
     return {"commit": told.stdout.strip() or "unknown", **packages}
@@ -53,7 +57,8 @@ def problem_of(family: str, seed: int) -> Problem:
 
 
 def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, seed: int) -> Row:
-    """One search of one space: its score, what its sets are worth as shares of what there is to gain, and its seconds.
+    """One search of one space: its score, what its sets are worth as shares of what there is to
+    gain, and its seconds.
 
     Seconds are of this process's processor time, so that a busy machine does not count.
     """
@@ -80,7 +85,9 @@ def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, 
         "score": round(score(curve, baseline, problem.optimum), 4),
         "found": {n: _share(best[n - 1], problem) for n in chosen},
         "chosen": chosen,
-        "curve": [[n + 1, _share(v, problem)] for n, v in enumerate(best) if n == 0 or v != best[n - 1]],
+        "curve": [
+            [n + 1, _share(v, problem)] for n, v in enumerate(best) if n == 0 or v != best[n - 1]
+        ],
         "regret": round(float(np.mean(curve)) - problem.optimum, 5),
         "last": round(best[-1] - problem.optimum, 5),
         "failed": failed,
@@ -97,7 +104,9 @@ def _share(value: float, problem: Problem) -> float:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, of runs with one name the last; a line that a kill cut off is left out."""
+    """The rows of a file, of runs with one name the last; a line that a kill cut off is left
+    out.
+    """
     found: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -146,19 +155,26 @@ def run_families(
         until: Time, as `time.time` has it, after which no run is begun.
     """
     done = set() if again else {name_of(row) for row in read_rows(path)}
-    todo = [row for row in _all_runs(families, seeds, noises, recipes, strategies, trials) if name_of(row) not in done]
+    todo = [
+        row
+        for row in _all_runs(families, seeds, noises, recipes, strategies, trials)
+        if name_of(row) not in done
+    ]
     began = time.monotonic()
     for at, row in enumerate(todo):
         if until is not None and time.time() > until:
             return
         problem = problem_of(row["family"], row["seed"])
         strategy = RIVALS[row["strategy"]].make(problem, row["seed"], row["recipes"])
-        result = run_one(problem, strategy, trials=trials, noise=problem.noise or row["noise"], seed=row["seed"])
+        result = run_one(
+            problem, strategy, trials=trials, noise=problem.noise or row["noise"], seed=row["seed"]
+        )
         write_row(path, {**row, **result, "made": made_with()})
         spent = time.monotonic() - began
         left = spent / (at + 1) * (len(todo) - at - 1)
         print(
-            f"{at + 1}/{len(todo)} {row['family']} {row['seed']} {row['strategy']}: {result['score']:.2f}, "
+            f"{at + 1}/{len(todo)} {row['family']} {row['seed']} {row['strategy']}: "
+            f"{result['score']:.2f}, "
             f"{left / 60:.0f} min left",
             file=sys.stderr,
             flush=True,
@@ -178,4 +194,10 @@ def _all_runs(
             for noise in (None,) if family in (DRAWN, OPTIONS) else noises:
                 for has_recipes in recipes:
                     for strategy in strategies:
-                        yield dict(zip(KEY, (family, seed, noise, has_recipes, strategy, trials), strict=False))
+                        yield dict(
+                            zip(
+                                KEY,
+                                (family, seed, noise, has_recipes, strategy, trials),
+                                strict=False,
+                            )
+                        )

@@ -1,9 +1,11 @@
-"""Scores of searches by the method of Willemsen et al. (2024): 0 is random search, 1 the optimum, at each moment.
+"""Scores of searches by the method of Willemsen et al. (2024): 0 is random search, 1 the optimum,
+at each moment.
 
-"A methodology for comparing optimization algorithms for auto-tuning", Future Generation Computer Systems,
-doi 10.1016/j.future.2024.05.021. A search's score at a moment is `(F - B) / (optimum - B)`: F is the best that it has
-tried by then, B what random search has by then on average. Its score on a space is the mean over the moments up to a
-cutoff; here time is counted in trials.
+"A methodology for comparing optimization algorithms for auto-tuning", Future Generation Computer
+Systems, doi 10.1016/j.future.2024.05.021. A search's score at a moment is
+`(F - B) / (optimum - B)`: F is the best that it has tried by then, B what random search has by then
+on average. Its score on a space is the mean over the moments up to a cutoff; here time is counted
+in trials.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ RESAMPLES = 2000
 LEVEL = 0.95
 
 
-def random_search(problem: Problem, trials: int, *, seed: int = 0, sets: int = RANDOM_SETS) -> Floats:
-    """Expected best gain of uniform random search after 1, 2, ... trials, shape (trials,), in log ratios.
+def random_search(
+    problem: Problem, trials: int, *, seed: int = 0, sets: int = RANDOM_SETS
+) -> Floats:
+    """Expected best gain of uniform random search after 1, 2, ... trials, shape (trials,), in log
+    ratios.
 
-    The expectation is exact for sets drawn with replacement from a large sample of the space. The default is had for
-    free: what fails or is slower counts as no gain.
+    The expectation is exact for sets drawn with replacement from a large sample of the space. The
+    default is had for free: what fails or is slower counts as no gain.
 
     Args:
         problem: The space.
@@ -54,14 +59,17 @@ def score(best: Floats, baseline: Floats, optimum: float) -> float:
         optimum: The least value there is.
     """
     left = baseline - optimum
-    return float(np.mean(np.where(left > 0, (baseline - best) / np.where(left > 0, left, 1.0), 1.0)))
+    return float(
+        np.mean(np.where(left > 0, (baseline - best) / np.where(left > 0, left, 1.0), 1.0))
+    )
 
 
 # ------------------------------------------------------------------ recorded tables
 
 
 def cutoff(values: Floats, share: float = CUTOFF) -> int:
-    """Evaluations after which random search is so far from the median to the optimum, as the method has it.
+    """Evaluations after which random search is so far from the median to the optimum, as the method
+    has it.
 
     Args:
         values: All valid values of the table; less is better.
@@ -75,10 +83,11 @@ def cutoff(values: Floats, share: float = CUTOFF) -> int:
 
 @functools.lru_cache(maxsize=8)
 def table_baseline(values: tuple[float, ...], evaluations: int) -> Floats:
-    """Expected best of random search without replacement after 1, 2, ... evaluations, shape (evaluations,).
+    """Expected best of random search without replacement after 1, 2, ... evaluations, shape
+    (evaluations,).
 
-    The expectation itself; the paper takes the value of the expected rank and smooths it, by which random search scored
-    from -0.7 to 0.2 on the six recorded tables.
+    The expectation itself; the paper takes the value of the expected rank and smooths it, by which
+    random search scored from -0.7 to 0.2 on the six recorded tables.
 
     Args:
         values: All values of the table, that of a set which fails the worst; less is better.

@@ -1,4 +1,6 @@
-"""Who searches: one protocol for this project's search, its ablations, and the samplers of Optuna as they come."""
+"""Who searches: one protocol for this project's search, its ablations, and the samplers of Optuna
+as they come.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Strategy(Protocol):
 
 
 class Remembers:
-    """What every search does that has no model: it hands on what was measured to be fastest, the default if nothing.
+    """What every search does that has no model: it hands on what was measured to be fastest, the
+    default if nothing.
 
     Args:
         problem: What is searched.
@@ -77,7 +80,8 @@ class Product(Remembers):
         sampler: `search.sampler`.
         has_widths: Whether each trial tells its own standard error, or all the usual one.
         knows_memory: Whether peaks of memory and their limit are told.
-        finds_culprits: Whether what made a set fail is told after it, as by the study's own search for culprits.
+        finds_culprits: Whether what made a set fail is told after it, as by the study's own search
+            for culprits.
     """
 
     def __init__(
@@ -130,7 +134,10 @@ class Product(Remembers):
         if value is None:
             hits = self.problem.hits_a_hazard(codes[None])[0]
             return dict(_failed(FailureKind.CRASH if hits else FailureKind.OUT_OF_MEMORY))
-        return {**dict(measured_as(value, sd)), "worker": _report(float(self.problem.peaks(codes[None])[0]))}
+        return {
+            **dict(measured_as(value, sd)),
+            "worker": _report(float(self.problem.peaks(codes[None])[0])),
+        }
 
     def _find_culprit(self, codes: Codes) -> None:
         for cause in self.problem.hazards:
@@ -138,7 +145,9 @@ class Product(Remembers):
                 alone = self.problem.defaults.copy()
                 for i, code in cause:
                     alone[i] = code
-                part = FlagSet({n: v for n, v in self.problem.as_set(codes).items() if n in self._names(cause)})
+                part = FlagSet(
+                    {n: v for n, v in self.problem.as_set(codes).items() if n in self._names(cause)}
+                )
                 if part not in self._proposer.failing:
                     self._proposer.failing.append(part)
                     self.hunts += 1
@@ -148,7 +157,9 @@ class Product(Remembers):
         return {self.problem.space.parameters[i].name for i, _ in cause}
 
     def chosen(self) -> Codes:
-        """See `Strategy`; the additive model hands on the set that it expects most of, tried or not."""
+        """See `Strategy`; the additive model hands on the set that it expects most of, tried or
+        not.
+        """
         if not self._is_additive:
             return super().chosen()
         return self.problem.as_codes(self._proposer._estimates().best)
@@ -157,7 +168,8 @@ class Product(Remembers):
 class Ceiling(Product):
     """This project's search, told beforehand which settings act, which no search can know.
 
-    What it scores below 1 is what the values' effects cost to find; what a search scores below it, finding who acts.
+    What it scores below 1 is what the values' effects cost to find; what a search scores below it,
+    finding who acts.
     """
 
     def __init__(self, problem: Problem, seed: int, *, has_recipes: bool) -> None:
@@ -204,7 +216,8 @@ def _failed(kind: FailureKind) -> TrialOutcome:
 
 
 class Asked(Remembers):
-    """A sampler of Optuna as it comes: trials are asked and told, those that fail are told as failed.
+    """A sampler of Optuna as it comes: trials are asked and told, those that fail are told as
+    failed.
 
     Args:
         problem: What is searched.
@@ -213,14 +226,18 @@ class Asked(Remembers):
         make: Makes the sampler.
     """
 
-    def __init__(self, problem: Problem, seed: int, *, has_recipes: bool, make: Callable[[int], BaseSampler]) -> None:
+    def __init__(
+        self, problem: Problem, seed: int, *, has_recipes: bool, make: Callable[[int], BaseSampler]
+    ) -> None:
         super().__init__(problem, seed)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._study = optuna.create_study(sampler=make(seed))
         # The default is measured in any case.
-        self._study.add_trial(optuna.trial.create_trial(value=0.0, **self._as_optuna(problem.defaults)))
+        self._study.add_trial(
+            optuna.trial.create_trial(value=0.0, **self._as_optuna(problem.defaults))
+        )
         for recipe in problem.recipes if has_recipes else ():
             self._study.enqueue_trial(self._as_optuna(recipe)["params"])
 
@@ -237,7 +254,9 @@ class Asked(Remembers):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._trial = self._study.ask()
-            settings = self.problem.space.suggest(lambda p: str(self._trial._suggest(p.name, distribution_of(p))))
+            settings = self.problem.space.suggest(
+                lambda p: str(self._trial._suggest(p.name, distribution_of(p)))
+            )
         return self.problem.as_codes(settings)
 
     def tell(self, codes: Codes, value: float | None, sd: float) -> None:
@@ -263,7 +282,8 @@ class UniformRandom(Remembers):
 
 
 class Smac(Remembers):
-    """SMAC3's facade for hyperparameters as it comes, a random forest; failed sets cost the worst time.
+    """SMAC3's facade for hyperparameters as it comes, a random forest; failed sets cost the worst
+    time.
 
     Args:
         problem: What is searched.
@@ -280,10 +300,16 @@ class Smac(Remembers):
         self._space = ConfigurationSpace(seed=seed)
         for i, parameter in enumerate(problem.space.parameters):
             kind = OrdinalHyperparameter if parameter.is_range else CategoricalHyperparameter
-            self._space.add(kind(f"p{i}", list(range(problem.sizes[i])), default_value=int(problem.defaults[i])))
+            self._space.add(
+                kind(f"p{i}", list(range(problem.sizes[i])), default_value=int(problem.defaults[i]))
+            )
         self._folder = tempfile.TemporaryDirectory()
         scenario = Scenario(
-            self._space, output_directory=Path(self._folder.name), deterministic=True, n_trials=trials, seed=seed
+            self._space,
+            output_directory=Path(self._folder.name),
+            deterministic=True,
+            n_trials=trials,
+            seed=seed,
         )
         self._smac = HyperparameterOptimizationFacade(
             scenario, lambda config, seed=0: 0.0, logging_level=False, overwrite=True
@@ -297,7 +323,10 @@ class Smac(Remembers):
         from ConfigSpace import Configuration
         from smac.runhistory.dataclasses import TrialInfo  # type: ignore[import-not-found]
 
-        return TrialInfo(Configuration(self._space, values={f"p{i}": int(c) for i, c in enumerate(codes)}), seed=0)
+        return TrialInfo(
+            Configuration(self._space, values={f"p{i}": int(c) for i, c in enumerate(codes)}),
+            seed=0,
+        )
 
     def _tell(self, value: float | None) -> None:
         from smac.runhistory import StatusType  # type: ignore[import-not-found]

@@ -1,9 +1,11 @@
-"""Recorded tables of kernels' whole spaces: this project's sampler against Kernel Tuner's own strategies.
+"""Recorded tables of kernels' whole spaces: this project's sampler against Kernel Tuner's own
+strategies.
 
-A table is a file in the T4 format. Its space holds the sets that were recorded; sets that did not run are part of it
-and count as evaluations. A search is scored over evaluations up to the method's cutoff (`benchmarks.search.scoring`).
-Sets that the space does not hold break its rules: Kernel Tuner's strategies and `AdditiveFlagSampler` are told these,
-other samplers of Optuna are asked again, which counts as nothing.
+A table is a file in the T4 format. Its space holds the sets that were recorded; sets that did not
+run are part of it and count as evaluations. A search is scored over evaluations up to the method's
+cutoff (`benchmarks.search.scoring`). Sets that the space does not hold break its rules: Kernel
+Tuner's strategies and `AdditiveFlagSampler` are told these, other samplers of Optuna are asked
+again, which counts as nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +35,23 @@ from autotune.search.sampler import SD_KEY, AdditiveFlagSampler
 from benchmarks.search.runs import Row, made_with, name_of, read_rows, write_row
 from benchmarks.search.scoring import cutoff, score, table_baseline
 
-TABLES = tuple(f"{k}_{g}" for k in ("convolution", "dedispersion") for g in ("A100", "A4000", "W6600"))
+TABLES = tuple(
+    f"{k}_{g}" for k in ("convolution", "dedispersion") for g in ("A100", "A4000", "W6600")
+)
 
 KERNEL_TUNER = (
-    "hybrid_vndx", "adaptive_tabu_greywolf", "pso", "genetic_algorithm", "greedy_ils", "dual_annealing", "diff_evo",
-    "firefly_algorithm", "simulated_annealing", "bayes_opt", "random_sample",
-)  # fmt: skip
+    "hybrid_vndx",
+    "adaptive_tabu_greywolf",
+    "pso",
+    "genetic_algorithm",
+    "greedy_ils",
+    "dual_annealing",
+    "diff_evo",
+    "firefly_algorithm",
+    "simulated_annealing",
+    "bayes_opt",
+    "random_sample",
+)
 """Strategies of Kernel Tuner 1.5, each with its own options as they come."""
 
 SAMPLERS: dict[str, Callable[[int], BaseSampler]] = {
@@ -59,7 +72,9 @@ Config = tuple[Any, ...]
 
 
 class Entry(NamedTuple):
-    """One recorded set: its time in ms, None if it did not run, and the standard error of the time's log."""
+    """One recorded set: its time in ms, None if it did not run, and the standard error of the
+    time's log.
+    """
 
     time: float | None
     sd: float
@@ -153,12 +168,19 @@ def _sampled(table: Table, seed: int, evaluations: int, contestant: str) -> Iter
         yield config
 
 
-def _point(study: optuna.Study, sampler: BaseSampler, space: dict[str, BaseDistribution]) -> dict[str, Any]:
+def _point(
+    study: optuna.Study, sampler: BaseSampler, space: dict[str, BaseDistribution]
+) -> dict[str, Any]:
     """One proposal, without a trial that is opened for it."""
     trial = optuna.trial.create_trial(state=TrialState.RUNNING)
     trial.number = len(study.get_trials(deepcopy=False))
-    related = sampler.sample_relative(study, trial, sampler.infer_relative_search_space(study, trial))
-    return {n: related[n] if n in related else sampler.sample_independent(study, trial, n, d) for n, d in space.items()}
+    related = sampler.sample_relative(
+        study, trial, sampler.infer_relative_search_space(study, trial)
+    )
+    return {
+        n: related[n] if n in related else sampler.sample_independent(study, trial, n, d)
+        for n, d in space.items()
+    }
 
 
 def _kernel_tuner(table: Table, seed: int, evaluations: int, strategy: str) -> Iterator[Config]:
@@ -168,7 +190,11 @@ def _kernel_tuner(table: Table, seed: int, evaluations: int, strategy: str) -> I
 
     random.seed(seed)
     np.random.seed(seed)
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")
         path = Path(folder) / "cache.json"
         path.write_text(_as_cache(table))
@@ -178,7 +204,8 @@ def _kernel_tuner(table: Table, seed: int, evaluations: int, strategy: str) -> I
             (1,),
             [],
             dict(zip(table.names, map(list, table.values), strict=True)),
-            # Sets that were recorded as failed are of the space: nobody knows before that they fail.
+            # Sets that were recorded as failed are of the space: nobody knows before that they
+            # fail.
             restrictions=[FunctionConstraint(lambda *config: config in table.entries)],
             strategy=strategy,
             strategy_options={"max_fevals": evaluations},
@@ -191,17 +218,26 @@ def _kernel_tuner(table: Table, seed: int, evaluations: int, strategy: str) -> I
 
 
 @functools.lru_cache(maxsize=2)
-def _cache_text(name: str, names: tuple[str, ...], values: tuple[tuple[Any, ...], ...], rows: tuple[Any, ...]) -> str:
+def _cache_text(
+    name: str, names: tuple[str, ...], values: tuple[tuple[Any, ...], ...], rows: tuple[Any, ...]
+) -> str:
     cache = {}
     for config, entry in rows:
         time_or_error = "RuntimeFailedConfig" if entry.time is None else entry.time
-        cache[",".join(map(str, config))] = {**dict(zip(names, config, strict=True)), "time": time_or_error}
+        cache[",".join(map(str, config))] = {
+            **dict(zip(names, config, strict=True)),
+            "time": time_or_error,
+        }
         if entry.time is None:
             cache[",".join(map(str, config))]["__error__"] = "RuntimeFailedConfig"
     head = {
-        "device_name": "recorded", "kernel_name": name, "problem_size": 1, "tune_params_keys": list(names),
-        "tune_params": dict(zip(names, map(list, values), strict=True)), "objective": "time",
-    }  # fmt: skip
+        "device_name": "recorded",
+        "kernel_name": name,
+        "problem_size": 1,
+        "tune_params_keys": list(names),
+        "tune_params": dict(zip(names, map(list, values), strict=True)),
+        "objective": "time",
+    }
     return json.dumps({**head, "cache": cache})
 
 
@@ -247,11 +283,17 @@ def run_tables(
     """
     files = {name: data / f"{name}_T4.json.gz" for name in tables}
     if missing := [str(f) for f in files.values() if not f.exists()]:
-        print(f"skipped: {', '.join(missing)} must be there but is not; say where by --data", file=sys.stderr)
+        print(
+            f"skipped: {', '.join(missing)} must be there but is not; say where by --data",
+            file=sys.stderr,
+        )
         return 0
     has_kernel_tuner = importlib.util.find_spec("kernel_tuner") is not None
     if not has_kernel_tuner and any(s.startswith("kt:") for s in strategies):
-        print("Kernel Tuner's strategies are left out: kernel_tuner is not installed here", file=sys.stderr)
+        print(
+            "Kernel Tuner's strategies are left out: kernel_tuner is not installed here",
+            file=sys.stderr,
+        )
     done = set() if again else {name_of(row) for row in read_rows(path)}
     loaded = {name: load_table(file, name) for name, file in files.items()}
     for seed in seeds:
@@ -265,8 +307,12 @@ def run_tables(
                 if name_of(row) not in done:
                     result = run_one_table(table, contestant, seed, most)
                     write_row(path, {**row, **result, "made": made_with()})
-                    print(f"{name} {seed} {contestant}: {result['score']:.2f}, {result['seconds']:.3f} s a proposal",
-                          file=sys.stderr, flush=True)  # fmt: skip
+                    print(
+                        f"{name} {seed} {contestant}: {result['score']:.2f}, "
+                        f"{result['seconds']:.3f} s a proposal",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""What MkDocs cannot do by itself: README as the first page, a page of all commands, links from names of pages."""
+"""What MkDocs cannot do by itself: README as the first page, a page of all commands, links from
+names of pages.
+"""
 
 from __future__ import annotations
 

@@ -53,10 +53,10 @@ def test_machine_code_changes_it_the_same_both_ways(references: list[str]) -> No
 
 def test_stripping_leaves_what_runs() -> None:
     text = (
-        "HloModule jit_f, is_scheduled=true\n\nFileNames\n1 \"/a/b.py\"\n\nStackFrames\n1 {file_location_id=1}\n\n"
+        'HloModule jit_f, is_scheduled=true\n\nFileNames\n1 "/a/b.py"\n\nStackFrames\n1 {file_location_id=1}\n\n'
         'ENTRY %m {\n  ROOT %x = f32[7] tanh(%p), metadata={op_name="a\\"}{b" stack_frame_id=3}, '
         'backend_config={"n":1}\n}'
-    )  # fmt: skip
+    )
     assert strip_hlo(text) == 'ENTRY %m {\n  ROOT %x = f32[7] tanh(%p), backend_config={"n":1}\n}'
 
 

@@ -43,11 +43,25 @@ def printed(*templates: str, **more: float) -> list[str]:
     for i, took_s in enumerate(TOOK_S):
         total = sum(TOOK_S[: i + 1])
         values = {
-            "i": i, "d": took_s, "ms": 1e3 * took_s, "us": 1e6 * took_s, "rate": 1 / took_s, "loss": 8 - i / 10,
-            "total": total, "mean": 1.3 * total / (i + 1), "part": 0.01 * (i % 9 + 1), "s": int(total) % 60,
-            "totalms": 1e3 * total, "stamp": f"{total:06.3f}", "comma": f"{total:06.3f}".replace(".", ","),
-            "data": 0.02 + 0.001 * (i % 3), "fwd": 0.3 * took_s, "bwd": 0.6 * took_s, "tok": 4096 / took_s, **more,
-        }  # fmt: skip
+            "i": i,
+            "d": took_s,
+            "ms": 1e3 * took_s,
+            "us": 1e6 * took_s,
+            "rate": 1 / took_s,
+            "loss": 8 - i / 10,
+            "total": total,
+            "mean": 1.3 * total / (i + 1),
+            "part": 0.01 * (i % 9 + 1),
+            "s": int(total) % 60,
+            "totalms": 1e3 * total,
+            "stamp": f"{total:06.3f}",
+            "comma": f"{total:06.3f}".replace(".", ","),
+            "data": 0.02 + 0.001 * (i % 3),
+            "fwd": 0.3 * took_s,
+            "bwd": 0.6 * took_s,
+            "tok": 4096 / took_s,
+            **more,
+        }
         lines += [template.format(**values) for template in templates]
     return lines
 

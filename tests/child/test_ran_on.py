@@ -54,10 +54,20 @@ def test_firmware_limits_and_modes_of_a_gpu_are_told(tmp_path: Path) -> None:
     nvml.fail(1, "nvmlDeviceGetGspFirmwareVersion", FUNCTION_NOT_FOUND)
     first, second = told(nvml)["gpus"]
     assert first == {
-        "name": "NVIDIA H200", "uuid": uuid_of(0), "index": 0, "vbios": "96.00.BC.00.01", "gsp": "580.65.06",
-        "max_clock_mhz": 1980, "max_memory_clock_mhz": 3201, "application_clock_mhz": 1980,
-        "application_memory_clock_mhz": 3201, "power_limit_w": 700.0, "persistence": True, "mig": False, "ecc": True,
-    }  # fmt: skip
+        "name": "NVIDIA H200",
+        "uuid": uuid_of(0),
+        "index": 0,
+        "vbios": "96.00.BC.00.01",
+        "gsp": "580.65.06",
+        "max_clock_mhz": 1980,
+        "max_memory_clock_mhz": 3201,
+        "application_clock_mhz": 1980,
+        "application_memory_clock_mhz": 3201,
+        "power_limit_w": 700.0,
+        "persistence": True,
+        "mig": False,
+        "ecc": True,
+    }
     assert (second["gsp"], second["ecc"], second["vbios"]) == (None, False, "96.00.BC.00.01")
 
 

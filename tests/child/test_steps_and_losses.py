@@ -24,12 +24,29 @@ def printed(templates: list[str]) -> list[str]:
         total_s = sum(TOOK_S[: i + 1]) + 6
         rising_s = 0.6 + 0.001 * i
         values = {
-            "i": i, "d": took_s, "ms": 1e3 * took_s, "loss": 8 - i / 10, "rate": 1 / took_s, "part": 0.01 * (i % 9 + 1),
-            "fwd": 0.3 * took_s, "bwd": 0.6 * took_s, "half": took_s / 2, "third": took_s / 3, "ten": 10 * took_s,
-            "first": 10 * i, "last": 10 * i + 9, "next": 10 * i + 10, "digit": i % 10, "epoch": i // 12,
-            "flag": i % 3 == 0, "phase": "warm" if i % 3 == 0 else "steady", "mean": total_s / (i + 1),
-            "falling": 0.505 + 1 / (i + 3), "rising": rising_s, "rising_rate": 1 / rising_s,
-        }  # fmt: skip
+            "i": i,
+            "d": took_s,
+            "ms": 1e3 * took_s,
+            "loss": 8 - i / 10,
+            "rate": 1 / took_s,
+            "part": 0.01 * (i % 9 + 1),
+            "fwd": 0.3 * took_s,
+            "bwd": 0.6 * took_s,
+            "half": took_s / 2,
+            "third": took_s / 3,
+            "ten": 10 * took_s,
+            "first": 10 * i,
+            "last": 10 * i + 9,
+            "next": 10 * i + 10,
+            "digit": i % 10,
+            "epoch": i // 12,
+            "flag": i % 3 == 0,
+            "phase": "warm" if i % 3 == 0 else "steady",
+            "mean": total_s / (i + 1),
+            "falling": 0.505 + 1 / (i + 3),
+            "rising": rising_s,
+            "rising_rate": 1 / rising_s,
+        }
         lines += [template.format(**values) for template in templates]
     return lines
 

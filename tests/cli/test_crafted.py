@@ -27,8 +27,20 @@ HUGE = "9" * 10**6
 """An integer of a million digits; written into the JSON text itself, for Python refuses to print one."""
 
 NUMBERS: list[Any] = [
-    1e308, -1e308, 1e-308, 5e-324, -1, 0, 10**30, 2**63, "NaN", "Infinity", "-Infinity", float("nan"), HUGE,
-]  # fmt: skip
+    1e308,
+    -1e308,
+    1e-308,
+    5e-324,
+    -1,
+    0,
+    10**30,
+    2**63,
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    float("nan"),
+    HUGE,
+]
 OTHERS: list[Any] = [None, [], {}, "", "x", True, [[]], [1, 2, 3], {"a": "b"}]
 
 
@@ -79,10 +91,17 @@ def read_all(run: Path, folder: Path) -> None:
         assert str(cli("report", run, "--md").exception) == refusal
         return
     for command in (
-        ("status", run), ("show", run), ("show", run, 1), ("show", run, "--json"), ("report", run, "--md"),
-        ("report", run, "--html", folder / "report.html"), ("compare", run, SMALL), ("export", run, "--format", "json"),
-        ("verify", run), ("library", "add", run, "--library", folder / "lib"),
-    ):  # fmt: skip
+        ("status", run),
+        ("show", run),
+        ("show", run, 1),
+        ("show", run, "--json"),
+        ("report", run, "--md"),
+        ("report", run, "--html", folder / "report.html"),
+        ("compare", run, SMALL),
+        ("export", run, "--format", "json"),
+        ("verify", run),
+        ("library", "add", run, "--library", folder / "lib"),
+    ):
         cli(*command)
     try:
         study = load(run)
@@ -108,13 +127,18 @@ def last_of(kind: str) -> int:
 
 
 HURT: list[tuple[int, tuple[Any, ...]]] = [
-    (last_of("confirm_run"), ("log_ratio",)), (last_of("confirm_run"), ("candidate_step_s",)),
-    (last_of("trial"), ("comparison", "estimate", "ratio")), (last_of("trial"), ("number",)),
-    (last_of("conclusion"), ("estimate", "low")), (last_of("aa_run"), ("comparison", "reference_step_s")),
-    (last_of("aa_run"), ("provenance", "load_1min")), (last_of("soak"), ("step_count",)),
+    (last_of("confirm_run"), ("log_ratio",)),
+    (last_of("confirm_run"), ("candidate_step_s",)),
+    (last_of("trial"), ("comparison", "estimate", "ratio")),
+    (last_of("trial"), ("number",)),
+    (last_of("conclusion"), ("estimate", "low")),
+    (last_of("aa_run"), ("comparison", "reference_step_s")),
+    (last_of("aa_run"), ("provenance", "load_1min")),
+    (last_of("soak"), ("step_count",)),
     (last_of("session"), ("started",)),
-    (last_of("aa_run"), ("reference", "process_count")), (last_of("aa_run"), ("noise", "process_sd")),
-]  # fmt: skip
+    (last_of("aa_run"), ("reference", "process_count")),
+    (last_of("aa_run"), ("noise", "process_sd")),
+]
 """Numbers that are computed with, drawn or compared."""
 
 
@@ -189,9 +213,11 @@ def test_a_crafted_conclusion_is_used_by_nobody(
     run = crafted(tmp_path, "conclusion", tuple(path), value)
     monkeypatch.chdir(tmp_path)
     for command in (
-        ("exec", run, "--force", "--", "true"), ("verify", run), ("library", "add", run, "--library", "lib"),
+        ("exec", run, "--force", "--", "true"),
+        ("verify", run),
+        ("library", "add", run, "--library", "lib"),
         ("export", run, "--format", "shell", "-o", "out"),
-    ):  # fmt: skip
+    ):
         assert isinstance(cli(*command).exception, AutotuneError)
     assert started == []
     assert not [p for p in ("out", "lib") if (tmp_path / p).exists()]
@@ -207,9 +233,11 @@ def test_a_file_that_its_run_does_not_give_is_used_by_nobody(
     winner = json.loads(file.read_text())["winner"]
     file.write_text(file.read_text().replace(str(winner["estimate"]["ratio"]), "0.5"))
     for command in (
-        ("exec", file, "--force", "--", "true"), ("library", "add", file, "--library", "other"), ("verify", file),
+        ("exec", file, "--force", "--", "true"),
+        ("library", "add", file, "--library", "other"),
+        ("verify", file),
         ("best", "--library", "lib"),
-    ):  # fmt: skip
+    ):
         result = cli(*command)
         assert result.exit_code != 0
         assert "ratio=0.5" in f"{result.exception}{result.output}"

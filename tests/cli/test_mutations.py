@@ -75,8 +75,15 @@ def other_lines(data: bytes, rng: random.Random) -> bytes:
 
 
 CHANGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    flip, other_digit, other_digit, other_word, cut, zeros, other_lines, lambda data, rng: b"",
-)  # fmt: skip
+    flip,
+    other_digit,
+    other_digit,
+    other_word,
+    cut,
+    zeros,
+    other_lines,
+    lambda data, rng: b"",
+)
 
 
 # ---------------------------------------------------------------------- runs
@@ -117,9 +124,14 @@ def test_a_run_in_which_something_changed_gives_the_same_winner_or_none(
             assert proven(parse_winner(shown.stdout, source=what)) == proven(WINNER), what
         refused += shown.exit_code != 0
         for command in (
-            ("verify", run), ("exec", run, "--force", "--", "true"), ("library", "add", run, "--library", library),
-            ("best", "--library", library), ("report", run, "--md"), ("show", run), ("status", run),
-        ):  # fmt: skip
+            ("verify", run),
+            ("exec", run, "--force", "--", "true"),
+            ("library", "add", run, "--library", library),
+            ("best", "--library", library),
+            ("report", run, "--md"),
+            ("show", run),
+            ("status", run),
+        ):
             cli(*command)
         shutil.rmtree(tmp_path / f"{number}")
     assert {environment["XLA_FLAGS"] for _, environment in started} <= {WINNER.environment["XLA_FLAGS"]}

@@ -69,8 +69,12 @@ def test_nothing_that_is_kept_has_them(folder: Path) -> None:
     assert leaks(folder) == []
     study = json.loads((folder / "run/study.json").read_text())
     assert study["study"]["workload"]["command"][2:] == [
-        "--wandb-key=***", "--token", "***", "API_KEY=***", "--db=postgresql://me:***@h/x",
-    ]  # fmt: skip
+        "--wandb-key=***",
+        "--token",
+        "***",
+        "API_KEY=***",
+        "--db=postgresql://me:***@h/x",
+    ]
 
 
 def test_nothing_that_is_shown_or_shared_has_them(folder: Path) -> None:

@@ -144,9 +144,16 @@ def test_a_look_leaves_the_folder_as_it_was_and_tells_what_is_written_elsewhere(
 def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
     request = ProbeRequest(command=("python", name), cwd=Path(), platform="cpu", rules={}, limit_s=1.0)
     found = ProbeResult(
-        request=request, probe=Probe(), steps=Steps(tuple(range(40)), (1.0,) * 40, name, None), device=name,
-        device_count=1, rules={"preset": "clu"}, how=name, doubt="", own=OwnSettings(),
-    )  # fmt: skip
+        request=request,
+        probe=Probe(),
+        steps=Steps(tuple(range(40)), (1.0,) * 40, name, None),
+        device=name,
+        device_count=1,
+        rules={"preset": "clu"},
+        how=name,
+        doubt="",
+        own=OwnSettings(),
+    )
     plan = plan_of(found, name="x", trials=4, budget_s=None, said=f"x {name}")
     assert plan.spec.workload.command == request.command
 

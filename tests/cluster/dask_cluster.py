@@ -33,9 +33,19 @@ class Cluster:
         self._started: list[subprocess.Popen[bytes]] = []
         self.file = folder / "scheduler.json"
         self.scheduler = self._start(
-            [*DASK, "scheduler", "--scheduler-file", str(self.file), "--port", "0", "--host", "127.0.0.1",
-             "--no-dashboard", *options]
-        )  # fmt: skip
+            [
+                *DASK,
+                "scheduler",
+                "--scheduler-file",
+                str(self.file),
+                "--port",
+                "0",
+                "--host",
+                "127.0.0.1",
+                "--no-dashboard",
+                *options,
+            ]
+        )
         wait_for(lambda: self.file.exists() and self.file.stat().st_size > 0, "the scheduler listens", limit_s=60)
         self.address = str(json.loads(self.file.read_text())["address"])
 

@@ -50,8 +50,10 @@ def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate
     shown = autotune("status", "run", "--json", cwd=tmp_path, env=env)
     lanes = {x["lane"]: x for x in json.loads(shown.stdout)[0]["lanes"]}
     assert {name: x["is_slow"] for name, x in lanes.items()} == {
-        "127.0.0.1": False, "127.0.0.2": True, "127.0.0.3": False,
-    }  # fmt: skip
+        "127.0.0.1": False,
+        "127.0.0.2": True,
+        "127.0.0.3": False,
+    }
     assert "a slow machine" in autotune("status", "run", cwd=tmp_path, env=env).stdout
 
 

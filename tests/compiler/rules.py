@@ -47,9 +47,12 @@ class Rules:
         name = "; ".join([self.name(settings), *self.canaries(settings)])
         memory = Memory(argument_bytes=0, output_bytes=0, alias_bytes=0, temp_bytes=int(self.gib(settings) * GIB))
         program = CompiledProgram(
-            fingerprint=name, versions={"jaxlib": "0"}, device_count=1, memory=memory,
+            fingerprint=name,
+            versions={"jaxlib": "0"},
+            device_count=1,
+            memory=memory,
             schedule=(Op(kind=OpKind.KERNEL, name="k", bytes=1e12),),
-        )  # fmt: skip
+        )
         return CompileResult(settings=settings, program=program)
 
     def gib(self, settings: Mapping[str, str]) -> float:

@@ -164,9 +164,14 @@ def test_compiler_options_in_another_process_give_the_same_fingerprint(
 ) -> None:
     job = toy_job()
     order = {
-        "entry": job.entry, "options": {}, "paths": list(job.paths), "platform": "cuda", "lowers_first": True,
-        "target_config": job.target.config_text, "topology": "1x1x8",
-    }  # fmt: skip
+        "entry": job.entry,
+        "options": {},
+        "paths": list(job.paths),
+        "platform": "cuda",
+        "lowers_first": True,
+        "target_config": job.target.config_text,
+        "topology": "1x1x8",
+    }
     env = environment.child_environment(environment.caller_environment(), FlagSet(), platform_name="cpu")
     env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "PYTHONPATH": str(Path.cwd())}
     by_options = toml_beside(__file__)["programs"]["by_compiler_options"]

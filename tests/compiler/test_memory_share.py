@@ -34,9 +34,16 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_plugin")
 @pytest.mark.parametrize(
     ("baseline", "share"),
-    [({NEWER: "0.92"}, 0.92), ({OLDER: "0.92"}, 0.92), ({}, None), ({NEWER: "much"}, None), ({NEWER: "0"}, None),
-     ({NEWER: "nan"}, None), ({"NCCL_PROTO": "LL"}, None)],
-)  # fmt: skip
+    [
+        ({NEWER: "0.92"}, 0.92),
+        ({OLDER: "0.92"}, 0.92),
+        ({}, None),
+        ({NEWER: "much"}, None),
+        ({NEWER: "0"}, None),
+        ({NEWER: "nan"}, None),
+        ({"NCCL_PROTO": "LL"}, None),
+    ],
+)
 def test_share_that_the_client_takes_is_what_is_compiled_for(baseline: dict[str, str], share: float | None) -> None:
     with open_screener(study(baseline), study_dir=HERE, target=H100, topology=EIGHT) as (_, screen):
         assert there(screen.job.target).config_text == replace(H100, memory_share=share).config_text

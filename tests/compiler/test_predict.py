@@ -27,9 +27,13 @@ CASES = toml_beside(__file__)
 NETWORK = Network(**CASES["network"])
 H100 = load_target("h100-sxm")
 TARGET = Target(
-    title="T", sources=(), device={"device_memory_size": 1 << 30, "memory_bandwidth": 1e12, "core_count": 7},
-    flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12}, network=NETWORK, matrix_share=0.5,
-)  # fmt: skip
+    title="T",
+    sources=(),
+    device={"device_memory_size": 1 << 30, "memory_bandwidth": 1e12, "core_count": 7},
+    flops_per_s={"bf16": 100e12, "tf32": 50e12, "scalar": 10e12},
+    network=NETWORK,
+    matrix_share=0.5,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +60,14 @@ def gather(seconds_of_ring: float) -> Op:
 
 def program(*ops: Op) -> CompiledProgram:
     return CompiledProgram(
-        fingerprint="f", versions={}, device_count=8, memory=None, schedule=ops,
-        flops_per_step=2e12, tokens_per_step=7,
-    )  # fmt: skip
+        fingerprint="f",
+        versions={},
+        device_count=8,
+        memory=None,
+        schedule=ops,
+        flops_per_step=2e12,
+        tokens_per_step=7,
+    )
 
 
 def run(*ops: Op) -> float:

@@ -17,10 +17,22 @@ THUNKS = (DUMPS / "schedule.thunks").read_text(encoding="utf-8")
 HLO = (DUMPS / "schedule.hlo").read_text(encoding="utf-8")
 
 NAMES = {
-    1: "convert", 2: "all-gather-start", 3: "all-gather", 4: "all-gather-done", 5: "while.1", 6: "compare", 7: "copy.3",
-    8: "while.2", 9: "compare", 10: "reduce-scatter", 11: "multiply", 12: "piece", 15: "multiply", 16: "multiply",
+    1: "convert",
+    2: "all-gather-start",
+    3: "all-gather",
+    4: "all-gather-done",
+    5: "while.1",
+    6: "compare",
+    7: "copy.3",
+    8: "while.2",
+    9: "compare",
+    10: "reduce-scatter",
+    11: "multiply",
+    12: "piece",
+    15: "multiply",
+    16: "multiply",
     17: "multiply",
-}  # fmt: skip
+}
 
 
 def read() -> CompiledProgram:

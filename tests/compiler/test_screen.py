@@ -246,8 +246,10 @@ def test_narrowed_space_lacks_no_ops_and_keeps_every_reason() -> None:
     assert "17" in left.left_out[SLOP]
     # What depends on a no-op stays: it acts alike under all values of that, be it at run time.
     assert {p.name: p.condition for p in left.parameters[2:]} == {
-        OVERLAP: {BUFFER: ("true",)}, "NCCL_PROTO": None, "NCCL_ALGO": None,
-    }  # fmt: skip
+        OVERLAP: {BUFFER: ("true",)},
+        "NCCL_PROTO": None,
+        "NCCL_ALGO": None,
+    }
     by_name = {p.name: p.choices for p in left.parameters}
     assert by_name[COMBINE] == ("7", "11", "13")
     on_cpu = screen(Rules(target=None)).run(domains(space()))
@@ -275,8 +277,14 @@ def test_chain_of_conditions_is_made_true_as_a_whole_for_each_value_that_does() 
         of = {f"xla_{n}": v for n, v in condition.items()} or None
         return Parameter(name=f"xla_{name}", choices=choices, default=choices[0], condition=of)
 
-    whole = SearchSpace((one("a", "0", "1", "2"), one("b", "0", "1", a=("1", "2")), one("c", "0", "1", b=("1",)),
-                         one("d", "0", "1", a=("0", "1"))))  # fmt: skip
+    whole = SearchSpace(
+        (
+            one("a", "0", "1", "2"),
+            one("b", "0", "1", a=("1", "2")),
+            one("c", "0", "1", b=("1",)),
+            one("d", "0", "1", a=("0", "1")),
+        )
+    )
     assert chains(whole) == {
         "xla_b": [FlagSet({"xla_a": "1"}), FlagSet({"xla_a": "2"})],
         "xla_c": [FlagSet({"xla_a": "1", "xla_b": "1"}), FlagSet({"xla_a": "2", "xla_b": "1"})],

@@ -50,9 +50,7 @@ def test_cuda_is_that_of_the_installed_plugin(versions: dict[str, str], runtime:
     assert ".".join(re.findall(r"(?:major|minor|patch): (\d+)\n", text)[-3:]) == dnn
 
 
-H100 = GpuFacts(
-    name="NVIDIA H100 80GB HBM3", lanes=16896, memory_bytes=84942979072, cuda="12.4.0"
-)  # fmt: skip
+H100 = GpuFacts(name="NVIDIA H100 80GB HBM3", lanes=16896, memory_bytes=84942979072, cuda="12.4.0")
 
 
 def test_gpu_that_is_here_is_its_table_but_for_its_driver_or_what_it_tells() -> None:

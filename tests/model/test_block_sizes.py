@@ -90,9 +90,14 @@ def test_a_liar_who_leaves_out_a_slow_step_more_is_found() -> None:
     times = (0.5, 0.5, 0.5, 0.9, 0.5)
     settling, counted = sizes.split(times)
     honest = Pair(
-        index=0, first=Arm.REFERENCE, at_s=0, reference_s=counted, candidate_s=counted,
-        reference_settling_s=settling, candidate_settling_s=settling,
-    )  # fmt: skip
+        index=0,
+        first=Arm.REFERENCE,
+        at_s=0,
+        reference_s=counted,
+        candidate_s=counted,
+        reference_settling_s=settling,
+        candidate_settling_s=settling,
+    )
     lie = honest.model_copy(update={"candidate_settling_s": times[:4], "candidate_s": times[4:]})
     short = honest.model_copy(update={"candidate_settling_s": times[:1], "candidate_s": times[1:]})
     dropped = honest.model_copy(update={"candidate_settling_s": None})

@@ -41,10 +41,20 @@ def test_what_is_no_secret_stays(command: list[str]) -> None:
 
 def test_secrets_of_options_are_redacted_wherever_they_lie() -> None:
     options: dict[str, Any] = {
-        "api_key": "abc", "logging": {"wandb": {"key": "abc"}, "args": ["--token", "abc"]}, "auth": {"user": "u"},
-        "credentials": {"id": "abc", "pin": 1234}, "password": 1234, "secrets": ["abc", "abc"],
-        "mesh": {"fsdp": 8}, "key": 7, "scan": True, "tokens": 4096, "lr": 1e-3, "note": "two words", "list": [1, None],
-    }  # fmt: skip
+        "api_key": "abc",
+        "logging": {"wandb": {"key": "abc"}, "args": ["--token", "abc"]},
+        "auth": {"user": "u"},
+        "credentials": {"id": "abc", "pin": 1234},
+        "password": 1234,
+        "secrets": ["abc", "abc"],
+        "mesh": {"fsdp": 8},
+        "key": 7,
+        "scan": True,
+        "tokens": 4096,
+        "lr": 1e-3,
+        "note": "two words",
+        "list": [1, None],
+    }
     redacted = redact_data(options)
     assert "abc" not in str(redacted)
     assert "1234" not in str(redacted)

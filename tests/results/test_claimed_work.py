@@ -83,8 +83,10 @@ def claim_more_in_reports_too(record: Record) -> None:
 def run(run_replay: Run) -> Store:
     _, store, _ = run_replay(
         study({"option.batch=16": 1.6}, workload={"tokens_per_step": "batch * 512"}, confirm={"soak": 0}),
-        trials=1, first=sets(BIG), space=SPACE,
-    )  # fmt: skip
+        trials=1,
+        first=sets(BIG),
+        space=SPACE,
+    )
     return Store.open(store.path)
 
 

@@ -185,9 +185,13 @@ def test_options_arrive_in_maxtext_and_nothing_runs(winner: Winner, tmp_path: Pa
     (tmp_path / "bin" / "python3").write_text(show)
     (tmp_path / "bin" / "python3").chmod(0o755)
     done = subprocess.run(
-        ["bash", "file", "c"], cwd=tmp_path, env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
+        ["bash", "file", "c"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     got = done.stdout.split("\0")
     assert {"batch=16", "mesh.fsdp=8", "mesh.tensor=2", f"attention={OPTIONS['attention']}"} <= set(got)
     assert not list(tmp_path.rglob("canary"))

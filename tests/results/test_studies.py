@@ -65,7 +65,11 @@ def test_the_workload_of_every_study_can_be_built() -> None:
     asked = [(spec.name, spec.workload, spec.device.count or 1) for spec in map(load_study, STUDIES)]
     entries = [(name, w.entry, dict(w.options), count) for name, w, count in asked if w.entry is not None]
     done = subprocess.run(
-        [sys.executable, "-c", BUILD_EACH, json.dumps(entries)], check=False, timeout=170, text=True,
-        capture_output=True, env={"JAX_PLATFORMS": "cpu", "PATH": "", "PYTHONPATH": str(STUDIES[0].parents[1])},
-    )  # fmt: skip
+        [sys.executable, "-c", BUILD_EACH, json.dumps(entries)],
+        check=False,
+        timeout=170,
+        text=True,
+        capture_output=True,
+        env={"JAX_PLATFORMS": "cpu", "PATH": "", "PYTHONPATH": str(STUDIES[0].parents[1])},
+    )
     assert done.returncode == 0, f"{done.stdout.split()[-1:]}: {done.stderr}"

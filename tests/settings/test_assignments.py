@@ -59,11 +59,14 @@ ALTERNATIVES = "if a; then\nexport NCCL_PROTO=LL\nelse\nexport NCCL_PROTO=Simple
     [
         (ALTERNATIVES, "2, 4"),
         (f"export XLA_FLAGS=--{LEVEL}=3\npython a.py\nexport XLA_FLAGS=--{LEVEL}=2\npython b.py\n", "1, 3"),
-        (f"import os\nif x:\n  os.environ['XLA_FLAGS'] = '--{LEVEL}=3'\nelse:\n"
-         f"  os.environ['XLA_FLAGS'] = '--{LEVEL}=2'\n", "3, 5"),
+        (
+            f"import os\nif x:\n  os.environ['XLA_FLAGS'] = '--{LEVEL}=3'\nelse:\n"
+            f"  os.environ['XLA_FLAGS'] = '--{LEVEL}=2'\n",
+            "3, 5",
+        ),
     ],
     ids=["branches of a shell", "two programs", "branches of Python"],
-)  # fmt: skip
+)
 def test_alternatives_are_not_merged_but_named_with_their_lines(cuda: KnownSettings, text: str, lines: str) -> None:
     with pytest.raises(SettingError, match=rf"lines {lines}"):
         migrate_text(text, cuda)
@@ -105,11 +108,18 @@ def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(cuda: 
 
 @pytest.mark.parametrize(
     "text",
-    ["A=xx\n" + "A=$A$A\n" * 99 + "NCCL_PROTO=$A", "import os\nx = 'a'\n" + "x = x + x\n" * 99 + "f(NCCL_PROTO=x)",
-     "NCCL_PROTO=" + "${A:-" * 9999, "import os\nx = " + "+".join(["'a'"] * 9999), "a: " + "[" * 1500, "{{" * 1500,
-     "name: A value: " * 9999, "SCRIPT=\"${S:-$(cd \"$D/..\" && pwd)}\"\n" * 999,
-     "a: &a [NCCL_PROTO=LL]\n" + "".join(f"b{i}: &b{i} [*{f'b{i - 1}' if i else 'a'}, *a]\n" for i in range(99))],
-)  # fmt: skip
+    [
+        "A=xx\n" + "A=$A$A\n" * 99 + "NCCL_PROTO=$A",
+        "import os\nx = 'a'\n" + "x = x + x\n" * 99 + "f(NCCL_PROTO=x)",
+        "NCCL_PROTO=" + "${A:-" * 9999,
+        "import os\nx = " + "+".join(["'a'"] * 9999),
+        "a: " + "[" * 1500,
+        "{{" * 1500,
+        "name: A value: " * 9999,
+        'SCRIPT="${S:-$(cd "$D/.." && pwd)}"\n' * 999,
+        "a: &a [NCCL_PROTO=LL]\n" + "".join(f"b{i}: &b{i} [*{f'b{i - 1}' if i else 'a'}, *a]\n" for i in range(99)),
+    ],
+)
 def test_no_text_takes_memory_or_time_beyond_its_size(text: str) -> None:
     assert all(len(value) <= 2**24 for _, value in read_assignments(text))
     assert COMPUTED not in dict(read_assignments("NCCL_PROTO=LL"))["NCCL_PROTO"]

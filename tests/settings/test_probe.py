@@ -107,8 +107,12 @@ def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> N
 def test_text_protos_are_read_with_lists_maps_and_escapes() -> None:
     text = CASES["text_proto"]
     assert parse_text_proto(text) == {
-        "number": ["3"], "path": ['a"bü'], "kinds": ["ONE", "TWO"], "options": ["k2=v2"], "filter": ["first=1"],
-    }  # fmt: skip
+        "number": ["3"],
+        "path": ['a"bü'],
+        "kinds": ["ONE", "TWO"],
+        "options": ["k2=v2"],
+        "filter": ["first=1"],
+    }
 
 
 def test_a_descriptor_is_read_out_of_surrounding_bytes(tmp_path: Path) -> None:

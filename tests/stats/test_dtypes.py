@@ -44,8 +44,11 @@ def test_what_nobody_knows_is_refused_and_says_so(name: str) -> None:
 
 def test_float32_is_told_apart() -> None:
     assert [n for n in ("float32", "fp32", "single", "bf16_bf16_f32", "tf32", "complex64") if is_float32(n)] == [
-        "float32", "fp32", "single", "complex64",
-    ]  # fmt: skip
+        "float32",
+        "fp32",
+        "single",
+        "complex64",
+    ]
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])

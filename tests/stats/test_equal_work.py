@@ -15,9 +15,14 @@ ROWS, FEATURES, STEPS = 8192, 24, 6
 
 
 def train(
-    batch: int, *, steps: int = STEPS, rate: float = 0.05, rows: Callable[[int], Sequence[int]] | None = None,
-    noise: float = 0.0, seed: int = 0,
-) -> Trace:  # fmt: skip
+    batch: int,
+    *,
+    steps: int = STEPS,
+    rate: float = 0.05,
+    rows: Callable[[int], Sequence[int]] | None = None,
+    noise: float = 0.0,
+    seed: int = 0,
+) -> Trace:
     """A linear regression by gradient descent, rows in order: loss and gradient norm before each update."""
     rng = np.random.default_rng(seed)
     x, truth = rng.standard_normal((ROWS, FEATURES)), rng.standard_normal(FEATURES)

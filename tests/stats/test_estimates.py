@@ -24,7 +24,7 @@ from autotune.stats.estimates import (
     least_ratio,
     pocock_critical_value,
     reason_to_stop,
-)  # fmt: skip
+)
 from harness.noise import EVEN_MODELS, NOISE_MODELS, Machine, NoiseModel, Process, log_ratios, run_pairs
 from tests.tables import toml_beside
 

@@ -22,7 +22,7 @@ from autotune.stats.long_run import (
     find_stalls,
     segments,
     slower_total,
-)  # fmt: skip
+)
 from harness.noise import NOISE_MODELS, Machine, Process, log_ratios, run_pairs
 from tests.runs import there
 

@@ -182,8 +182,11 @@ def test_of_each_setting_it_is_proven_whether_it_is_needed(tmp_path: Path) -> No
     assert count.startswith("2 of 4 settings")
     assert count.endswith("XLA_FLAGS='--xla_must=1 --xla_pays=1'")
     assert [re.match(r"(\w+) (is not needed|stays)", clause)[2] for clause in clauses] == [  # type: ignore[index]
-        "is not needed", "is not needed", "stays", "stays",
-    ]  # fmt: skip
+        "is not needed",
+        "is not needed",
+        "stays",
+        "stays",
+    ]
     assert "crash" in clauses[2]
     assert "slower" in clauses[3]
     assert sum(plan.error for plan in run.store.of(ProofRecord)) <= ERROR

@@ -285,8 +285,17 @@ def test_a_slower_build_is_found_by_the_command_and_no_equal_one(environments: d
     assert found.low <= 1 / 1.25 * 1.02
     assert found.high < 0.9
     control = autotune(
-        "ab", "--name", "control", "--json", "--a-python", same, "--b-python", str(environments["again"]), "--",
-        "train.py", cwd=program,
-    )  # fmt: skip
+        "ab",
+        "--name",
+        "control",
+        "--json",
+        "--a-python",
+        same,
+        "--b-python",
+        str(environments["again"]),
+        "--",
+        "train.py",
+        cwd=program,
+    )
     assert control.returncode in (0, 3), control.stdout + control.stderr
     assert json.loads(control.stdout)["outcome"] in ("nothing_beats_the_default", "inconclusive")

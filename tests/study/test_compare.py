@@ -391,8 +391,10 @@ def test_the_announced_power_is_held_on_average(pair_sd: float) -> None:
         announced_sd = math.hypot(math.sqrt(2) * noise.cautious_process_sd(), WITHIN_SD / math.sqrt(PAIRS))
         found.append(np.interp(reach * announced_sd / pair_sd, distances, curve, left=0.0))
     assert np.mean(found) >= 0.90
-    plain = [np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
-             for f in (aa_noise_of(rng, process_sd) for _ in range(200))]  # fmt: skip
+    plain = [
+        np.interp(reach * f.process_sd / process_sd, distances, curve, left=0.0)
+        for f in (aa_noise_of(rng, process_sd) for _ in range(200))
+    ]
     assert np.mean(plain) < 0.85  # what would be announced without caution
 
 

@@ -21,7 +21,7 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
     ValueEffect,
-)  # fmt: skip
+)
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.search.sampler import NUMBER_KEY, SD_KEY, AdditiveFlagSampler

@@ -57,9 +57,12 @@ def study(soak: str = "30s", **more: Any) -> StudySpec:
         "token_effects": {"option.batch=16": 2.0},
     }
     data: dict[str, Any] = {
-        "name": "gated", "workload": {"entry": "llama"}, "simulation": replay, "search": {"options": OPTIONS},
+        "name": "gated",
+        "workload": {"entry": "llama"},
+        "simulation": replay,
+        "search": {"options": OPTIONS},
         "confirm": {"soak": soak, **more},
-    }  # fmt: skip
+    }
     return parse_simulated(data)
 
 
@@ -208,9 +211,11 @@ WRONG = {
     "behind over the soak": (BIG, Behaviour(late=scattered(3.3)), "the work of a step changes"),
     "the same rows": (BIG, Behaviour({"losses": LOSSES, "grad_norms": LOSSES}), "it trains the same rows"),
     "standing still": (
-        BIG, Behaviour({"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}), "not change from step to step"
+        BIG,
+        Behaviour({"losses": (6.51,) * 5, "grad_norms": (6.6, 6.4, 6.5, 6.7, 6.6)}),
+        "not change from step to step",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -132,9 +132,7 @@ def test_what_the_study_says_of_a_step_counts_and_a_program_that_says_otherwise_
 
 
 def test_an_entry_that_does_not_tell_its_tokens_cannot_have_its_options_searched() -> None:
-    data: dict[str, Any] = {
-        "name": "untold", "workload": {"entry": "llama"}, "search": {"options": {"batch": [8, 16]}}
-    }  # fmt: skip
+    data: dict[str, Any] = {"name": "untold", "workload": {"entry": "llama"}, "search": {"options": {"batch": [8, 16]}}}
     report = worker_report()
     with pytest.raises(LaunchError, match=r"half a batch would pass for twice the speed; .*tokens_per_step"):
         refuse_untold_work(parse_simulated(data), report)

@@ -48,8 +48,10 @@ def events(*given: tuple[str, float, float]) -> list[Event]:
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [
-        ([("gemm", 0, 2), ("ncclDevKernel_AllReduce", 1, 4)],
-         {"matrix products": 2, "all-reduce": 2, "all-reduce, hidden": 1}),
+        (
+            [("gemm", 0, 2), ("ncclDevKernel_AllReduce", 1, 4)],
+            {"matrix products": 2, "all-reduce": 2, "all-reduce, hidden": 1},
+        ),
         ([("fusion", 0, 2), ("gemm", 1, 3)], {OTHER: 1, "matrix products": 2}),
         ([("memcpy", 0, 1), ("ncclDevKernel_AllGather", 0, 1)], {COPIES: 1, "all-gather, hidden": 1}),
         ([("ncclDevKernel_AllGather", 0, 1), ("ncclDevKernel_AllReduce", 0, 1)], {"all-reduce": 1}),
@@ -57,7 +59,7 @@ def events(*given: tuple[str, float, float]) -> list[Event]:
         ([], {}),
     ],
     ids=["hidden in part", "two streams", "behind a copy", "two collectives", "a gap", "nothing"],
-)  # fmt: skip
+)
 def test_each_moment_counts_once(given: list[Any], seconds: dict[str, float]) -> None:
     assert seconds_by_kind(events(*given)) == pytest.approx(seconds)
 
@@ -66,7 +68,7 @@ def test_each_moment_counts_once(given: list[Any], seconds: dict[str, float]) ->
     ("counts", "step_s", "steps"),
     [((10, 10, 30), 0.1, 10), ((10, 10, 30), 0.13, 10), ((80, 80, 10), 0.1, 10), ((3, 25, 40), 0.1, 10)],
     ids=["as timed", "timed badly", "eight micro-steps", "no common count"],
-)  # fmt: skip
+)
 def test_how_many_steps_a_trace_has(counts: tuple[int, ...], step_s: float, steps: int) -> None:
     device = events(*((f"kernel{n}.{i}", 0.0, 0.4) for n, count in enumerate(counts) for i in range(count)))
     found = of_a_step(device, traced_s=1.0, step_s=step_s)

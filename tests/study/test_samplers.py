@@ -207,9 +207,18 @@ def test_an_enqueued_set_is_run_next(run_replay: Run, values: dict[str, Any], se
 
 
 WRONG_VALUES: list[dict[str, Any]] = [
-    {"xla_nothing": "1"}, {"xla_a": "9"}, {"xla_a": ["0"]}, {"xla_c": 4}, {"xla_c": "much"}, {"xla_c": None},
-    {"xla_d": 10**30}, {"xla_d": "²"}, {"xla_a": "2", "xla_b": "on"}, {}, {"xla_e": "only"},
-]  # fmt: skip
+    {"xla_nothing": "1"},
+    {"xla_a": "9"},
+    {"xla_a": ["0"]},
+    {"xla_c": 4},
+    {"xla_c": "much"},
+    {"xla_c": None},
+    {"xla_d": 10**30},
+    {"xla_d": "²"},
+    {"xla_a": "2", "xla_b": "on"},
+    {},
+    {"xla_e": "only"},
+]
 
 
 def test_enqueued_values_that_are_not_in_the_space_are_refused_with_a_note(run_replay: Run) -> None:

@@ -116,9 +116,12 @@ def test_equal_programs_share_one_measurement_unless_something_is_read_at_run_ti
     _, store, _, launcher = run(study(), Rules(), trials=5, first=first)
     results = store.of(TrialResult)
     assert [r.status for r in results] == [
-        TrialStatus.MEASURED, TrialStatus.SAME_PROGRAM, TrialStatus.SAME_PROGRAM, TrialStatus.MEASURED,
         TrialStatus.MEASURED,
-    ]  # fmt: skip
+        TrialStatus.SAME_PROGRAM,
+        TrialStatus.SAME_PROGRAM,
+        TrialStatus.MEASURED,
+        TrialStatus.MEASURED,
+    ]
     assert (results[1].same_as, results[2].same_as) == (1, 0)
     assert results[1].comparison == results[0].comparison
     assert results[2].comparison is None

@@ -95,9 +95,18 @@ def test_a_killed_drivers_stage_is_not_told_nor_that_of_the_session_before(tmp_p
 
 @pytest.mark.parametrize(
     "told",
-    [b"", b"{", b"[]", b'{"name": "search"}', b'{"name": "search", "since": "soon"}', b"\xff\xfe", b"[" * 4000, b"null",
-     b'{"name": "search", "since": 7}'],
-)  # fmt: skip
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"name": "search"}',
+        b'{"name": "search", "since": "soon"}',
+        b"\xff\xfe",
+        b"[" * 4000,
+        b"null",
+        b'{"name": "search", "since": 7}',
+    ],
+)
 def test_a_half_written_stage_is_none_and_the_holder_stays_known(tmp_path: Path, told: bytes) -> None:
     lock = Lock(tmp_path)
     holder = read_holder(tmp_path)

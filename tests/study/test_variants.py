@@ -112,7 +112,7 @@ def _submodule(repository: Path) -> None:
         (None, "--help", "git repository"),
     ],
     ids=["submodule", "unknown", "an-option"],
-)  # fmt: skip
+)
 def test_a_revision_that_is_not_whole_is_refused(change: object, revision: str, words: str, repository: Path) -> None:
     if callable(change):
         change(repository)

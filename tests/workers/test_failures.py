@@ -64,9 +64,13 @@ def test_the_message_of_a_crash_is_not_that_of_a_harmless_line() -> None:
 
 def test_secrets_in_last_words_are_redacted() -> None:
     failure = classify_failure(
-        exit_status=2, phase="build", error_type="ValueError", message="bad --token hunter2", log=None,
+        exit_status=2,
+        phase="build",
+        error_type="ValueError",
+        message="bad --token hunter2",
+        log=None,
         last_lines=("train.py: error: unrecognized arguments: --wandb-key=hunter2", "['--token', 'hunter2']"),
-    )  # fmt: skip
+    )
     assert "hunter2" not in failure.model_dump_json()
     assert failure.last_lines[0].endswith("--wandb-key=***")
 

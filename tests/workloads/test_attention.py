@@ -49,8 +49,10 @@ def test_auto_is_fused_attention_wherever_cudnn_has_it(
 def test_no_preset_asks_for_attention_without_fusion() -> None:
     asked = {name: FAMILIES[family].sizes[size].get("attention", "auto") for name, (family, size) in PRESETS.items()}
     assert {name for name, attention in asked.items() if attention != "auto"} == {
-        "long-tiny", "long-small", "llama3-8b-128k",
-    }  # fmt: skip
+        "long-tiny",
+        "long-small",
+        "llama3-8b-128k",
+    }
     assert set(asked.values()) == {"auto", "ring"}
 
 
