@@ -110,7 +110,9 @@ def check_setting(
         judged = SettingVerdict.RENAMED, f"an older name that now sets {new}", advice
     else:
         judged = (None if exists else _judge_variable(setting, value)) or _judge(setting, value)
-    starts = is_variable if is_missing else not (refused and (exists or setting.entry.words))
+    # What reads a variable by a form passes over other words; what reads a list of words ends.
+    is_fatal = exists or (bool(setting.entry.words) and not setting.entry.form)
+    starts = is_variable if is_missing else not (refused and is_fatal)
     instead = replacement if judged[0] is SettingVerdict.RENAMED else None
     return SettingCheck(name, value, *judged, starts=starts, replacement=instead)
 

@@ -110,6 +110,8 @@ class KnownSetting(NamedTuple):
         """
         if self.flag is not None:
             return _flag_problem(value, self.flag) or self._misformed(value)
+        if self.entry.form:
+            return self._misformed(value)
         if self.entry.words and self.name.startswith("NCCL_"):
             return _words_problem(value, self.entry.words)
         if self.entry.words and value.lower() not in self.entry.words:
