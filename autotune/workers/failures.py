@@ -192,10 +192,14 @@ def _judge(
         )
     if ended := _ended_by_cluster(lines):
         return ended
-    if exception and exception[1]:  # it goes first: the log may hold older lines
-        errors = ": ".join(exception).splitlines()
     kinds = _KINDS if platform == "cuda" else _CPU_KINDS
-    if judged := _judge_lines(kinds, errors, exception is not None, number is not None):
+    has_reason = exception is not None
+    if exception and exception[1]:
+        raised = ": ".join(exception)
+        has_reason = not _TEXTS["refers_back"].search(raised)
+        # An exception that says its reason goes first: the log may hold older lines.
+        errors = raised.splitlines() if has_reason else [*errors, *raised.splitlines()]
+    if judged := _judge_lines(kinds, errors, has_reason, number is not None):
         return judged
     if number in _FROM_OUTSIDE:
         return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
