@@ -66,7 +66,7 @@ def chosen_tests() -> list[str]:
 
 
 def tests_of_today() -> frozenset[str]:
-    """The tests that pytest collects; a test may have got another name since the costs were stored."""
+    """The tests that pytest collects: some have other names since the costs were stored."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "tests"]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
