@@ -2,8 +2,9 @@
 XLA's.
 
 JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them.
-So each set has its own folder, and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which
-only TPUs read) for a program that names another folder itself.
+So each set has its own folder, which only sets share that differ in what NCCL reads at run time,
+and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which only TPUs read) for a program that
+names another folder itself.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ MARK = "LIBTPU_INIT_ARGS"
 _STEERS_CACHE = re.compile(IN_FORCE["steers_cache"])
 _CHOOSES_KERNELS = re.compile(IN_FORCE["chooses_kernels"])
 _KEEPS_KERNELS = re.compile("|".join(IN_FORCE["keeps_kernels"]))
+_KEEPS_PROGRAM = re.compile(IN_FORCE["keeps_program"])
 
 
 class Caches:
@@ -64,7 +66,7 @@ class Caches:
                 kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
                 variables |= settings.of_kind("xla").merge(kernels).to_environment()
             if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
-                folder = str(_programs_of(settings, self._root()))
+                folder = str(_programs_of(_without(_KEEPS_PROGRAM, settings), self._root()))
                 mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
                 variables |= {**IN_FORCE["cache"], CACHE_FOLDER: folder, MARK: mark}
         return variables
@@ -81,6 +83,10 @@ class Caches:
         if shutil.disk_usage(self._scratch.path).free < LEAST_FREE_BYTES:
             raise OSError("the disk is nearly full")
         return self._scratch.path
+
+
+def _without(names: re.Pattern[str], settings: FlagSet) -> FlagSet:
+    return FlagSet({n: v for n, v in settings.items() if not names.fullmatch(n)})
 
 
 def _programs_of(settings: FlagSet, root: Path) -> Path:
@@ -105,7 +111,6 @@ def _kernels_of(settings: FlagSet, root: Path) -> Path:
 
     XLA's key is the fusion and the device: no flag is in it.
     """
-    deciding = FlagSet({n: v for n, v in settings.items() if not _KEEPS_KERNELS.fullmatch(n)})
-    folder = root / f"kernels-{deciding.digest}"
+    folder = root / f"kernels-{_without(_KEEPS_KERNELS, settings).digest}"
     folder.mkdir(exist_ok=True)  # XLA wants it to be there
     return folder

@@ -32,7 +32,7 @@ from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, Simula
 from tests.runs import Told
 from tests.workers.conftest import PROGRAMS, command, study
 
-LL, SIMPLE = FlagSet({"NCCL_PROTO": "LL"}), FlagSet({"NCCL_PROTO": "Simple"})
+ONE, EIGHT = FlagSet({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), FlagSet({"CUDA_DEVICE_MAX_CONNECTIONS": "8"})
 """Two sets that JAX's own key does not tell apart."""
 
 HAS_ITS_OWN = """
@@ -73,10 +73,10 @@ def task_of(kind: str) -> Any:
     if kind == "aa_run":
         return AaTask()
     if kind == "trial":
-        return TrialTask(config=TrialConfig(number=1, settings=LL, origin="first"))
+        return TrialTask(config=TrialConfig(number=1, settings=ONE, origin="first"))
     if kind == "ablation":
-        return AblationTask(settings=LL, left_out="NCCL_PROTO")
-    return PairTask(stage="finalist", trial=1, settings=LL, repeat=0)
+        return AblationTask(settings=ONE, left_out="CUDA_DEVICE_MAX_CONNECTIONS")
+    return PairTask(stage="finalist", trial=1, settings=ONE, repeat=0)
 
 
 def begun(tmp_path: Path, kind: str, platform: str, **sections: Any) -> dict[str, str]:
@@ -87,7 +87,7 @@ def begun(tmp_path: Path, kind: str, platform: str, **sections: Any) -> dict[str
     context = MeasurementContext(spec, Folders(tmp_path), launcher, Told())
     try:
         context.begin(Assignment(task=task_of(kind)))
-        return launcher._environment(LL)
+        return launcher._environment(ONE)
     finally:
         context.close()
 
@@ -120,10 +120,23 @@ def test_nothing_is_kept_where_compiling_is_measured_or_ranks_would_differ(more:
 
 def test_sets_share_no_folder_and_no_mark(caches: Caches) -> None:
     base = {"LIBTPU_INIT_ARGS": "--mine=1"}
-    one, other = (environment_of(caches, s, base) for s in (LL, SIMPLE))
+    one, other = (environment_of(caches, s, base) for s in (ONE, EIGHT))
     for name in (CACHE_FOLDER, "LIBTPU_INIT_ARGS"):
         assert one[name] != other[name]
     assert one["LIBTPU_INIT_ARGS"].startswith("--mine=1 ")
+
+
+def test_sets_that_nccl_alone_tells_apart_share_their_program(caches: Caches) -> None:
+    def folder(**settings: str) -> str:
+        found = environment_of(caches, FlagSet(settings))[CACHE_FOLDER]
+        (Path(found) / f"{KEPT}ready").touch()  # a process became ready
+        return found
+
+    shared = folder()
+    assert folder(NCCL_PROTO="LL") == folder(NCCL_ALGO="Ring", NCCL_NVLS_ENABLE="0") == shared
+    read_by_the_compiler = {folder(**{f"NCCL_{name}": "8"}) for name in ("MAX_NCHANNELS", "MIN_NCHANNELS", "NTHREADS")}
+    assert len({shared, *read_by_the_compiler}) == 4
+    assert folder(NCCL_PROTO="LL", CUDA_DEVICE_MAX_CONNECTIONS="1") == folder(**ONE) != shared
 
 
 def test_kernels_are_shared_only_where_the_sets_choose_alike(caches: Caches) -> None:
@@ -172,15 +185,15 @@ def test_limits_and_durations_are_those_of_a_first_start(mode: str, tmp_path: Pa
 
 
 def test_what_a_process_compiled_that_never_became_ready_is_not_loaded(caches: Caches) -> None:
-    dead, first = environment_of(caches, LL), environment_of(caches, LL)
+    dead, first = environment_of(caches, ONE), environment_of(caches, ONE)
     assert dead[CACHE_FOLDER] != first[CACHE_FOLDER]
     assert dead["LIBTPU_INIT_ARGS"] != first["LIBTPU_INIT_ARGS"], "its program may keep what it compiled elsewhere"
     keep(first)
-    assert environment_of(caches, LL) == first
+    assert environment_of(caches, ONE) == first
 
 
 def test_only_the_last_sets_stay_and_an_aa_run_begins_without(caches: Caches) -> None:
-    folders = [keep(environment_of(caches, FlagSet({"NCCL_BUFFSIZE": str(n)}))) for n in range(MOST_SETS + 3)]
+    folders = [keep(environment_of(caches, FlagSet({"OMP_NUM_THREADS": str(n)}))) for n in range(MOST_SETS + 3)]
     assert [f for f in folders if f.exists()] == folders[3:]
     caches.begin(programs=True, kernels=False, anew=True)
     assert not any(f.exists() for f in folders)
@@ -194,14 +207,14 @@ def test_a_set_that_steers_the_cache_has_none(name: str, caches: Caches) -> None
 def test_a_full_disk_or_a_lost_folder_only_means_that_nothing_is_kept(
     caches: Caches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = Path(environment_of(caches, LL)[CACHE_FOLDER]).parent
+    root = Path(environment_of(caches, ONE)[CACHE_FOLDER]).parent
     shutil.rmtree(root)
-    assert environment_of(caches, LL)[CACHE_SWITCH] == "false"
+    assert environment_of(caches, ONE)[CACHE_SWITCH] == "false"
     root.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
-        assert environment_of(caches, LL)[CACHE_SWITCH] == "false"
-    assert environment_of(caches, LL)[CACHE_SWITCH] == "true"
+        assert environment_of(caches, ONE)[CACHE_SWITCH] == "false"
+    assert environment_of(caches, ONE)[CACHE_SWITCH] == "true"
 
 
 # ---------------------------------------------------------------------- real processes
@@ -213,7 +226,7 @@ def test_a_programs_own_shared_cache_never_serves_one_set_the_binary_of_another(
         command = [sys.executable, "-c", HAS_ITS_OWN, str(tmp_path)]
         return int(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120).stdout)
 
-    environments = [environment_of(caches, s, os.environ) for s in (LL, SIMPLE)]
+    environments = [environment_of(caches, s, os.environ) for s in (ONE, EIGHT)]
     assert hits(environments[0]) == hits(environments[1]) == 0
     assert hits(environments[0]) > 0
     unmarked = [{n: v for n, v in e.items() if n != "LIBTPU_INIT_ARGS"} for e in environments]
