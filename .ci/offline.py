@@ -1,5 +1,4 @@
-"""Installs a folder of wheels on a machine without a network; nothing that is installed there is
-touched.
+"""Installs a folder of wheels without a network; leaves what is installed there as it is.
 
     offline.py WHEELHOUSE [--target FOLDER]
 
@@ -104,9 +103,7 @@ def install(wheels: list[Path], args: argparse.Namespace) -> None:
 
 
 def unmet(names: set[str]) -> list[str]:
-    """What these packages lack here, one line each; what the machine's own packages lack is its own
-    business.
-    """
+    """What these packages lack here, one line each; the machine's own packages do not count."""
     found = []
     for name in sorted(names):
         for need in map(Requirement, importlib.metadata.requires(name) or ()):

@@ -1,5 +1,4 @@
-"""All tests, set by set, and what is known of their last run; called by `make test-all` and
-`.ci/run`.
+"""Runs all tests, set by set, and keeps their last runs, for `make test-all` and `.ci/run`.
 
 test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any
 case test_all.py --age            how many commits ago the set passed that last did; exit status 1
@@ -45,8 +44,7 @@ def git(*arguments: str) -> str:
 
 
 def kept() -> dict[str, Any]:
-    """What is recorded: of each set its last run, and as `passed` the last commit at which it
-    passed.
+    """Each set's last run to record, and as `passed` the last commit at which it passed.
 
     While some set never did, `counted_from` is the commit with which the count of commits without
     that began.

@@ -1,5 +1,4 @@
-"""Gathers the wheels that autotune needs beside a machine's own jax, flax and optax, for a machine
-without a network.
+"""Gathers the wheels that autotune needs on a machine without a network that has its own jax.
 
     wheelhouse.py --platform manylinux_2_28_x86_64 --python 3.12 --into FOLDER [--has THERE.txt]
 
@@ -67,8 +66,7 @@ def main() -> int:
 
 
 def tags_of(platform: str) -> list[str]:
-    """Options of pip for a platform and all older ones that it runs: pip itself takes the name
-    literally.
+    """Options of pip for a platform and all older ones: pip itself takes the name literally.
 
     Raises:
         SystemExit: If it is no platform of Linux wheels.
@@ -110,9 +108,7 @@ def marker_environment(version: str, platform: str) -> dict[str, str]:
 
 
 def read_there(path: Path) -> dict[str, str]:
-    """Packages of the machine to their exact versions; an empty text where only the name is
-    known.
-    """
+    """The machine's packages with their exact versions; "" where only the name is known."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if named := re.match(r"([A-Za-z0-9][\w.-]*)\s*(?:==\s*([^\s;]+))?", line):
@@ -166,9 +162,7 @@ def beside(
 
 
 def needs(metadata: Mapping[str, object], markers: dict[str, str]) -> list[tuple[str, str]]:
-    """What a package needs under these markers: each with no extra, and with those that it asks
-    for.
-    """
+    """What a package needs under these markers, with no extra and with each of its extras."""
     listed = metadata.get("requires_dist", ())
     assert isinstance(listed, Iterable)
     found = [r for r in map(Requirement, listed) if r.marker is None or r.marker.evaluate(markers)]

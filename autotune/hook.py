@@ -22,7 +22,6 @@ Standard library only, so that any program can import it.
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
@@ -41,8 +40,7 @@ class HookError(RuntimeError):
 
 
 def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Iterator[T]:
-    """Yields the batches of a training loop, under a study in measured blocks and as often as
-    needed.
+    """Yields the batches of a training loop, under a study again and again in measured blocks.
 
     Args:
         sync: Waits until the device has finished all work of the loop; default: waits for all
@@ -65,8 +63,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 
 
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
-    """Reports the loss and the global gradient norm of the current step; does nothing outside a
-    study.
+    """Reports loss and global gradient norm of the current step; does nothing outside a study.
 
     They become numbers only in the checked first steps and at the end of each block: nothing else
     waits for the device.
@@ -90,10 +87,9 @@ def _connect() -> Channel | None:
     except (OSError, ValueError) as error:
         raise HookError(
             "autotune.hook.steps must run in the process that the study started, and once, but "
-            "its channel "
-            f"({CHANNEL_VARIABLE}={number}) is not open here: {error}; a launcher between the "
-            "two must become the "
-            "program (exec), or leave `hook` out of the study and let the program's output be read"
+            f"its channel ({CHANNEL_VARIABLE}={number}) is not open here: {error}; a launcher "
+            "between the two must become the program (exec), or leave `hook` out of the study and "
+            "let the program's output be read"
         ) from error
 
 
@@ -186,24 +182,22 @@ def _jax_fields() -> dict[str, Any]:
         return {}
     packages = own_packages()
     versions = {**packages.get("versions", {}), "jax": jax.__version__}
-    return {
-        **jax_report(jax, versions, range(len(jax.local_devices()))),
-        "packages": packages.get("packages"),
-    }
+    fields = jax_report(jax, versions, range(len(jax.local_devices())))
+    return {**fields, "packages": packages.get("packages")}
 
 
 def _endless(batches: Iterable[T]) -> Iterator[T]:
     """Iterates over the batches again and again."""
-    for turn in itertools.count():
-        empty = True
+    end = "none"
+    while True:
+        is_empty = True
         for batch in batches:
-            empty = False
+            is_empty = False
             yield batch
-        if empty:
+        if is_empty:
             raise HookError(
                 "the batches must last for a whole study or be ones that can be gone through "
-                "again, but they ended"
-                f" after {'their first pass' if turn else 'none'}; give autotune.hook.steps a "
-                "list, or a loader that "
-                "starts anew"
+                f"again, but they ended after {end}; give autotune.hook.steps a list, or a loader "
+                "that starts anew"
             )
+        end = "their first pass"

@@ -1,5 +1,4 @@
-"""Does `autotune ab` say what is true? Ten changes of known truth and comparisons of equals,
-simulated.
+"""Checks that `autotune ab` is right: ten simulated changes of known truth, and equals.
 
     python -m benchmarks.ab_truth
 
@@ -58,9 +57,7 @@ honest.
 
 
 def compared(simulation: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """What a comparison says; the changed program is the candidate of the proof where it must
-    fail.
-    """
+    """What a comparison says; the changed program is the proof's candidate where it must fail."""
     base = parse_study(
         {
             "name": "base",

@@ -36,8 +36,7 @@ decides nothing.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announced:
-    """Studies with one candidate that is 2 % faster, as their own A/A run says that they must be
-    run.
+    """Studies with one candidate 2 % faster, run as their own A/A run announces.
 
     Mappings are by the number of candidates. `announced`: share of studies whose A/A run says what
     it takes; `pairs`: the cap of process pairs that it says; `found`: of those, the share that
@@ -97,9 +96,7 @@ def _run(
 
 
 def _run_as_announced(case: Case, candidates: int, place: int, seed: int) -> _Kept | None:
-    """The A/A run first, then the whole study with the cap that it says; None where it says
-    none.
-    """
+    """The A/A run, then the whole study with the cap that it announces; None where it has none."""
     effects = [case.none_typical] * candidates
     effects[place] = math.log1p(-GAIN) - case.shift
     power = _power_of(case, effects, seed)

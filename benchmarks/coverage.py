@@ -116,9 +116,7 @@ def process_centres(
 
 
 def _holds_for_family(centres: Floats, truth: float) -> bool:
-    """Whether the interval of one of several finalists, corrected for their number, holds the
-    truth.
-    """
+    """Whether the interval of one of several finalists, corrected for them, holds the truth."""
     error = float(np.std(centres, ddof=1)) / math.sqrt(len(centres))
     half = student_quantile(0.05 / FINALISTS, len(centres) - 1) * error
     return abs(float(np.mean(centres)) - truth) <= half

@@ -1,5 +1,4 @@
-"""The decisions of 200 simulated studies: what was tried, left out, proven, soaked and named, in
-which order.
+"""Decisions of 200 simulated studies: sets tried, left out, proven, soaked, named, in order.
 
 `python -m benchmarks.decisions` writes `benchmarks/results/decisions.json`; with `--compare` it
 names each study whose decisions differ from that file. Seeds are the studies' numbers, so a change

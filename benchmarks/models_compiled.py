@@ -1,5 +1,4 @@
-"""A model of each family compiled for eight H100s without a GPU: memory, collectives, predicted
-time, canary.
+"""A model of each family compiled for eight H100s without a GPU: memory, collectives, time.
 
 Run as ``python -m benchmarks.models_compiled [MODEL ...]``; it needs the extra ``screen``. Writes
 ``benchmarks/results/models_8xh100.json`` after each model, and goes on there; models with options
@@ -62,9 +61,7 @@ def main() -> None:
 
 
 def write(file: str, models: dict[str, dict[str, Any]], wanted: list[str]) -> None:
-    """Compiles the wanted ones of some models, or all that a file of results does not have of these
-    versions.
-    """
+    """Compiles some models, or all that a file of results lacks for these versions."""
     path, versions = RESULTS / file, compiler_versions()
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name in wanted or models:

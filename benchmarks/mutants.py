@@ -1,5 +1,4 @@
-"""How many of 40 planted faults (mutants) the tests find. To be run in a clone of its own: files
-change.
+"""How many of 40 planted faults the tests find; it changes files, so run it in a clone.
 
     # Run `pytest ARGS`, noting which tests run a mutant's line.
     python -m benchmarks.mutants record NAME -- ARGS
@@ -78,9 +77,7 @@ def record(name: str, arguments: list[str]) -> None:
 
 
 def judge(name: str, first: int, step: int) -> None:
-    """Runs each mutant's tests, cheapest first; a row `{mutant, tests, caught_by, seconds}`
-    each.
-    """
+    """Runs each mutant's tests, cheapest first; rows `{mutant, tests, caught_by, seconds}`."""
     costs = json.loads((WORK / f"{name}.costs.json").read_text(encoding="utf-8"))
     for number, mutant in list(enumerate(json.loads(LIST.read_text(encoding="utf-8"))))[
         first::step

@@ -1,5 +1,4 @@
-"""What people do without autotune, in virtual time: each run is a fresh process, its figure the
-median of its steps.
+"""What people do without autotune, in virtual time: fresh processes, medians of their steps.
 
 They run on the launcher of the study that they are compared with, so that starts, steps and noise
 are the same ones.
@@ -103,9 +102,7 @@ def loop(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
 
 
 def engineer(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
-    """Each switch alone; the three best ones five times more; then those that still gain together,
-    five times.
-    """
+    """Each switch alone; the best three five times more; then those that gain together, too."""
     _try_alone(bench, names)
     best = sorted((s for s in bench.figures if s), key=bench.mean)[:3]
     bench.again(REFERENCE, 5)
@@ -131,9 +128,7 @@ def tpe(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
 
 
 def halving(bench: Bench, names: Sequence[str], seed: int) -> FlagSet | None:
-    """Random sets for a quarter of a run; the better half for twice as long, and so on; the last
-    one three times.
-    """
+    """Random sets for a quarter of a run, the better half for twice as long, and so on."""
     rng = np.random.default_rng(seed)
     sets = [_set_of(n for n in names if rng.random() < 0.5) for _ in range(HALVED)]
     bench.run(REFERENCE)

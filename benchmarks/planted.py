@@ -1,5 +1,4 @@
-"""The quickstart's workload with a known amount of extra work, for `real_truth.py`: an effect whose
-size is known.
+"""The quickstart's workload with a known amount of extra work, for `real_truth.py`.
 
 `PLANTED_ITERATIONS` small matrix products are appended to every step; 0 appends nothing. They cost
 the same in every step, so how much slower one makes it can be calibrated by a large number of them

@@ -1,5 +1,4 @@
-"""Breaks one thing of each kind that a user runs, in a copy of the last commit, and asks the gate's
-tests of it.
+"""Breaks one thing of each kind that a user runs, in a copy, and runs the gate's tests on it.
 
     python -m benchmarks.planted_breaks    # about four minutes; writes results/planted_breaks.json
 

@@ -1,5 +1,4 @@
-"""What do published effects bring the search of eight GPUs, where they hold and where half of them
-have the other sign?
+"""Published effects as ideas for the search of eight GPUs, with all or half of the signs right.
 
 Run as ``python -m benchmarks.published_effects [--seeds N] [--workers
 N]``. The space is that of `studies/eight-gpus-fsdp.toml` on a described node of H100s. On the first
@@ -103,9 +102,7 @@ def log_ratio(truth: Truth, settings: FlagSet) -> float:
 
 
 def best_set(space: SearchSpace, truth: Truth) -> FlagSet:
-    """Finds the best set: one setting at a time from the default and from each idea, some of which
-    exclude others.
-    """
+    """Finds the best set from the default and each idea, one setting at a time."""
     starts = [FlagSet(), *(e.settings for e in study_space()[1].expected)]
     return min(
         (_descend(space, truth, dict(start)) for start in starts), key=lambda s: log_ratio(truth, s)
@@ -134,9 +131,7 @@ def _descend(space: SearchSpace, truth: Truth, chosen: dict[str, str]) -> FlagSe
 
 
 def search(machine: str, arm: str, seed: int) -> dict[str, Any]:
-    """Runs one search; returns the number of trials to the best set, and how good the best set was
-    on the way.
-    """
+    """Runs one search; returns the trials to the best set, and how good the best was on the way."""
     spec, space = study_space()
     truth = truth_of(space, seed, MACHINES[machine])
     optimum = log_ratio(truth, best_set(space, truth))
@@ -169,9 +164,7 @@ def search(machine: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns medians for each machine and arm; a search that did not reach the best set counts as
-    `TRIALS` + 1.
-    """
+    """Medians by machine and arm; a search without the best set counts as `TRIALS` + 1."""
     found = []
     for machine in MACHINES:
         for arm in ARMS:

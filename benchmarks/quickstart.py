@@ -1,5 +1,4 @@
-"""Does `make quickstart` prove its winner? Whole runs on this machine, with and without a second
-load of one core.
+"""Whether `make quickstart` proves its winner on this machine, also beside a busy core.
 
     python -m benchmarks.quickstart [--runs 20] [--out FILE]
 
@@ -62,9 +61,7 @@ def call(folder: str, *words: str) -> int:
 
 
 def one_run(folder: str) -> dict[str, Any]:
-    """Runs the study once by the command line, has its winner measured again, and says how both
-    ended.
-    """
+    """Runs the study once by the command line, proves its winner again, and says how both ended."""
     load, began = os.getloadavg()[0], time.monotonic()
     path = Path(folder) / "run"
     call(folder, "run", str(STUDY), "--run-dir", str(path))

@@ -1,5 +1,4 @@
-"""Do predicted step times order programs as measurements do? Spearman and Kendall for whatever was
-measured on GPUs.
+"""Rank correlation of predicted and measured step times, Spearman's and Kendall's, on GPUs.
 
 Run as ``python -m benchmarks.rank_correlation [RUN ...]``: run directories of studies on GPUs, such
 as those that `benchmarks.gpu.search` leaves. Each measured set is compiled for the GPUs it ran on,
@@ -141,9 +140,7 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
 
 
 def measured_programs(store: Store, screen: Screener) -> list[Measured]:
-    """The reference and every measured set that differs from it in its program alone; equal
-    programs once.
-    """
+    """The reference and every measured set of another program; equal programs once."""
     aa_run = store.last(AaRecord)
     assert aa_run is not None
     reference_s = aa_run.comparison.reference_step_s

@@ -66,9 +66,7 @@ def study(name: str, *, candidates: list[dict[str, Any]], baseline: dict[str, An
 
 @contextmanager
 def bursts(seed: int) -> Iterator[None]:
-    """A second process that loads one core in bursts of 0.1 to 2 s, with pauses of the same
-    kind.
-    """
+    """A second process that loads one core in bursts of 0.1 to 2 s, with pauses alike."""
     process = multiprocessing.get_context("spawn").Process(target=_burn, args=(seed,), daemon=True)
     process.start()
     try:
@@ -96,9 +94,7 @@ def begin(spec: StudySpec, folder: str, console: Console | None = None) -> Study
 
 
 def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
-    """Runs one study whole; gives its figures, and the proof of `slow` in the same run
-    directory.
-    """
+    """Runs one study whole; returns its figures, and the proof of `slow` in its run directory."""
     with tempfile.TemporaryDirectory() as folder:
         study_run = begin(spec, folder)
         conclusion = run_study(study_run)
@@ -171,9 +167,7 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
 
 
 def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[str, Any]:
-    """Only the proof that the extra work is slower: fresh pairs of processes, so many pairs of
-    blocks in each.
-    """
+    """Proves only that the extra work is slower, by fresh pairs of some pairs of blocks each."""
     spec = study("proof", candidates=[{VARIABLE: str(iterations)}], baseline={})
     sizes = {"pairs": pairs, "processes": processes}
     spec = spec.model_copy(update={"confirm": spec.confirm.model_copy(update=sizes)})

@@ -1,6 +1,4 @@
-"""The results of a benchmark that is run in parts: rows by part and machine, kept as they come,
-shown as tables.
-"""
+"""Results of a benchmark that runs in parts: rows by part and machine, shown as tables."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ Row = dict[str, Any]
 def keep(
     path: Path, part: str, row: Row, *, parts: Sequence[str], machines: Mapping[str, Any]
 ) -> None:
-    """Puts a row in the place of an older one of the same part and machine; several runs may do so
-    at once.
+    """Replaces the row of the same part and machine; several runs may do so at once.
 
     Args:
         path: A JSON file; made if it is not there.
@@ -48,9 +45,7 @@ def keep(
 
 
 def read(path: Path) -> dict[str, list[Row]]:
-    """Rows of each part, those of runs before made-with was kept left out; empty where there is no
-    file.
-    """
+    """Rows of each part, less those without made-with; empty where there is no file."""
     if not path.exists():
         return {}
     results: dict[str, list[Row]] = json.loads(path.read_text())["results"]

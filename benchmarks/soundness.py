@@ -1,5 +1,4 @@
-"""Does a screen ever lose a program? Small spaces of settings that interact, every point of which
-is compiled.
+"""Whether a screen ever loses a program: small interacting spaces, every point compiled.
 
 Two parts, run as ``python -m benchmarks.soundness [spaces | orders] [--space NAME ...]``:
 

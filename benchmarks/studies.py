@@ -1,5 +1,4 @@
-"""Whole studies on simulated machines: the shipped stages, from the A/A run to the conclusion, none
-of them copied.
+"""Whole studies on simulated machines by the shipped stages, from A/A run to conclusion.
 
 What is simulated is what lies below the stages: workers that draw step times of known truth
 (`SimulatedLauncher`), and a run directory in memory. Candidates are two settings each, one that
@@ -63,9 +62,7 @@ class Cost:
     alone_s: float = 0.0
 
     def minutes(self, start_s: float) -> float:
-        """Minutes, where starting one process takes so many seconds, and two at once half as long
-        again.
-        """
+        """Minutes for starts of given seconds, where two at once take half as long again."""
         interleaved = self.process_pairs * BOTH_AT_ONCE * start_s + self.block_pairs * PAIR_S
         return (interleaved + 2 * self.alone_pairs * start_s + self.alone_s) / 60.0
 
@@ -139,8 +136,7 @@ def candidate(index: int) -> FlagSet:
 def simulated_study(
     case: Case, effects: Sequence[float], *, seed: int, processes: int | None = None
 ) -> StudySpec:
-    """A study of candidates with these true log ratios of typical steps; the rest is the shipped
-    default.
+    """A study of candidates of known log ratios of typical steps, with the shipped defaults.
 
     Args:
         case: The machine, and whether the winner is soaked.
@@ -213,8 +209,6 @@ def run_studies(
     rng: np.random.Generator,
     pool: ProcessPoolExecutor,
 ) -> list[StudyOutcome]:
-    """One study for each row of `effects` (true log ratios of typical steps), on fresh machines of
-    one kind.
-    """
+    """One study for each row of `effects` (log ratios of typical steps), on fresh machines."""
     seeds = rng.integers(2**31, size=len(effects)).tolist()
     return list(pool.map(run_one, [case] * len(effects), effects.tolist(), seeds, chunksize=8))

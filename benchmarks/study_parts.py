@@ -1,6 +1,4 @@
-"""Whole studies without and with a true winner: who is named how often, at what cost, and what is
-said of it.
-"""
+"""Whole studies with and without a true winner: which are named, at what cost, with what words."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ def null_studies(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """Studies with one faster candidate among eleven that are no winners; mappings are by true
-    speed-up.
+    """Studies with one faster candidate among eleven others, by its true speed-up.
 
     `found`: share of studies that name that candidate. `found_9_in_10`: smallest effect found 9
     times in 10, interpolated (None: not within the range tried). `pairs`: process pairs of the

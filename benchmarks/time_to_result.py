@@ -1,5 +1,4 @@
-"""How soon a study has a result: sets an hour and minutes to the optimum, to the proof and to the
-end, in virtual time.
+"""Time to a study's result, in virtual time: sets an hour, minutes to optimum, proof and end.
 
 `python -m benchmarks.time_to_result` prints the table and writes
 `benchmarks/results/time_to_result.json`; `--quick` runs two seeds and writes nothing. Studies run
@@ -121,9 +120,7 @@ MACHINES = {
 
 
 def effects_of(seed: int, *, gains: Sequence[float] = GAINS) -> dict[str, float]:
-    """Switches with the factor of the step time of each, in the order in which they are
-    searched.
-    """
+    """Switches with their factors of the step time, in the order of the search."""
     factors = [
         *(1 - g for g in gains),
         *(1 + c for c in COSTS),
@@ -248,9 +245,7 @@ def came_of(
     end_s: float,
     **minutes: float | None,
 ) -> Came:
-    """What came of a study, held against the truth; `held` are the sets that it held as best, and
-    since when.
-    """
+    """A study's result against the truth; `held` are its best sets, each with its time."""
     optimum = sum(math.log(factor) for factor in effects.values() if factor < 1.0)
     found = [
         at_s

@@ -37,9 +37,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Part(NamedTuple):
-    """One part: what it measures of a machine, with how many repetitions, how its rows are shown,
-    and of which ones.
-    """
+    """One part: what it measures of a machine, its repetitions, and how its rows are shown."""
 
     measure: Callable[[str, Case, int, np.random.Generator, ProcessPoolExecutor], DataclassInstance]
     full: int

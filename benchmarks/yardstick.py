@@ -1,5 +1,4 @@
-"""Whether the yardstick of tests decides alike on an idle and on a busy machine: `make test`'s
-limits, held often.
+"""Whether the yardstick of tests decides alike on idle and busy machines, by many decisions.
 
     python -m benchmarks.yardstick [RUNS]
 
@@ -52,9 +51,7 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 
 
 def chosen_tests() -> list[str]:
-    """Tests evenly spread over those of `make test` that are neither too short for the clock nor
-    dear.
-    """
+    """Tests spread evenly over `make test`, neither too short for the clock nor dear."""
     stored = yardstick.read(STORED)
     assert stored is not None
     # A name with a folder of the machine or a line's end in it cannot be given on a command line
@@ -163,9 +160,7 @@ def main() -> None:
 
 
 def write_results(rows: list[dict[str, object]], about: dict[str, object]) -> None:
-    """Writes the decisions so far, and how many of them are right: a failure just where a slower
-    test was planted.
-    """
+    """Writes the decisions, and how many are right: a failure only for a planted slower test."""
     right = sum(row["failed"] == row["planted"] == row["named"] for row in rows)
     result = {
         **about,

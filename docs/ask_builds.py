@@ -1,5 +1,4 @@
-"""Asks new releases of jaxlib and NCCL what they have, and writes `autotune/data/asked/*.json` of
-the catalogue.
+"""Asks new releases of jaxlib and NCCL, and writes `autotune/data/asked/*.json`.
 
 For maintainers, one command when something new is out; nothing of what it writes is edited by
 hand::
@@ -116,8 +115,7 @@ def add_release(settings: Settings, release: str, flags: Mapping[str, FlagInfo])
 
 
 def ask_xla(clone: str, commit: str) -> None:
-    """Writes where the source defines each flag at a commit, and the help texts of flags that
-    nobody described.
+    """Writes the source line of each flag at a commit, and help texts of undescribed flags.
 
     The line of a flag that this commit no longer has stays, with the commit that had it.
     """
@@ -144,9 +142,7 @@ def ask_xla(clone: str, commit: str) -> None:
 
 
 def defining_line(source: str, name: str) -> int:
-    """Line that defines a flag or a field, from 1; 0 if there is none. A reserved name defines
-    nothing.
-    """
+    """Number of the line that defines a flag or a field, 0 if none does; reserved names do not."""
     definition = re.compile(rf'^(?!\s*reserved ).*"{name}"|^\s*[\w<>., ]+ {name} = \d+')
     return next((n for n, line in enumerate(source.splitlines(), 1) if definition.search(line)), 0)
 
@@ -187,8 +183,7 @@ def ask_nccl(clone: str) -> None:
 
 
 def read_variables(text: str) -> Settings:
-    """Type, line and default of each variable that lines of ``git grep -n`` read: a number, or else
-    any text.
+    """Type, line and default of each variable that lines of ``git grep -n`` read.
 
     Of several places the one with the default counts, else the last: earlier ones tell of errors.
     """
@@ -209,9 +204,7 @@ def read_variables(text: str) -> Settings:
 
 
 def plain_default(text: str) -> dict[str, str]:
-    """A default of the source, calculated: ``131072`` for ``(1 << 17)``; nothing if it is no
-    number, or a mark (-2).
-    """
+    """A source's default, calculated: ``131072`` for ``(1 << 17)``; "" for none or a mark (-2)."""
     try:
         number = _calculated(
             ast.parse(re.sub(r"(?<=\d)U?LL\b", "", text.strip()), mode="eval").body

@@ -1,5 +1,4 @@
-"""Writes figures of recorded benchmarks into the sentences of README and docs:
-`python docs/write_figures.py`.
+"""Writes figures of benchmarks into README and docs: `python docs/write_figures.py`.
 
 With ``--check`` it writes nothing and ends with status 1 if a page says another figure than
 `benchmarks/results`.

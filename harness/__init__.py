@@ -1,3 +1,1 @@
-"""Attackers and sandboxes that tests and benchmarks share: killers of drivers, and real daemons on
-loopback.
-"""
+"""Attackers and sandboxes of tests and benchmarks: killers of drivers, daemons on loopback."""

@@ -111,9 +111,7 @@ class PowerDisk(_Served):
         return self.mount / "disk"
 
     def cut(self, seed: int, target: Path) -> None:
-        """Writes what the disk would hold if its power failed at this moment into a file; the disk
-        runs on.
-        """
+        """Writes the disk as of a power cut at this moment into a file; the disk runs on."""
         (self.mount / "cut").write_text(f"{seed} {target}")
 
 
@@ -123,8 +121,7 @@ class FailingFolder(_Served):
     kind = "fail"
 
     def fail(self, *operations: str) -> None:
-        """From now on these fail with EIO: `read`, `write`, `fsync`, `create`, `mkdir`, `truncate`,
-        `rename`, ...
+        """Lets some calls fail with EIO: `read`, `write`, `fsync`, `create`, `mkdir`, `rename`, ...
 
         ``write:records`` is a write into files whose name begins with that; none: all is well
         again.

@@ -1,6 +1,4 @@
-"""A driver that was started by the real command, and every process below it, on whatever node it
-runs.
-"""
+"""A driver started by the real command, and all processes below it, on whatever node."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ class Driven:
         return _running(self.mark, MEASURE)
 
     def left(self, patience_s: float = 15.0) -> list[psutil.Process]:
-        """Processes of this folder that are still there some seconds later; none is how it should
-        be.
-        """
+        """Processes of this folder that are still there after some seconds; none should be."""
         end = time.monotonic() + patience_s
         while (alive := marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.05)
@@ -116,8 +112,7 @@ class Driven:
 
 
 def marking(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment for what is started for the study of a folder; what it leaves in the user's
-    folders stays there.
+    """An environment for the study of a folder, which also keeps files of the user's folders.
 
     Devices are held in the folder for temporary files, so no other study of this machine is in the
     way.

@@ -1,6 +1,4 @@
-"""Libraries of CUDA that are not there: files of their names that tell the versions that they were
-made with.
-"""
+"""Fake CUDA libraries: files of their names that report the versions given to them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""GPUs that are not there: a library in NVML's place, which nvidia-ml-py itself loads, with
-scripted answers.
+"""Fake GPUs: a library in NVML's place, which nvidia-ml-py itself loads, scripted.
 
 What is asked goes the whole way of a real question: nvidia-ml-py, ctypes, a shared library compiled
 from ``fake_nvml.c``. The answers lie in a text file that every process reads anew, so a test, a
@@ -97,8 +96,7 @@ def missing() -> str:
 
 
 class FakeNvml:
-    """Some GPUs of the kind H200, in a folder of their own; opened again, they are as they were
-    left.
+    """Fake GPUs of kind H200 in a folder, which keeps their state when opened again.
 
     Args:
         folder: Where the library and its answers lie; made if it is missing.
@@ -152,9 +150,7 @@ class FakeNvml:
         *,
         every_s: float = 0.0,
     ) -> None:
-        """Sets several answers at once, each to a value and its rate; nobody sees a part of
-        them.
-        """
+        """Sets several answers at once, each to a value and its rate, for all readers."""
         now = time.monotonic()
         new = {
             (_owner(g), k): f"{_word(v)} {rate!r} {every_s!r} {now!r}"

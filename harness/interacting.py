@@ -1,6 +1,4 @@
-"""Small spaces of settings that interact on steps of a few kernels: screened, and every point
-compiled.
-"""
+"""Small spaces of interacting settings on tiny steps: screened, and every point compiled."""
 
 from __future__ import annotations
 

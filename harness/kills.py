@@ -189,8 +189,7 @@ class Killing:
     # ------------------------------------------------------------------ the way of a study
 
     def _goes_on(self) -> bool:
-        """Whether it still runs; one whose reference or lanes were killed too often is started
-        again, a few times.
+        """Whether it still runs; restarts a study whose reference or lanes died, a few times.
 
         Raises:
             RuntimeError: If it ended with an error, with what it said.
@@ -213,9 +212,7 @@ class Killing:
         return True
 
     def _stage(self) -> str:
-        """Where the study is; read only where something was recorded since, for it is asked many
-        times a second.
-        """
+        """Stage of the study, read only after new records, as it is asked many times a second."""
         recorded = self.driver.recorded
         if recorded != self._seen[0]:
             self._seen = recorded, stage_of(self.driver.run)
@@ -231,9 +228,7 @@ class Killing:
         return False
 
     def _wait_until_at_work(self, patience_s: float = 120.0) -> None:
-        """Waits until this session has written something, and something measures where that is a
-        process.
-        """
+        """Waits until this session has written something, and a process measures if need be."""
         end = time.monotonic() + patience_s
         is_stage = self._stage()
         while self._goes_on() and time.monotonic() < end and self._stage() == is_stage:
@@ -296,9 +291,7 @@ class Killing:
         return True
 
     def _take_records(self) -> bool:
-        """The file of records goes while the driver runs; the driver ends and keeps them, and they
-        are put back.
-        """
+        """Takes the file of records away until the driver has ended, and puts them back."""
         records, kept, taken = (
             self.driver.run / name for name in (RECORDS, KEPT_RECORDS, "taken.jsonl")
         )
@@ -371,9 +364,7 @@ def kill_study(
     database: Postgres | None = None,
     stages: Sequence[str] = STAGES[:-1],
 ) -> dict[str, Any]:
-    """Strikes one study so often, lets it finish, and gives the tally; arguments as `Killing` has
-    them.
-    """
+    """Strikes one study, lets it finish, and returns the tally; arguments as in `Killing`."""
     with contextlib.ExitStack() as stack:
         here = stack.enter_context(place or Here())
         study = Killing(

@@ -1,6 +1,4 @@
-"""Compilers with known programs, and random ones: what a screen must find is known by trying every
-point.
-"""
+"""Compilers of known programs, and random ones, for screens to be held against every point."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ def points(domains: Domains) -> Iterator[FlagSet]:
 def lost_programs(
     domains: Domains, no_ops: set[str], program: Callable[[FlagSet], str | None]
 ) -> set[str]:
-    """Programs of a space that the space without the no_ops settings lacks; what does not compile
-    counts as none.
-    """
+    """Programs lost without the no_ops settings; what does not compile counts as none."""
     kept = {program(p) for p in points({n: v for n, v in domains.items() if n not in no_ops})}
     return {
         found for p in points(domains) if (found := program(p)) is not None and found not in kept
@@ -35,9 +31,7 @@ def lost_programs(
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that a program shows where some settings have some values and none of others is
-    set.
-    """
+    """Part of a program, there if some settings have some values and no others are set."""
 
     needs: Mapping[str, str]
     unless: frozenset[str] = frozenset()
@@ -51,9 +45,7 @@ class Effect:
 
 @dataclass
 class KnownCompiler:
-    """A compiler whose program names the effects that a set has; one of its conflicts does not
-    compile.
-    """
+    """A compiler whose program names its set's effects; one of its conflicts does not compile."""
 
     domains: Domains
     effects: Sequence[Effect]
@@ -79,9 +71,7 @@ class KnownCompiler:
         chains: Mapping[str, Sequence[FlagSet]] | None = None,
         pairs_alone: int = PAIRS_ALONE,
     ) -> tuple[set[str], InteractionSearch]:
-        """The settings that are called no-ops, alone and then with others; see
-        `InteractionSearch`.
-        """
+        """Settings called no-ops, alone and then with others; see `InteractionSearch`."""
         plain = self.program(FlagSet())
         alone = {
             n: {v: self.program(FlagSet({n: v})) for v in values}

@@ -1,5 +1,4 @@
-"""Simulated step times of known truth: noise models as plain data, the machines made of them,
-processes on them.
+"""Simulated step times of known truth: noise models as data, their machines and processes.
 
 All noise is multiplicative. What slows the machine hits whichever process runs at that moment; what
 belongs to a process stays with it; what comes of company depends on who lies idle beside the one
@@ -211,8 +210,7 @@ class _Wander:
 
 
 class Machine:
-    """One machine, or `shape` many independent ones, whose time goes on with every step that runs
-    on it.
+    """One machine, or `shape` many independent ones, with one time for all their steps.
 
     Attributes:
         candidates: Processes of candidates that are alive on it.
@@ -233,9 +231,7 @@ class Machine:
         self.rest()
 
     def rest(self) -> None:
-        """Nothing runs for a while, as when a process is started: it cools down, and bursts go on
-        elsewhere.
-        """
+        """Idles, as while a process starts: it cools down, and bursts go on elsewhere."""
         self.last = None
         self._blocks, self._warm = 0, 0
         self._clock = np.zeros(self.shape)
@@ -272,8 +268,7 @@ class Machine:
         return slow
 
     def clock(self, target: float | Floats, step_s: float | Floats, count: int) -> Floats:
-        """Logs of the slow-down by the clock in the next `count` steps, which broadcast to
-        `[*shape, count]`.
+        """Log slow-downs by the clock in the next `count` steps, to broadcast to `[*shape, count]`.
 
         Args:
             target: What it approaches while they run, by who runs them.
@@ -304,9 +299,7 @@ class Machine:
         return np.asarray(at % self.model.period_steps < self.model.period_burst_steps)
 
     def company(self, process: Process) -> float:
-        """Log of the slow-down of a block of `process` that comes of the others here; it is then
-        the last that ran.
-        """
+        """Log slow-down of a block of `process` by the others here, now the last that ran."""
         model, cost = self.model, 0.0
         if model.idle_cost and any(other is not process for other in self.candidates):
             cost += model.idle_cost
@@ -322,8 +315,7 @@ class Machine:
 
 
 class Process:
-    """A worker on the machine: its true step time, its constant effect, its own wander and its
-    stalls.
+    """A worker on the machine: true step time, constant effect, wander and stalls.
 
     Args:
         machine: Where it runs; it rests until the process is there.
@@ -367,9 +359,7 @@ class Process:
             machine.candidates.append(self)
 
     def run_block(self, count: int) -> Floats:
-        """Durations of the next `count` steps while the others here are idle, in seconds,
-        `[*shape, count]`.
-        """
+        """Seconds of the next `count` steps while the others here idle, `[*shape, count]`."""
         slow = self.machine.slowness(count) + self.own(count) + self.machine.company(self)
         return np.exp(slow + self.machine.clock(self.power_cost, self.step_s, count))
 
@@ -449,16 +439,12 @@ def _clock(reference: Process, candidate: Process, is_candidate: Bools, count: i
 
 
 def _switch_cost(other: Process, was_before: Bools) -> Floats:
-    """Log of the slow-down of a block for the company of `other`, which is idle and may have run
-    just before.
-    """
+    """Log slow-down of a block by `other`, which idles and may have run just before."""
     model = other.machine.model
     return np.asarray(other.is_candidate * (model.idle_cost + model.memory_cost * was_before))
 
 
 def log_ratios(reference_s: Floats, candidate_s: Floats) -> Floats:
-    """log(candidate / reference block step time), `[*shape, pairs]` from steps
-    `[*shape, pairs, steps]`.
-    """
+    """log(candidate / reference block time), `[*shape, pairs]` from `[*shape, pairs, steps]`."""
     ratios: Floats = np.log(candidate_s.mean(axis=-1) / reference_s.mean(axis=-1))
     return ratios

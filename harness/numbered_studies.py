@@ -92,9 +92,7 @@ class StoppingStore(MemoryStore):
         self._left = patience
 
     def append(self, record: Stamped) -> None:
-        """Keeps a record; raises KeyboardInterrupt if it was the last that this session may
-        write.
-        """
+        """Keeps a record; KeyboardInterrupt if it was the last that this session may write."""
         super().append(record)
         if isinstance(record, SearchEnd):
             return  # the driver that made the stored decisions had no such records

@@ -10,9 +10,7 @@ from autotune.child.guard import die_with_parent
 
 
 def process_pool() -> ProcessPoolExecutor:
-    """Makes a pool of one process for each processor; the kernel ends them with the thread that
-    uses the pool first.
-    """
+    """A pool of a process per processor, which ends with the thread that first uses it."""
     # Forked children would inherit the locks that the threads of whoever imports this hold.
     spawn = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(os.cpu_count(), spawn, die_with_parent, (os.getpid(),))

@@ -26,9 +26,7 @@ SIMULATED = 2000
 def looks_of(
     log_ratios: Floats, plan: ProofPlan, *, min_effect: float
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
-    """`look` for many proofs of equal length at once, `[repeats, most]`; whether each holds, and
-    where it ended.
-    """
+    """`look` for many proofs of equal length, `[repeats, most]`: which hold, and their ends."""
     most = log_ratios.shape[-1]
     counts = np.arange(FIRST_LOOK, most + 1)
     centred = (

@@ -1,6 +1,4 @@
-"""A SLURM cluster and a PostgreSQL server on this machine: real daemons, loopback only, gone with
-their parent.
-"""
+"""A SLURM cluster and PostgreSQL on this machine: real daemons that end with their parent."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ def missing_slurm() -> list[str]:
 
 
 class Slurm:
-    """A cluster of virtual nodes, each with fake GPUs; a node is called 127.0.0.N, so that its name
-    needs no DNS.
+    """A cluster of virtual nodes with fake GPUs; nodes are called 127.0.0.N, so no DNS is needed.
 
     Args:
         root: An empty folder for configuration, state and logs.
@@ -207,9 +204,7 @@ class Slurm:
         (self.root / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
 
     def _devices(self) -> str:
-        """Files that pass for GPUs: SLURM insists on character devices whose names end in a
-        number.
-        """
+        """Files that pass for GPUs: SLURM wants character devices whose names end in a number."""
         if os.getuid() != 0:
             return f"/dev/tty[0-{self._gpu_count - 1}]"
         for i in range(self._gpu_count):
@@ -342,9 +337,7 @@ def _below(root: int) -> list[int]:
 
 
 def _steps_of(node: str, conf: str) -> list[int]:
-    """Step daemons of a node of one cluster and all below them: they leave the node's daemon when
-    they start.
-    """
+    """Step daemons of a cluster's node and all below them, which have left the node's daemon."""
     marks = (f"\0SLURMD_NODENAME={node}\0", f"\0SLURM_CONF={conf}\0")
     parents = {
         parent for _, parent, env in _processes() if all(mark in f"\0{env}\0" for mark in marks)

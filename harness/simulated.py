@@ -1,6 +1,4 @@
-"""Studies with a given space and launcher: the shipped stages, on a machine that a test or
-benchmark makes up.
-"""
+"""Studies by the shipped stages with a given space and launcher, on a made-up machine."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ class UnloggedLauncher(SimulatedLauncher):
 
 
 class MemoryStore(Store):
-    """A run directory without a directory, for thousands of simulated studies; it is the only
-    writer of itself.
-    """
+    """A run directory in memory, for thousands of simulated studies; its only writer is itself."""
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(Path("/simulated"), spec, study_dir="/simulated")

@@ -1,5 +1,4 @@
-"""A simulated machine in place of real processes: step times, failures and noise come from a
-formula of known truth.
+"""A simulated machine in place of real processes: a formula of known truth, with noise.
 
 A run gets it through the product's one seam, `autotune.study.preflight.make_launcher`. In this
 process `install` puts `make_launcher` of this module there; a driver of its own is started by
@@ -116,9 +115,7 @@ def simulation_of(spec: StudySpec) -> Simulation:
 
 
 def write_study(file: Path, text: str) -> Path:
-    """Writes a study file; what its text says of ``[simulation]``, in any place, goes into the file
-    beside it.
-    """
+    """Writes a study file; its ``[simulation]``, in any place, goes into the file beside it."""
     study: list[str] = []
     machine: list[str] = []
     lines = study
@@ -142,8 +139,7 @@ def _place(folder: Path) -> str:
 
 
 class SimulatedLauncher(Launcher):
-    """Starts workers whose step time is the product of their settings' factors, on one noisy
-    machine.
+    """Starts workers whose step time is the product of their settings' factors.
 
     Args:
         spec: The study; it seeds the noise and says on which devices workers report to run.
@@ -206,9 +202,7 @@ class SimulatedLauncher(Launcher):
         )
 
     def _name_of_start(self, folder: str) -> str:
-        """What seeds a process: its folder, and for a fresh process in the same folder how many
-        were there before.
-        """
+        """Seed of a process: its folder, and the number of earlier processes there."""
         before = self._starts[folder]
         self._starts[folder] += 1
         return f"{self._seed}/{folder}" + (f"/{before}" if before else "")
@@ -250,9 +244,7 @@ def _factor(effects: Mapping[str, float], entries: Sequence[str], *, start: floa
 
 
 def _losses_of(losses: tuple[float, ...], work: float) -> tuple[float, ...]:
-    """Losses of another batch: after as much work they are the reference's, but for the rows that
-    are other ones.
-    """
+    """Losses of another batch: the reference's after as much work, but for other rows."""
     seen = [min(step * work, len(losses) - 1.0) for step in range(len(losses))]
     return tuple((1 + 1e-3 * work) * float(x) for x in np.interp(seen, range(len(losses)), losses))
 
@@ -293,9 +285,7 @@ _make_real = preflight.make_launcher
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Makes the launcher of the machine that is described beside a study; a study without one gets
-    real workers.
-    """
+    """Makes the launcher of the machine described beside a study; real workers without one."""
     file = Path(study_dir) / FILE
     if not file.exists():
         return _make_real(spec, study_dir, devices)
@@ -305,9 +295,7 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
 
 
 def install() -> None:
-    """Lets the studies of this process, and those of the lanes that it starts, run on simulated
-    machines.
-    """
+    """Lets studies of this process, and of lanes that it starts, run on simulated machines."""
     preflight.make_launcher = make_launcher
 
 

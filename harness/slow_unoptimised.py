@@ -1,5 +1,4 @@
-"""A real step that LLVM's optimisation makes several times as fast, cheap to start:
-``slow_unoptimised:build``.
+"""A real step that LLVM optimises severalfold, cheap to start: ``slow_unoptimised:build``.
 
 A study of it whose baseline is level 0 (``xla_backend_optimization_level``) has something to prove.
 It stands for a transformer where a test is about the study, for a process of it starts with a

@@ -1,5 +1,4 @@
-"""Power cuts in the middle of a study: what ext4 on a disk with a volatile cache holds then, and
-what becomes of it.
+"""Power cuts during a study: what ext4 on a disk with a volatile cache then holds.
 
 A simulated study runs by the real command on ext4 on a loop device on `harness.disks.PowerDisk`.
 While it runs, what the disk would hold after a power cut at that moment is copied again and again;

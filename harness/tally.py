@@ -1,6 +1,4 @@
-"""What a study has come to: is every trial there once and whole, in the run directory and in its
-Optuna storage?
-"""
+"""Checks that every trial is there once and whole, in run directory and Optuna storage."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Simulated studies on a simulated clock: what a study of half an hour takes is told in a second,
-without sleeping.
-"""
+"""Simulated studies on a simulated clock: half an hour takes a second, without sleeping."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ class SimulatedClock:
 
 
 class SharedClock(SimulatedClock):
-    """The clock of all stopwatches that are made from now on, for a study of several run
-    directories.
+    """The clock of all stopwatches made from now on, for studies of several run directories.
 
     Args:
         patch: Of pytest.
@@ -106,9 +103,7 @@ class TimedLauncher(SimulatedLauncher):
         self._in_order = spec.block_sizes.in_order
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> SimulatedWorker:
-        """See `base.Launcher`; two that are started at once, by threads, share the machine that
-        compiles them.
-        """
+        """See `base.Launcher`; two starts at once, by threads, share the compiling machine."""
         is_beside = threading.current_thread() is not threading.main_thread()
         is_at_once = is_beside and not self._in_order
         own_s = self._start_s * (self._factor if settings else 1.0)
@@ -130,8 +125,7 @@ class TimedLauncher(SimulatedLauncher):
 
 
 class TimedStore(MemoryStore):
-    """Keeps what pairs of processes of a proof took by the simulated clock; one lane does one after
-    the other.
+    """Keeps the simulated time of proofs' pairs of processes; a lane does one after the other.
 
     Args:
         spec: The study.
@@ -176,7 +170,7 @@ class TimedStudy:
                 self.store = TimedStore(spec, self.clock)
             self.store.watch = self.clock.watch = Stopwatch(clock=lambda: self.clock.now_s)
             self.store.go_on(spec)
-            self.clock.watch.go_on_from(max((r.at_s for r in self.store.records()), default=0.0))
+            self.clock.watch.earlier_s = max((r.at_s for r in self.store.records()), default=0.0)
             return self.store
 
         return open_store

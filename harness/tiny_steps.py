@@ -1,5 +1,4 @@
-"""Training steps of a few kernels, one for each kind of parallelism: small enough to compile under
-every set.
+"""Training steps of a few kernels, one for each kind of parallelism, quick to compile.
 
 Each is what `autotune.child.compile` takes as a workload of the user's own. Sizes matter little: a
 pass acts on a loop with a permute in it whether that permute moves a megabyte or a kilobyte.

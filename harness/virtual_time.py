@@ -1,5 +1,4 @@
-"""Studies on simulated machines whose time is virtual: a start, a step and a settling block move
-one clock.
+"""Studies in virtual time: starts, steps and settling blocks of simulated machines move one clock.
 
 Whatever asks for the time inside `virtual_study` gets this clock's: the run directory's stopwatch,
 a lane's context, pairs, durations and budgets. So minutes of a study are those of its machine,
@@ -61,9 +60,7 @@ class VirtualClock:
                 self.watch.total_s  # noqa: B018  # a longer gap between two looks would pass for a pause
 
     def fork(self, work: Callable[[], R], *, begin_s: float, beside: bool) -> tuple[R, float]:
-        """Does some work that begins at a time, and goes back to now; what came of it, and when it
-        was over.
-        """
+        """Does work that begins at a time, then goes back; returns its result and its end."""
         now_s, self._now_s, self.beside = self._now_s, begin_s, beside
         try:
             return work(), self._now_s
@@ -72,9 +69,7 @@ class VirtualClock:
 
 
 class VirtualPool:
-    """A pool of threads in virtual time: what is submitted is done at once, and is over when
-    somebody waits for it.
-    """
+    """A thread pool in virtual time: work is done when submitted, over when awaited."""
 
     def __init__(self, clock: VirtualClock, max_workers: int) -> None:
         self._clock = clock
@@ -145,9 +140,7 @@ class Times:
 
 
 class VirtualCaches(Caches):
-    """What starts find of the compilations before them: their own set's program, or any set's
-    kernels.
-    """
+    """What starts find of earlier compilations: their set's program, or any set's kernels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,9 +155,7 @@ class VirtualCaches(Caches):
             self._has_kernels = False
 
     def hits(self, settings: FlagSet) -> bool:
-        """Whether a start of a set need not compile, or time kernels; the next one may find what it
-        kept.
-        """
+        """Whether a start need not compile, or time kernels; keeps the set for the next one."""
         is_hit = settings in self._sets if self._keeps_programs else False
         is_hit = is_hit or (self._keeps_kernels and self._has_kernels)
         if self._keeps_programs:
@@ -222,9 +213,7 @@ class VirtualWorker(Worker):
         self.last_memory = worker.last_memory
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Draws a block that takes as long as its steps; its first ones are faster if another
-        process ran before.
-        """
+        """Draws a block's step times; its first ones are faster after another process."""
         process = self._worker.process
         has_paused = process.machine.last is not process
         times = list(self._worker.run_block(steps))
@@ -251,8 +240,7 @@ class VirtualWorker(Worker):
 def virtual_study(
     spec: StudySpec, space: SearchSpace, times: Times, *, first: Sequence[tuple[str, FlagSet]] = ()
 ) -> MemoryStore:
-    """Runs a study by the shipped stages on its simulated machine, in virtual time; returns its
-    records.
+    """Runs a study by the shipped stages in virtual time; returns its records.
 
     Args:
         first: Named sets that are tried before the sampler proposes.

@@ -1,5 +1,4 @@
-"""Counts what a reader of `autotune/` takes in, and holds it under stored limits:
-`python -m harness.weight`.
+"""Weighs `autotune/` as a reader does, and holds it to limits: `python -m harness.weight`.
 
 `harness/weight.json` has the limits, and the counts of each module when they were stored.
 ``--lower`` lowers each limit to the count of now; no command raises one.

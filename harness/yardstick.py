@@ -44,9 +44,7 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """What a test cost: seconds of its own, those of fixtures that others use too, and counts by
-    name.
-    """
+    """Cost of a test: its own seconds, those of shared fixtures, and counts by name."""
 
     own_s: float
     shared_s: float = 0.0
@@ -55,9 +53,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Stored:
-    """What a set cost: a test's own seconds, those of all smaller tests and of shared fixtures,
-    limits of counts.
-    """
+    """Cost of a set: seconds of each test, of small tests and shared fixtures, limits of counts."""
 
     tests: Mapping[str, float]
     small_s: float = 0.0
@@ -112,9 +108,7 @@ def read(file: Path) -> Stored | None:
 
 
 def machine_factor(stored: Stored, costs: Mapping[str, Cost]) -> float | None:
-    """How many times slower this machine is than that of the stored costs; None if too few tests
-    are in both.
-    """
+    """How much slower this machine is than that of the stored costs; None if few tests match."""
     both = [
         (costs[name].own_s, before)
         for name, before in stored.tests.items()

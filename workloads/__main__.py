@@ -1,6 +1,4 @@
-"""Runs or describes a workload: ``python -m workloads llama --size small --mesh fsdp=4 --steps
-20``.
-"""
+"""Runs or describes a workload: ``python -m workloads llama --size small --mesh fsdp=4``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Causal self-attention: grouped queries, windows, sinks; keys and values whole or from a
-latent.
-"""
+"""Causal self-attention with grouped queries, windows, sinks; keys and values may be latent."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ class Attention(nnx.Module):
         return checkpoint_name(self.out(y), "out")
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
-        """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised and
-        rotated.
-        """
+        """Queries [B, T, N, H], keys and values [B, T, K, H] of [B, T, D], normalised, rotated."""
         q, k, v = (checkpoint_name(getattr(self, name)(x), name) for name in PROJECTIONS)
         if self.config.qk_norm != "none":
             q, k = self._normalised(q, self.query_norm), self._normalised(k, self.key_norm)
@@ -73,9 +69,7 @@ class Attention(nnx.Module):
         return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Attention of [B, T, N, H] to [B, T, K, H] by the implementation of the config, giving [B,
-        T, N, H].
-        """
+        """Attends [B, T, N, H] to [B, T, K, H] by the config's implementation; [B, T, N, H]."""
         c, hold = self.config, self.layout.constrain
         if c.attention == "ring":
             return ring_attention(q, k, v, self.layout, c.attention_scale)
@@ -98,8 +92,7 @@ class Attention(nnx.Module):
 
 
 class LatentAttention(Attention):
-    """Attention whose keys and values are made of one small latent per token; a part of each head
-    is rotated.
+    """Attention with keys and values from one small latent per token, each head partly rotated.
 
     References:
         DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1
@@ -118,9 +111,7 @@ class LatentAttention(Attention):
         self.key_value = linear(c, c.kv_rank, (c.heads, width), ("embed", "heads", None), stream)
 
     def project(self, x: jax.Array, cos_sin: CosSin) -> Heads:
-        """Queries, keys [B, T, N, H] and values [B, T, N, value size] of [B, T, D]; the last part
-        of H is rotated.
-        """
+        """Queries, keys [B, T, N, H] and values [B, T, N, V] of [B, T, D]; H is partly rotated."""
         c, hold = self.config, self.layout.constrain
         assert cos_sin is not None  # held by the config's check
         plain = c.head_size - c.rope_size
@@ -137,9 +128,7 @@ class LatentAttention(Attention):
         return q, checkpoint_name(k, "key"), checkpoint_name(key_value[..., plain:], "value")
 
     def attend(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """As `Attention.attend`; values are filled up with zeros to the size of keys, for all
-        implementations.
-        """
+        """As `Attention.attend`, with values zero-padded to the size of keys."""
         width = v.shape[-1]
         v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, k.shape[-1] - width)))
         return super().attend(q, k, v)[..., :width]
@@ -197,8 +186,7 @@ def capped_attention(
     sinks: jax.Array | None,
     at_once: int,
 ) -> jax.Array:
-    """As `causal_attention`, with what `jax.nn.dot_product_attention` does not have: soft caps and
-    sinks [N].
+    """As `causal_attention`, with soft caps and sinks [N], which JAX's own function lacks.
 
     It gives the sum that a sink is added to as well, but not the gradient of it by cuDNN (JAX
     0.10.2, 0.12.0.1). Of a longer sequence that many queries ``at_once`` are taken, with the keys
@@ -235,9 +223,7 @@ def _capped(
     sinks: Any,
     padding: Any = 0,
 ) -> jax.Array:
-    """`capped_attention` of queries, the first of which is at key ``start``; the first keys may be
-    ``padding``.
-    """
+    """`capped_attention` of queries from key ``start`` on; the first keys may be ``padding``."""
     rows, length, heads, size = q.shape
     groups = k.shape[2]
     scale = size**-0.5 if config.attention_scale is None else config.attention_scale

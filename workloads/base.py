@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 
 class WorkloadError(ValueError):
-    """A workload cannot be built as asked; the message says what must hold, what was got, what to
-    do.
-    """
+    """A workload cannot be built as asked: what must hold, what was got, what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,4 @@
-"""Synthetic tokens: a function of (seed, index), made on the devices, with something in them to
-learn.
-"""
+"""Synthetic tokens with learnable structure, a function of (seed, index) on the devices."""
 
 from __future__ import annotations
 

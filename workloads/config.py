@@ -24,9 +24,7 @@ def _optional_share() -> float:
 
 
 class Stack(NamedTuple):
-    """Layers of one kind that are scanned as one: their config, and which of the model's they
-    are.
-    """
+    """Layers of one kind that are scanned as one: their config and their numbers in the model."""
 
     config: DecoderConfig
     layers: slice
@@ -188,8 +186,7 @@ class DecoderConfig:
 
     @property
     def attention_scale(self) -> float | None:
-        """What the logits of a layer's attention are multiplied by; None for one over the root of
-        the head's size.
+        """Factor on the logits of a layer's attention; None for one over the root of the head size.
 
         YaRN's factor is for queries and for keys; gpt-oss and OLMo apply it to sine and cosine,
         DeepSeek to the logits.
@@ -201,9 +198,7 @@ class DecoderConfig:
         return (self.query_size or self.head_size) ** -0.5 * longer**2
 
     def layer(self, index: int) -> DecoderConfig:
-        """The config of one layer: without the window, or the experts, that this one does not
-        have.
-        """
+        """The config of one layer, without the window or experts that it does not have."""
         changed: dict[str, object] = {}
         if self.local_layers and index % (self.local_layers + 1) == self.local_layers:
             changed["window"] = 0
@@ -214,8 +209,7 @@ class DecoderConfig:
         return replace(self, **changed) if changed else self  # type: ignore[arg-type]
 
     def runs(self) -> list[list[Stack]]:
-        """The layers as they are scanned, run after run: the dense ones, whole periods, what is
-        left of a period.
+        """The scanned runs of layers: dense ones, whole periods, and the rest of a period.
 
         Each run repeats its shortest period, and has a stack for each layer of that.
         """
@@ -253,9 +247,7 @@ class DecoderConfig:
         }
 
     def check(self, layout: Layout, rows: int) -> None:
-        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at
-        once.
-        """
+        """Raises a WorkloadError where sizes do not fit ``rows`` of the batch at once."""
         if self.heads % self.kv_heads:
             raise WorkloadError(
                 f"`heads` must be a multiple of `kv_heads` but got {self.heads} and {self.kv_heads}"
@@ -350,9 +342,7 @@ class DecoderConfig:
         _refuse(wrong)
 
     def _check_parts(self) -> None:
-        """Raises a WorkloadError where a part of the model is asked for without what it is a part
-        of.
-        """
+        """Raises a WorkloadError where a part of the model is asked for without its whole."""
         is_latent, has_experts = self.kv_rank > 0, self.experts > 0
         _refuse(
             {

@@ -1,6 +1,4 @@
-"""The decoder: Llama and GPT shapes, dense or with experts, scanned, unrolled or in pipeline
-stages.
-"""
+"""The decoder: Llama and GPT shapes, dense or with experts, scanned, unrolled or pipelined."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ Angles = dict[Rope | None, tuple[jax.Array, jax.Array] | None]
 
 
 class Block(nnx.Module):
-    """One layer: attention and feed-forward, each added to the residual stream, with norms before,
-    after, or both.
-    """
+    """One layer: attention and feed-forward on the residual stream, with norms around them."""
 
     def __init__(self, config: DecoderConfig, layout: Layout, stream: Stream) -> None:
         self.config, self.layout = config, layout
@@ -57,9 +53,7 @@ class Block(nnx.Module):
     def __call__(
         self, x: jax.Array, angles: Angles, seeds: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Maps the residual stream [B, T, D]; also gives the layer's balance loss, f32[]. Seeds of
-        dropout: u32[B].
-        """
+        """Maps [B, T, D] and gives the layer's balance loss, f32[]; dropout seeds are u32[B]."""
         hold = self.layout.constrain
         if seeds is not None:
             x = hold(dropout(x, seeds, self.config.input_dropout), "batch", "residual", None)
@@ -76,8 +70,7 @@ def _normalised(x: jax.Array, norm: Norm | None) -> jax.Array:
 
 
 class NextToken(nnx.Module):
-    """One layer of multi-token prediction: a block on what was found so far and on the next token,
-    which is known.
+    """A layer of multi-token prediction: a block on the last state and the known next token.
 
     References:
         DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2
@@ -122,9 +115,7 @@ class Decoder(nnx.Module):
         )
 
     def _make_layers(self, seeds: jax.Array) -> Any:
-        """All layers, from seeds u32[layers]: a stack of blocks, a list of stacks, or (not scanned)
-        of blocks.
-        """
+        """All layers, from seeds u32[layers]: a stack of blocks, stacks, or unrolled blocks."""
         c = self.config
         if not c.scan:
             return nnx.List(
@@ -142,9 +133,7 @@ class Decoder(nnx.Module):
         return stacks[0] if len(stacks) == 1 else nnx.List(stacks)
 
     def loss(self, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        """Mean cross entropy over [B, T] tokens in nats, plus those of balance and of further
-        tokens; f32[].
-        """
+        """Mean cross entropy over [B, T] tokens in nats, plus balance and further tokens; f32[]."""
         c = self.config
         x = self._embed(inputs)
         if self.positions is not None:
@@ -182,9 +171,7 @@ class Decoder(nnx.Module):
         return soft_cap(hold(logits, "batch", "sequence", self._vocab), self.config.logit_cap)
 
     def _further_loss(self, x: jax.Array, targets: jax.Array, angles: Angles) -> jax.Array:
-        """Mean loss of the layers that predict further tokens, f32[]; the k-th has none for the
-        last k tokens.
-        """
+        """Mean loss of the layers of further tokens, f32[]; the k-th has none for the last k."""
         c, hold = self.config, self.layout.constrain
         step = remat(lambda layer, y, tokens: nnx.merge(*layer)(y, tokens, angles), c.remat)
         total = jnp.float32(0)
@@ -203,9 +190,7 @@ class Decoder(nnx.Module):
     def _run_layers(
         self, x: jax.Array, angles: Angles, seeds: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """The residual stream after all layers, and their mean balance loss; ``seeds`` are
-        u32[layers, B].
-        """
+        """The residual stream after all layers, and the mean balance loss; seeds u32[layers, B]."""
         c = self.config
         if not c.scan:
             step = remat(lambda layer, y, own: nnx.merge(*layer)(y, angles, own), c.remat)
@@ -229,8 +214,7 @@ class Decoder(nnx.Module):
     def _scan(
         self, stacks: list[Block], seeds: list[jax.Array | None], x: jax.Array, angles: Angles
     ) -> tuple[jax.Array, jax.Array]:
-        """As `_run_layers`, for one run: the stack of each layer of its period, and their seeds,
-        u32[repeats, B].
+        """As `_run_layers` for one run: stacks of its period, seeds u32[repeats, B].
 
         `jax.lax.scan` over weights, not `nnx.scan` over modules: a pipeline has this function of
         weights in each stage.

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 
 def build(devices: Any = None, *, width: int = 128, rows: int = 256) -> SimpleNamespace:
-    """Fits a two-layer network to a fixed random one; anything with `step`, `init` and `batch` will
-    do.
-    """
+    """Fits a two-layer network to a fixed random one; needed are `step`, `init` and `batch`."""
     device = (jax.devices() if devices is None else devices)[0]
 
     def predict(weights: tuple[jax.Array, jax.Array], x: jax.Array) -> jax.Array:

@@ -28,8 +28,7 @@ _KINDS = (jnp.float8_e4m3fn, jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 
 class Scaling(nnx.Param[jax.Array]):
-    """Of the input, the weight and the gradient of one matmul: its scale, then its largest values,
-    f32[3, 1 + HISTORY].
+    """Scales and largest values of input, weight and gradient of a matmul, f32[3, 1 + HISTORY].
 
     Not trained: its gradient is its next value.
     """
@@ -97,9 +96,7 @@ matmul_current.defvjp(_forward, _backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def matmul_delayed(equation: str, x: jax.Array, kernel: jax.Array, scaling: jax.Array) -> jax.Array:
-    """``einsum`` like `matmul_current`, by the scales in ``scaling``, whose gradient is what it is
-    after this step.
-    """
+    """``einsum`` as in `matmul_current` by ``scaling``, whose gradient is its next value."""
     return _delayed_forward(equation, x, kernel, scaling)[0]
 
 
@@ -146,9 +143,7 @@ def current_dot_general(x: jax.Array, kernel: jax.Array, dimensions: Any, **_: A
 
 
 class DelayedDotGeneral(nnx.Module):
-    """`matmul_delayed` in the place of `jax.lax.dot_general` in a linear layer, with what it
-    remembers.
-    """
+    """`matmul_delayed` as `jax.lax.dot_general` of a linear layer, with its memory."""
 
     def __init__(self) -> None:
         self.scaling = new_scaling()

@@ -34,8 +34,7 @@ def peak_flops_per_s(device_kind: str, dtype: str) -> float | None:
 
 
 def matmul_flops_per_token(weights: int) -> float:
-    """Forward and backward FLOPs of one token through matrices with that many weights: 2 + 4 per
-    weight.
+    """Forward and backward FLOPs of a token through some weights: 2 + 4 per weight.
 
     References:
         Kaplan et al. 2020, section 2.1, https://arxiv.org/abs/2001.08361
@@ -46,8 +45,7 @@ def matmul_flops_per_token(weights: int) -> float:
 def attention_flops_per_token(
     *, heads: int, head_size: int, value_size: int, seq: int, window: int
 ) -> float:
-    """Forward and backward FLOPs of one token in the two products of causal attention, of one
-    layer.
+    """Forward and backward FLOPs of a token in both products of a layer's causal attention.
 
     12 heads x head size x sequence, of which a causal mask needs half; with a window (0: none)
     less.

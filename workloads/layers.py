@@ -1,5 +1,4 @@
-"""The parts that models are made of: flax's layers with logical axes, in any dtype, and a
-feed-forward of them.
+"""Parts of models: flax's layers with logical axes, in any dtype, and a feed-forward.
 
 Array axes: B batch, T sequence, D model, F ffw, N heads, K kv heads, H head, V vocab, E experts, L
 layers. Weights are kept in float32 and cast where they are used. Their logical axes are what
@@ -32,9 +31,7 @@ PROJECTIONS = ("query", "key", "value")
 
 
 def _saves(*names: str, attention: bool = False) -> Callable[..., Any]:
-    """Saves named values of a layer, and what cuDNN's attention leaves for its backward pass, if
-    asked.
-    """
+    """Saves named values of a layer, and if asked what cuDNN's backward pass needs."""
     named = jax.checkpoint_policies.save_only_these_names(*names)
 
     def policy(primitive: Any, *values: Any, **parameters: Any) -> Any:
@@ -82,9 +79,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 
 
 def partitioned(initializer: T, axes: Axes) -> T:
-    """An initializer of weights that have logical axes; where they lie, the jitted ``init`` of the
-    step says.
-    """
+    """An initializer with logical axes, which the step's jitted ``init`` lays out."""
     return nnx.with_partitioning(initializer, axes, eager_sharding=False)
 
 
@@ -99,9 +94,7 @@ def filled(shape: tuple[int, ...], axes: Axes, value: float) -> nnx.Param[jax.Ar
 
 
 def compute_dtype(dtype: str) -> jnp.dtype:
-    """The dtype of activations for the option ``dtype``; float8 is for the operands of matmuls
-    only.
-    """
+    """The dtype of activations for option ``dtype``; float8 is for operands of matmuls only."""
     return jnp.dtype("float32" if dtype == "float32" else "bfloat16")
 
 
@@ -223,9 +216,7 @@ class FeedForward(nnx.Module):
 
 
 def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
-    """A seed for each layer and row of [B, T] tokens, u32[layers, B]: of the row alone, so that no
-    mesh changes it.
-    """
+    """Seeds by layer and row of [B, T] tokens, u32[layers, B]; no mesh changes them."""
     rows = noise.scramble(
         jnp.sum(noise.scramble(tokens.astype(jnp.uint32)), axis=1, dtype=jnp.uint32)
     )
@@ -233,9 +224,7 @@ def layer_seeds(tokens: jax.Array, layers: int) -> jax.Array:
 
 
 def dropout(x: jax.Array, seeds: jax.Array, rate: float) -> jax.Array:
-    """[B, T, D] with a share of its elements zero and the others scaled up to the same mean; seeds
-    are u32[B].
-    """
+    """[B, T, D] with a share of zeros and the others scaled up alike; seeds are u32[B]."""
     draws = jax.vmap(lambda seed: noise.uniform(seed, x.shape[1:]))(seeds)
     return jnp.where(draws < rate, 0.0, x / (1.0 - rate)).astype(x.dtype)
 
@@ -265,9 +254,7 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, *, left_out: int = 0) -
 
 
 def remat(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The function, with activations recomputed in the backward pass: none, or all but what a
-    policy saves.
-    """
+    """Recomputes all activations in the backward pass but those that a policy saves."""
     if kind == "none":
         return function
     return jax.checkpoint(function, policy=REMAT_POLICIES[kind], prevent_cse=False)

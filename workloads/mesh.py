@@ -1,6 +1,4 @@
-"""Mesh axes, and the rules that turn the logical axes of an array into mesh axes: sharding is
-data.
-"""
+"""Mesh axes, and rules from logical axes of arrays to mesh axes: sharding is data."""
 
 from __future__ import annotations
 
@@ -67,8 +65,7 @@ class Layout:
         return jax.lax.with_sharding_constraint(x, self.sharding(axes))
 
     def zero(self, sharding: NamedSharding, shape: Sequence[int]) -> NamedSharding:
-        """The sharding of optimiser state: the weight's, its largest dimension split over ``data``
-        as well.
+        """Sharding of optimiser state: the weight's, its largest dimension also over ``data``.
 
         References:
             ZeRO stage 1, https://arxiv.org/abs/1910.02054
@@ -83,9 +80,7 @@ class Layout:
         return sharding
 
     def check(self, name: str, size: int, *logical: str) -> None:
-        """Raises a WorkloadError unless a size divides evenly over the mesh axes of its logical
-        axes.
-        """
+        """Raises a WorkloadError unless a size divides evenly over its mesh axes."""
         axes = [a for axis in logical for a in RULES[axis]]
         parts = math.prod(self.mesh.shape[a] for a in axes)
         if size % parts:
@@ -97,9 +92,7 @@ class Layout:
 
 
 class _Pinned(str):
-    """The name of the host's memory; passes for the missing name that JAX compares it with after
-    compiling.
-    """
+    """Name of the host's memory, equal to the missing name that JAX has after compiling."""
 
     __slots__ = ()
 
@@ -108,9 +101,7 @@ class _Pinned(str):
 
 
 class _OnDescribedHost(NamedSharding):
-    """A sharding in the host's memory for described devices, of which JAX (0.10 to 0.12) knows no
-    memories.
-    """
+    """A sharding in host memory for described devices, whose memories JAX does not know."""
 
     @property
     def memory_kind(self) -> str:

@@ -1,6 +1,4 @@
-"""Named sizes of each family: published models with their sources, and sizes for tests and a first
-study.
-"""
+"""Named sizes of each family: published models with sources, and sizes for tests."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ def _shape(layers: int, d_model: int, ffw: int, heads: int, kv_heads: int, **mor
 
 
 def _large(vocab: int, seq: int, shape: Options, *, remat: str = "full", **more: Any) -> Options:
-    """A size that is trained; what is recomputed is what a published configuration of it
-    recomputes, else everything.
+    """A size for training; it recomputes what its published configuration does, else all.
 
     References: MaxText, src/maxtext/configs/gpu/models: Llama of 70B and 405B recompute everything,
         Llama of 7B and 8B and Mixtral keep the products of matrices
@@ -33,9 +30,7 @@ _SMALL_SHAPE = _shape(4, 128, 344, 8, 4)
 
 
 def _kind(options: Options, sizes: Mapping[str, Options]) -> Mapping[str, Options]:
-    """The sizes of a family whose models share options; ``tiny`` and ``small`` say where they
-    differ from a Llama's.
-    """
+    """Sizes of a family with common options; ``tiny`` and ``small`` give changes to Llama's."""
     few = {"tiny": {**_TINY_SHAPE, **_TINY}, "small": {**_SMALL_SHAPE, **_SMALL}}
     return {name: {**few.get(name, {}), **options, **size} for name, size in sizes.items()}
 
@@ -415,9 +410,7 @@ DEEPSEEK: Mapping[str, Options] = _kind(
 
 
 def _dreamer(size: int) -> Options:
-    """A published size, by its width: https://arxiv.org/abs/2301.04104, table of sizes; 16 x 64
-    tokens.
-    """
+    """A published size, by its width (arxiv.org/abs/2301.04104, table of sizes); 16 x 64 tokens."""
     shape = {"deter": 8 * size, "hidden": size, "classes": size // 16, "units": size}
     return {**shape, "vocab": 256, "seq": 64, "batch": 16, "learning_rate": 4e-5}
 

@@ -90,8 +90,7 @@ class Experts(nnx.Module):
         )(scores, *biases)
 
     def _with_capacity(self, x: jax.Array, experts: jax.Array, shares: jax.Array) -> jax.Array:
-        """Each expert takes its first C tokens of every sequence; the rest pass by on the residual
-        stream.
+        """Each expert takes its first C tokens of every sequence; the rest skip the layer.
 
         References:
             GShard, https://arxiv.org/abs/2006.16668; slots by gather instead of by one-hot products
@@ -106,9 +105,7 @@ class Experts(nnx.Module):
         )(x, experts, shares, *weights)
 
     def _weights(self) -> tuple[list[jax.Array], list[jax.sharding.PartitionSpec]]:
-        """Gate, up and down of all experts, then their biases if there are any; and how they are
-        split in use.
-        """
+        """Gate, up and down of all experts, then any biases, with their splits in use."""
         kernels, into = [self.gate, self.up, self.down], ("expert", None, "ffw")
         axes: list[tuple[str | None, ...]] = [into, into, ("expert", "ffw", None)]
         if self.config.bias:
@@ -120,8 +117,7 @@ class Experts(nnx.Module):
     def _local_slots(
         self, x: jax.Array, experts: jax.Array, shares: jax.Array, *weights: jax.Array
     ) -> jax.Array:
-        """One device's part of `_with_capacity`: its own tokens into slots, the slots to their
-        experts and back.
+        """One device's part of `_with_capacity`: tokens to slots, slots to experts and back.
 
         Written for one device, because a partitioner that is left to itself gathers the tokens of
         all of them.
@@ -161,8 +157,7 @@ class Experts(nnx.Module):
         return jax.lax.psum(y.sum(2), "tensor")
 
     def _slots(self, experts: jax.Array, parts: int) -> tuple[jax.Array, int]:
-        """The slot of each token's choices, [B, T*K], and how many slots there are; that many
-        stands for none.
+        """The slot of each token's choices, [B, T*K], and the number of slots, which means none.
 
         The slots of an expert are filled up to a multiple of `parts`.
         """
@@ -240,9 +235,7 @@ def _bias_adder(
 
 
 def within_groups(scores: jax.Array, groups: int, top: int) -> jax.Array:
-    """Scores [B, T, E] above 0, with 0 in all but the ``top`` groups, which are judged by their two
-    largest scores.
-    """
+    """Scores [B, T, E], 0 outside of the ``top`` groups by their two largest scores."""
     parts = scores.reshape(*scores.shape[:-1], groups, -1)
     worth = jax.lax.top_k(parts, min(2, parts.shape[-1]))[0].sum(-1)
     best = jax.nn.one_hot(jax.lax.top_k(worth, top)[1], groups).sum(-2)

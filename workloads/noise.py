@@ -46,9 +46,7 @@ def uniform(seed: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def lecun_uniform(
     seed: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32, in_axis: int = -2
 ) -> jax.Array:
-    """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: uniform, with a variance of one over
-    the input's size.
-    """
+    """As `jax.nn.initializers.lecun_uniform`, of a u32 seed: variance 1 / input size."""
     return ((uniform(seed, shape) - 0.5) * (12 / shape[in_axis]) ** 0.5).astype(dtype)
 
 

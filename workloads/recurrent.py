@@ -1,5 +1,4 @@
-"""A recurrent world model with actor and critic, in the shape of DreamerV3: scans of many small
-matmuls.
+"""A recurrent world model with actor and critic like DreamerV3: scans of small matmuls.
 
 What differs from the published agent: observations are tokens (an embedding and an MLP where it has
 convolutions), the previous token is the action, the reward is whether a token is even, and rewards
@@ -68,15 +67,11 @@ class RecurrentConfig:
     remat: str = choice("none", "dots", "full")
 
     def settled(self, layout: Layout) -> RecurrentConfig:
-        """The config as it is computed on these devices: as it is, for nothing here depends on
-        them.
-        """
+        """The config for these devices: unchanged, as nothing here depends on them."""
         return self
 
     def check(self, layout: Layout, rows: int) -> None:
-        """Raises a WorkloadError where sizes do not fit; ``rows`` of the batch go through at
-        once.
-        """
+        """Raises a WorkloadError where sizes do not fit ``rows`` of the batch at once."""
         for axis, size in layout.mesh.shape.items():
             if size > 1 and axis != "data":
                 raise WorkloadError(
@@ -136,9 +131,7 @@ class Mlp(nnx.Module):
 
 
 class Cell(nnx.Module):
-    """The recurrent core: the next deterministic state, and the two beliefs about the stochastic
-    one.
-    """
+    """The recurrent core: the next deterministic state and two beliefs of the stochastic one."""
 
     def __init__(self, config: RecurrentConfig, stream: Stream) -> None:
         c, dtype = config, config.dtype
@@ -154,9 +147,7 @@ class Cell(nnx.Module):
         self.posterior = Mlp((c.deter + c.units, c.hidden, c.stoch * c.classes), dtype, stream)
 
     def __call__(self, deter: jax.Array, stoch: jax.Array, action: jax.Array) -> jax.Array:
-        """The next deterministic state, from [B, deter], [B, stoch * classes] and one-hot
-        actions.
-        """
+        """The next deterministic state, from [B, deter], [B, stoch * classes] and actions."""
         c = self.config
         parts = [layer(x) for layer, x in zip(self.inputs, (deter, stoch, action), strict=True)]
         shared = jnp.concatenate(parts, -1)[:, None, :]
@@ -221,9 +212,7 @@ class WorldModel(nnx.Module):
     def _observe(
         self, inputs: jax.Array, targets: jax.Array, seeds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        """Both states and the posterior's log probabilities, [B, T, ...], by a scan over the
-        tokens.
-        """
+        """Both states and the posterior's log probabilities, [B, T, ...], by a scan."""
         c, dtype = self.config, compute_dtype(self.config.dtype)
         seen = self.encoder(self.embedding(targets)).astype(dtype)
         action = jax.nn.one_hot(inputs % c.actions, c.actions, dtype=dtype)
@@ -296,16 +285,13 @@ def unsquash(x: jax.Array) -> jax.Array:
 
 
 def divergence(first: jax.Array, second: jax.Array) -> jax.Array:
-    """KL of two sets of categoricals [B, T, stoch, classes] in nats, at least 1 per state,
-    averaged.
-    """
+    """KL of categoricals [B, T, stoch, classes] in nats, at least 1 per state, averaged."""
     each = jnp.sum(jnp.exp(first) * (first - second), (-2, -1))
     return jnp.mean(jnp.maximum(each, 1.0))
 
 
 def lambda_returns(rewards: jax.Array, values: jax.Array, discounts: jax.Array) -> jax.Array:
-    """Returns [H, N] by a scan from the end, where ``values`` are those of the states the rewards
-    lead to.
+    """Returns [H, N] by a scan from the end; ``values`` are of the states after the rewards.
 
     References:
         Sutton and Barto, Reinforcement Learning, section 12.1

@@ -16,8 +16,7 @@ _MASKED = -1e30  # finite, so that a part with nothing to see gives no NaN
 def ring_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, layout: Layout, scale: float | None = None
 ) -> jax.Array:
-    """Causal attention of [B, T, N, H] to [B, T, K, H], all split over the context axis; gives [B,
-    T, N, H].
+    """Causal attention of [B, T, N, H] to [B, T, K, H], split over the context axis.
 
     No device ever holds more than one part of the keys, nor logits of more than its part by one
     other; the softmax is summed up as they pass. Parts wholly in the future are computed and
@@ -56,9 +55,7 @@ def _local(
     def visit(
         k: jax.Array, v: jax.Array, turn: jax.Array | int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Sum of values, sum of weights and largest logit against the part that arrives in a
-        turn.
-        """
+        """Sums of values and weights and the largest logit against one turn's part."""
         owner = (here - turn) % parts
         logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32)
         is_past = (here * length + position)[:, None] >= (owner * length + position)[None, :]

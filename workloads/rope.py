@@ -54,9 +54,7 @@ def _kept(frequency: jax.Array, rope: Rope) -> jax.Array:
         return jnp.clip((turns - 1) / (4 - 1), 0, 1)
 
     def place(turns: float) -> float:
-        """Where the frequency is that turns so often over the original sequence; a half of `size`
-        is the last.
-        """
+        """Index of the frequency of so many turns over the original sequence, up to `size` / 2."""
         return (
             rope.size * math.log(rope.original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )

@@ -1,6 +1,4 @@
-"""The one train step: any model, any mesh, AdamW, gradient accumulation, ZeRO. Builds the
-`Workload`.
-"""
+"""The one train step: any model and mesh, AdamW, accumulation, ZeRO; makes the `Workload`."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ def make_workload(
 
 
 def learning_rate(train: TrainConfig) -> float | optax.Schedule:
-    """The rate of each step: a number, or a schedule, whose first rate is not 0 so that each step
-    trains.
-    """
+    """The rate of each step: a number, or a schedule whose first rate is not 0."""
     rate = train.learning_rate
     first = rate / max(1, train.warmup)
     if train.decay:
@@ -150,9 +146,7 @@ def learning_rate(train: TrainConfig) -> float | optax.Schedule:
 
 
 def _with_shardings(layout: Layout, shapes: Any, *, zero: bool, is_on_host: bool = False) -> Any:
-    """Shapes with the sharding that their variables' logical axes ask for; what has no axes is
-    replicated.
-    """
+    """Shapes with the sharding of their variables' logical axes; without axes, replicated."""
 
     def place(leaf: Any) -> Any:
         if not isinstance(leaf, nnx.Variable):
@@ -208,9 +202,7 @@ def _make_step(
     *,
     zero: bool,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """The train step. With ``zero`` each device updates its part of the weights, which are then
-    gathered.
-    """
+    """The train step; with ``zero`` each device updates its part of the weights."""
     parts = jax.tree.map(lambda leaf: leaf.sharding, _with_shardings(layout, shapes, zero=zero))
     offloads = any(
         sharding.memory_kind == PINNED for sharding in jax.tree.leaves(shardings["optimizer"])
@@ -253,9 +245,7 @@ def _next_value(updated: nnx.Variable[Any], gradient: nnx.Variable[Any]) -> nnx.
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of a tree of abstract arrays in one device's memory; what has no sharding is there as a
-    whole.
-    """
+    """Bytes of a tree of abstract arrays on one device; unsharded ones count whole."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
         * leaf.dtype.itemsize

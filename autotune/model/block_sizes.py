@@ -20,10 +20,10 @@ LONGEST_BLOCK_STEPS = 10_000
 BLOCK_STEPS = 3
 """Fewest counted steps of a block."""
 
-LEAST_LINES, LEAST_PAUSED_S = 5, 0.5
-"""Fewest counted lines, and seconds, of a block of a paused program: a pause costs two lines and
-some milliseconds.
-"""
+LEAST_LINES = 5
+"""Fewest counted lines of a block of a paused program: a pause costs two of them."""
+LEAST_PAUSED_S = 0.5
+"""Fewest counted seconds of such a block: a pause costs some milliseconds."""
 
 WARMUP_STEPS = 5
 """Steps that are run before the first block and never used."""
@@ -49,54 +49,46 @@ class BlockSizes:
     steady_s: float = 0.0
     """Likewise of an isolated run, which counts at least as many seconds after them."""
     in_order: bool = False
-    """The second process of a pair starts when the first is compiled and warm: on a GPU each times
-    kernels to choose among them, and must be alone while it does.
-    """
+    """Starts the second process of a pair alone: on a GPU each times kernels to choose them."""
 
     def learned(self, noise: AaNoise) -> BlockSizes:
-        """Returns the sizes of blocks after an A/A run.
-
-        Blocks leave out what it showed that they take to settle, and count no longer than its noise
-        asks for.
-        """
-        settle_s = self.settle_s if noise.settle_s is None else min(self.settle_s, noise.settle_s)
-        steady_s = self.steady_s * settle_s / self.settle_s if self.settle_s else self.steady_s
-        return replace(
-            self, settle_s=settle_s, steady_s=steady_s, block_s=noise.counted_share * self.block_s
-        )
+        """Returns the sizes after an A/A run showed how long blocks settle and must count."""
+        block_s = noise.counted_share * self.block_s
+        if noise.settle_s is None or noise.settle_s >= self.settle_s:
+            return replace(self, block_s=block_s)
+        steady_s = self.steady_s * noise.settle_s / self.settle_s
+        return replace(self, settle_s=noise.settle_s, steady_s=steady_s, block_s=block_s)
 
     @property
     def starts(self) -> float:
-        """Starts' worth of seconds that a pair of processes takes to start: one after the other, or
-        both at once.
-        """
+        """Time that a pair of processes takes to start, in starts of one process."""
         return 2.0 if self.in_order else STARTS
 
     def counted_steps(self, step_s: float) -> int:
         """Counted steps of a block, for a step of the reference of so many seconds."""
-        return min(LONGEST_BLOCK_STEPS, max(self.block_steps, _steps_in(self.block_s, step_s)))
+        return max(self.block_steps, _steps_in(self.block_s, step_s))
 
     def steps(self, step_s: float) -> int:
         """All steps of a block, settling ones first."""
-        return min(
-            LONGEST_BLOCK_STEPS, _steps_in(self.settle_s, step_s) + self.counted_steps(step_s)
-        )
+        steps = _steps_in(self.settle_s, step_s) + self.counted_steps(step_s)
+        return min(LONGEST_BLOCK_STEPS, steps)
 
     def isolated_steps(
         self, step_s: float, *, blocks: int, least: int, start_s: float = 0.0
     ) -> int:
-        """Steps of an isolated run, settling ones first; it counts `least` and so many blocks at
-        least.
+        """Steps of an isolated run, settling ones first.
 
         What a CPU's neighbours do comes and goes within seconds and nothing cancels it in such a
         run, so that there it lasts as long as a process takes to start, if it is compared with
         interleaved pairs (`start_s`).
+
+        Args:
+            blocks: Number of blocks that it counts at least.
+            least: Number of steps that it counts at least.
         """
         steady = _steps_in(self.steady_s, step_s)
-        counted = max(
-            least, blocks * self.counted_steps(step_s), steady or _steps_in(start_s, step_s)
-        )
-        return steady + counted
+        lasting = steady or _steps_in(start_s, step_s)
+        return steady + max(least, blocks * self.counted_steps(step_s), lasting)
 
     def split(self, times_s: Sequence[float]) -> Split:
         """Divides a block into settling and counted steps; see `settle`."""
@@ -115,24 +107,16 @@ where they stay; where they take 2 s, isolated runs (five times that long) have 
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:
-    """Divides steps into those that begin within the first seconds, at most a share `most` of all,
-    and the others.
-    """
-    begins = [0.0, *itertools.accumulate(times_s)][: len(times_s)]
-    first = (
-        min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9))
-        if settle_s > 0.0
-        else 0
-    )
-    return tuple(times_s[:first]), tuple(times_s[first:])
+    """Splits off the steps that begin within `settle_s`, at most a share `most` of all."""
+    begins = list(itertools.accumulate(times_s, initial=0.0))
+    count = min(bisect.bisect_left(begins, settle_s), int(most * len(times_s) + 1e-9))
+    return tuple(times_s[:count]), tuple(times_s[count:])
 
 
 def _steps_in(seconds: float, step_s: float) -> int:
     """Steps that begin within so many seconds, about."""
     if seconds <= 0.0:
         return 0
-    return (
-        min(LONGEST_BLOCK_STEPS, math.ceil(seconds / step_s))
-        if step_s > 0.0
-        else LONGEST_BLOCK_STEPS
-    )
+    if step_s * LONGEST_BLOCK_STEPS <= seconds:
+        return LONGEST_BLOCK_STEPS
+    return math.ceil(seconds / step_s)

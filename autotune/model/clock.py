@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator
 
 LOOK_EVERY_S = 2.0
 LONGEST_GAP_S = 30.0
-"""Between two looks of a driver that is at work. A longer gap is a pause: the job or machine was
-suspended.
-"""
+"""Longest time between two looks of a driver at work; a longer gap means it was suspended."""
 
 
 class Stopwatch:
@@ -22,15 +20,13 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.earlier_s = 0.0
+        """Seconds of earlier sessions; this one began with the stopwatch."""
         self._clock = clock
         self._last = clock()
-        self._before_s = self._session_s = 0.0
+        self._session_s = 0.0
         self._is_held = False
         self._lock = threading.Lock()
-
-    def go_on_from(self, before_s: float) -> None:
-        """Continues from the seconds of earlier sessions; this one began with the stopwatch."""
-        self._before_s = before_s
 
     def hold(self, is_held: bool) -> None:
         """Stops or continues counting: time without any lane does not count."""
@@ -39,9 +35,9 @@ class Stopwatch:
 
     def _look(self) -> None:
         with self._lock:
-            now = self._clock()
-            gap = now - self._last
-            self._last = now
+            previous = self._last
+            self._last = self._clock()
+            gap = self._last - previous
             if not self._is_held and gap <= LONGEST_GAP_S:
                 self._session_s += gap
 
@@ -71,4 +67,4 @@ class Stopwatch:
     @property
     def total_s(self) -> float:
         """Seconds of all sessions."""
-        return self._before_s + self.session_s
+        return self.earlier_s + self.session_s

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 STOPPED = 75
-"""Exit status of a driver that was told to stop before the end (EX_TEMPFAIL of sysexits.h): run it
-again.
-"""
+"""Exit status of a driver that was told to stop early (EX_TEMPFAIL of sysexits.h): run it again."""
 
 
 class AutotuneError(Exception):
@@ -43,9 +41,7 @@ class LaunchError(AutotuneError):
 
 
 class StoppedError(LaunchError):
-    """Something from outside ended what is needed; the same command goes on, so the exit status is
-    `STOPPED`.
-    """
+    """Something from outside ended what is needed; the exit status is `STOPPED`."""
 
 
 class NodeLostError(StoppedError):
@@ -54,13 +50,15 @@ class NodeLostError(StoppedError):
 
 def close_matches(name: str, known: Iterable[str]) -> str:
     """A clause such as ``; did you mean `a` or `b`?``, or an empty string."""
-    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(f'`{f}`' for f in found)}?" if found else ""
+    matches = difflib.get_close_matches(name, known)
+    if not matches:
+        return ""
+    return f"; did you mean {' or '.join(f'`{match}`' for match in matches)}?"
 
 
 def first_problem(error: ValidationError) -> str:
     """Formats the first problem of a record: its field and what is wrong."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
-    return f"`{where}`: {said:.300}" if where else f"{said:.300}"
+    problem = error.errors()[0]
+    where = ".".join(map(str, problem["loc"]))
+    message = problem["msg"].removeprefix("Value error, ")[:300]
+    return f"`{where}`: {message}" if where else message

@@ -1,6 +1,4 @@
-"""Reads a file of the user's (a plain one, whole, without waiting for a pipe or a device) or of the
-package.
-"""
+"""Reads files of the user's, plain ones without waiting for a pipe, and of the package's."""
 
 from __future__ import annotations
 
@@ -19,24 +17,25 @@ if TYPE_CHECKING:
 _LOADED: dict[str, jinja2.Template] = {}
 
 
+def packaged_text(name: str) -> str:
+    """Reads a file of the folder `data` of this package."""
+    return (resources.files("autotune") / "data" / name).read_text("utf-8")
+
+
 def packaged_table(name: str) -> dict[str, Any]:
     """Reads a TOML file of the folder `data` of this package."""
-    return tomllib.loads((resources.files("autotune") / "data" / name).read_text("utf-8"))
+    return tomllib.loads(packaged_text(name))
 
 
 def packaged_templates(filters: Mapping[str, Any], **options: Any) -> jinja2.Environment:
-    """Prepares templates of the folder `data` of this package, which may name only what they are
-    given.
-    """
+    """Prepares the templates of the folder `data`, which may name only what they are given."""
     import jinja2  # most commands render nothing
 
-    own: dict[str, Any] = {
-        "undefined": jinja2.StrictUndefined,
-        "trim_blocks": True,
-        "keep_trailing_newline": True,
-    }
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune", "data"), **(own | options)
+        loader=jinja2.PackageLoader("autotune", "data"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        **{"keep_trailing_newline": True, **options},
     )
     environment.filters |= filters
     return environment
@@ -50,9 +49,7 @@ def packaged_template(name: str, filters: Mapping[str, Any], **options: Any) -> 
 
 
 def plain_content(path: Path, *, most: int = -1) -> bytes:
-    """Reads at most so many bytes of a plain file; raises OSError if it is none, or cannot be
-    read.
-    """
+    """Reads at most so many bytes of a plain file; OSError if it is none, or unreadable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -62,8 +59,7 @@ def plain_content(path: Path, *, most: int = -1) -> bytes:
 
 
 def plain_text(path: Path, *, most: int = -1) -> str:
-    r"""Reads a plain file of UTF-8 text, at most so many bytes of it, with every end of a line as
-    ``\n``.
+    r"""Reads a plain file of UTF-8 text, every line ending as ``\n``; see `plain_content`.
 
     Raises:
         OSError: If it is not a plain file, or cannot be read.

@@ -23,7 +23,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table
@@ -36,61 +36,52 @@ _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 OPTION = "option."
 """Starts the name under which an option of the workload is part of a set: ``option.batch``."""
 DEFAULT = "(default)"
-"""The value of a setting that is left unset: a set that has it takes the setting of the baseline
-away.
-"""
+"""The value of a setting that is left unset, which takes the setting of the baseline away."""
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Name of the share of a GPU's memory that JAX takes, and its older name."""
 _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-_TOLD = packaged_table("settings.toml")
-_VARIABLE = re.compile("|".join(_TOLD["variables"]))
-_REACHES_OUT = re.compile(_TOLD["variables_reaching_out"])
-_FILE_OPTION = re.compile("|".join(_TOLD["flags_reaching_out"]))
+_RULES = packaged_table("settings.toml")
+_VARIABLE = re.compile("|".join(_RULES["variables"]))
+_REACHES_OUT = re.compile(_RULES["variables_reaching_out"])
+_FILE_OPTION = re.compile("|".join(_RULES["flags_reaching_out"]))
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
 KERNELS = "xla_gpu_load_autotune_results_from"
 READ_FILES = (PROFILE, KERNELS)
-"""Settings that name a file to read: what a step's instructions take, which kernels the autotuner
-chose.
-"""
+"""Settings that name a file to read: times of instructions, and kernels that were chosen."""
 
 
 def kind_of(name: str) -> str:
-    """How a setting arrives: ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``; SettingError if it
-    may not be set.
-    """
+    """Returns ``"xla"``, ``"jax"``, ``"env"`` or ``"option"``; SettingError for a refused name."""
     if _XLA_NAME.fullmatch(name):
         return "xla"
     if _JAX_NAME.fullmatch(name):
         return "jax"
     bare = name.removeprefix(OPTION)
-    is_option = bare != name
-    if is_option and not _OPTION_NAME.fullmatch(name):
+    kind = "env" if bare == name else "option"
+    if kind == "option" and not _OPTION_NAME.fullmatch(name):
         raise SettingError(
             f"an option must be named like a keyword argument, such as batch, but got {bare!r:.100}"
         )
-    if not is_option and not _ENV_NAME.fullmatch(name):
+    if kind == "env" and not _ENV_NAME.fullmatch(name):
         raise SettingError(
             "a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got "
-            f"{name!r:.200}; "
-            "write it without dashes and without a value"
+            f"{name!r:.200}; write it without dashes and without a value"
         )
     if is_secret_name(bare):
         raise SettingError(
             f"settings are recorded and exported, so none must be a secret, but {name:.200} is "
-            "one by its name; set it "
-            "in the environment of your call instead: programs inherit it, and it is never recorded"
+            "one by its name; set it in the environment of your call instead: programs inherit "
+            "it, and it is never recorded"
         )
-    if is_option:
-        return "option"
-    if not is_variable(name):
+    if kind == "env" and not is_variable(name):
         raise SettingError(
             "a study may set what is known to steer XLA, JAX, NCCL or the allocator but "
-            f"{name:.200} changes which "
-            "program runs, or is not known to steer them; take it out of the settings"
+            f"{name:.200} changes which program runs, or is not known to steer them; take it out "
+            "of the settings"
         )
-    return "env"
+    return kind
 
 
 def is_variable(name: str) -> bool:
@@ -99,46 +90,43 @@ def is_variable(name: str) -> bool:
 
 
 def refuse_unprintable(name: str, value: str) -> None:
-    """Raises SettingError if a value holds control characters, also where JSON of an option escapes
-    them.
-    """
-    for text in (value, *(_texts(value) if name.startswith(OPTION) else ())):
-        if not text.isprintable():
-            odd = next(c for c in text if not c.isprintable())
-            raise SettingError(
-                f"the value of {name} must be printable text (no NUL, tab, line end or other "
-                "control character) but "
-                f"holds {odd!a}; write it without"
-            )
+    """Raises SettingError for control characters in a value, or escaped in an option's JSON."""
+    text = value
+    if name.startswith(OPTION):
+        text += _texts_in(value)
+    if not text.isprintable():
+        odd = next(character for character in text if not character.isprintable())
+        raise SettingError(
+            f"the value of {name} must be printable text (no NUL, tab, line end or other control "
+            f"character) but holds {odd!a}; write it without"
+        )
 
 
-def _texts(value: str) -> Iterator[str]:
-    """All texts in a value that is JSON, names in tables included; none where it is not."""
+def _texts_in(value: str) -> str:
+    """Joins all texts in a value that is JSON, names in tables included."""
+    text = ""
     try:
-        left = [json.loads(value)]
+        nodes = [json.loads(value)]
     except (ValueError, RecursionError):
-        return
-    while left:
-        found = left.pop()
-        if isinstance(found, str):
-            yield found
-        elif isinstance(found, list):
-            left += found
-        elif isinstance(found, dict):
-            left += [*found, *found.values()]
+        return text
+    for data in nodes:  # which grow
+        if isinstance(data, str):
+            text += data
+        elif isinstance(data, list | dict):
+            nodes += data
+        if isinstance(data, dict):
+            nodes += data.values()
+    return text
 
 
 HUNG_AT = 838
-"""Step at which a run hung with COLLECTIVES in its command buffers
-(github.com/marin-community/marin/pull/8277).
-"""
+"""COLLECTIVES in command buffers hung at this step (github.com/marin-community/marin/pull/8277)."""
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
     """Returns whether a set itself puts NCCL's collectives into command buffers."""
-    return "COLLECTIVES" in re.split(
-        r"[,+]", settings.get("xla_gpu_enable_command_buffer", "").upper()
-    )
+    commands = settings.get("xla_gpu_enable_command_buffer", "").upper()
+    return "COLLECTIVES" in re.split(r"[,+]", commands)
 
 
 def reaches_out(name: str) -> bool:
@@ -147,13 +135,10 @@ def reaches_out(name: str) -> bool:
 
 
 def refuse_reaching_out(names: Iterable[str]) -> None:
-    """Raises SettingError if settings that are handed on to others write or read files or load
-    code.
-    """
-    if found := [n for n in names if reaches_out(n)]:
+    """Raises SettingError if settings that others are to use write or read files or load code."""
+    if refused := ", ".join(filter(reaches_out, names)):
         raise SettingError(
-            f"what is handed on must not write or read files or load code but {', '.join(found)} "
-            "can; "
+            f"what is handed on must not write or read files or load code but {refused} can; "
             "take it out of the study and prove the rest again"
         )
 
@@ -173,76 +158,63 @@ class FlagToken(NamedTuple):
     name: str
     value: str | None
     text: str
-    is_flag: bool = True
+    is_flag: bool
 
 
 def split_tokens(text: str) -> list[str]:
     """Splits as XLA does; an open quote takes the rest, as it does there."""
     tokens = []
     for match in _TOKEN.finditer(text):
-        head, double, single = match.groups()
-        if head is None:
-            tokens.append(match[0])
-        elif double is None:
-            tokens.append(head + single)
-        else:
-            tokens.append(head + re.sub(r"\\(.)", r"\1", double, flags=re.DOTALL))
+        head, double, single = match.groups("")
+        quoted = head + single + re.sub(r"(?s)\\(.)", r"\1", double)
+        tokens.append(quoted or match[0])
     return tokens
 
 
-def parse_tokens(text: str) -> tuple[FlagToken, ...]:
-    """Parses an XLA_FLAGS text into its tokens; XLA stops silently at the first one that does not
-    start with a dash.
-    """
-    found = []
+def parse_tokens(text: str) -> list[FlagToken]:
+    """Parses an XLA_FLAGS text; XLA stops silently at the first token without a dash."""
+    tokens = []
     for token in split_tokens(text):
-        body = token[2:] if token.startswith("--") else token.lstrip("-" + _DASHES)
+        is_flag = token.startswith("--")
+        body = token[2:] if is_flag else token.lstrip("-" + _DASHES)
         name, equals, value = body.partition("=")
-        found.append(FlagToken(name, value if equals else None, token, token.startswith("--")))
-    return tuple(found)
+        tokens.append(FlagToken(name, value if equals else None, token, is_flag))
+    return tokens
 
 
 def render_value(value: Value) -> str:
     """Renders a value as XLA, NCCL and JAX read it: booleans in lower case, integers in decimal."""
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     return str(value)
 
 
 class FlagSet(Mapping[str, str]):
-    """An immutable set of settings, sorted; equal sets hash equal. SettingError for a name or value
-    that is refused.
-    """
+    """An immutable set of settings, sorted; SettingError for a name or value that is refused."""
 
     __slots__ = ("_items",)
 
     def __init__(self, settings: Mapping[str, Value] | Iterable[tuple[str, Value]] = ()) -> None:
-        pairs = settings.items() if isinstance(settings, Mapping) else settings
-        items = {}
-        for name, value in pairs:
+        self._items: dict[str, str] = {}
+        for name, value in sorted(dict(settings).items()):
             kind_of(name)
             text = render_value(value)
             refuse_unprintable(name, text)
-            items[name] = text
-        self._items = dict(sorted(items.items()))
+            self._items[name] = text
 
     @classmethod
     def parse(cls, text: str) -> FlagSet:
-        """Settings of XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``; or
-        a SettingError.
-        """
+        """Parses XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``."""
         items: dict[str, str] = {}
         for token in parse_tokens(text):
             if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
+                hint = ""
+                if token.text[:1] in _DASHES:
+                    hint = " (it starts with a dash that is not ASCII)"
                 raise SettingError(
-                    f"XLA flags must look like --xla_name=value but got {token.text!r}"
-                    + (
-                        " (it starts with a dash that is not ASCII)"
-                        if token.text[:1] in _DASHES
-                        else ""
-                    )
+                    f"XLA flags must look like --xla_name=value but got {token.text!r}{hint}"
                 )
             value = "true" if token.value is None else token.value
             items[token.name] = combine(token.name, items.get(token.name), value)
@@ -268,7 +240,7 @@ class FlagSet(Mapping[str, str]):
 
     def __str__(self) -> str:
         """The set as one line for people; ``(default)`` if empty."""
-        return " ".join(self.words) or "(default)"
+        return " ".join(self.words) or DEFAULT
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -281,7 +253,7 @@ class FlagSet(Mapping[str, str]):
     @property
     def digest(self) -> str:
         """Twelve hexadecimal digits that name this set in any process and on any machine."""
-        return hashlib.sha256(json.dumps(self._items, sort_keys=True).encode()).hexdigest()[:12]
+        return digest_of(self._items)
 
     def of_kind(self, kind: str) -> FlagSet:
         """The settings that reach the process in one way, see `kind_of`."""
@@ -309,12 +281,16 @@ class FlagSet(Mapping[str, str]):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], names: Iterable[str]) -> FlagSet:
         """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
-        found: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
+        settings: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
-            variable = name.upper() if kind_of(name) == "jax" else name
-            if kind_of(name) in ("jax", "env") and variable in environment:
-                found[name] = environment[variable]
-        return cls(found)
+            if kind_of(name) in ("jax", "env") and name.upper() in environment:
+                settings[name] = environment[name.upper()]
+        return cls(settings)
+
+
+def digest_of(data: Any) -> str:
+    """Twelve hexadecimal digits that name plain data."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _unquoted(name: str, value: str) -> str:
@@ -328,28 +304,24 @@ def _unquoted(name: str, value: str) -> str:
 
 
 def combine(name: str, earlier: str | None, later: str) -> str:
-    """Returns the one value that acts as two of the same flag, one after the other; `earlier` is
-    None without one.
-    """
+    """Returns the one value that acts as two of the same flag, of which the first may be None."""
     if earlier is None:
         return later
-    if name in _TOLD["lists"]:
+    if name in _RULES["lists"]:
         return ",".join(filter(None, (earlier, later)))
-    if name in _TOLD["maps"]:
-        entries = dict(
-            entry.partition("=")[::2] for entry in f"{earlier},{later}".split(",") if entry
-        )
-        return ",".join(map("=".join, entries.items()))
-    if name not in _TOLD["editable"] or not _is_edit(later):
+    if name in _RULES["maps"]:
+        entries = filter(None, f"{earlier},{later}".split(","))
+        values = dict(entry.partition("=")[::2] for entry in entries)
+        return ",".join(map("=".join, values.items()))
+    if name not in _RULES["editable"] or not _is_edit(later):
         return later
     if _is_edit(earlier):
         return f"{earlier},{later}"
     items = [item for item in earlier.split(",") if item]
     for edit in later.split(","):
-        item = edit[1:]
-        items = [other for other in items if other.lower() != item.lower()]
+        items = [item for item in items if item.lower() != edit[1:].lower()]
         if edit.startswith("+"):
-            items.append(item)
+            items.append(edit[1:])
     return ",".join(items)
 
 
@@ -365,19 +337,17 @@ def quote_token(value: str) -> str:
 
 
 def parse_set(text: str) -> FlagSet:
-    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options;
-    SettingError otherwise.
-    """
-    found = FlagSet()
+    """Parses ``--xla_...=value`` tokens, and ``NAME=VALUE`` for variables and JAX options."""
+    settings = FlagSet()
     for token in split_tokens(text):
         name, equals, value = token.partition("=")
         if token.startswith("--"):
-            found = found.merge(FlagSet.parse(f"{name}={quote_token(value)}" if equals else name))
+            settings = settings.merge(FlagSet.parse(f"{name}{equals}{quote_token(value)}"))
         elif equals:
-            found = found.merge({name: value})
+            settings = settings.merge({name: value})
         else:
             raise SettingError(f"a set must hold --xla_name=value or NAME=VALUE but got {token!r}")
-    return found
+    return settings
 
 
 _PROTO_ENTRY = re.compile(
@@ -394,14 +364,11 @@ def parse_text_proto(text: str) -> dict[str, list[str]]:
     """
     fields: dict[str, list[str]] = {}
     for name, value, block in _PROTO_ENTRY.findall(text):
-        inner = [
-            (inner_name, _without_quotes(quoted))
-            for inner_name, quoted in _PROTO_FIELD.findall(block)
-        ]
-        if dict(inner).keys() == {"key", "value"}:
-            value = "=".join(plain for _, plain in sorted(inner))
-        elif inner:
-            value = ";".join(map("=".join, inner))
+        entries = [(key, _without_quotes(quoted)) for key, quoted in _PROTO_FIELD.findall(block)]
+        if dict(entries).keys() == {"key", "value"}:
+            value = "=".join(plain for _, plain in sorted(entries))
+        elif entries:
+            value = ";".join(map("=".join, entries))
         fields.setdefault(name, []).append(_without_quotes(value))
     return fields
 

@@ -1,6 +1,4 @@
-"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses, energy,
-estimates.
-"""
+"""What one comparison measures: worker reports, GPUs, pairs of blocks, losses and energy."""
 
 from __future__ import annotations
 
@@ -14,20 +12,20 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    FiniteFloat,
     InstanceOf,
     PlainSerializer,
     WithJsonSchema,
 )
 
 from autotune.model.block_sizes import BlockSizes, Split
-from autotune.model.flags import FlagSet
+from autotune.model.flags import FlagSet, Value
 from autotune.model.numbers import (
     Amount,
     AtLeastOne,
     Change,
     Count,
     Elapsed,
-    Finite,
     Joules,
     Record,
     StepJoules,
@@ -46,22 +44,21 @@ HELD_BACK: Mapping[str, str] = {
 }
 """What lowers the clocks of a GPU below those that it could have, in words."""
 
-OF_THE_PROGRAM = frozenset({"sw_power_cap"})
-"""Reasons of these that follow from what an arm itself draws, wherever it runs: a set that stays
-below the power limit is faster for that too. An H100 was at its limit in all 73 s of an A/A run
-(``benchmarks/results/gpu``).
+OF_THE_PROGRAM = "sw_power_cap"
+"""Reason that follows from what an arm itself draws, wherever it runs.
+
+A set that stays below the power limit is faster for that too. An H100 was at its limit in all 73 s
+of an A/A run (``benchmarks/results/gpu``).
 """
 
 LEAST_SHARE = 0.05
-"""Share of one arm's time from which on it counts as held back: what is less can't have made the
-difference.
-"""
+"""Share of one arm's time from which on it counts as held back; less makes no difference."""
 
 OTHER_SHARE = 0.2
 """Share of that share which the other arm may have, if one alone is to be called held back."""
 
 LEAST_S = 0.5
-"""Seconds in all below which nothing is made of it."""
+"""Seconds in all from which on an arm counts as held back."""
 
 
 class GpuState(Record):
@@ -77,7 +74,6 @@ class GpuState(Record):
     max_clock_mhz: Count | None = None
     max_memory_clock_mhz: Count | None = None
     application_clock_mhz: Count | None = None
-    """Clock that it was set to keep where it can."""
     application_memory_clock_mhz: Count | None = None
     power_limit_w: Amount | None = None
     persistence: bool | None = None
@@ -92,9 +88,7 @@ class ArmOfGpus(Record):
     """All blocks together."""
     looks: Count = 0
     held_back: dict[str, Elapsed] = Field(default_factory=dict)
-    """Seconds for which the worst GPU was held back, by reason (`HELD_BACK`); a reason that a GPU
-    does not report is missing.
-    """
+    """Seconds for which the worst GPU was held back, by reason; without those not reported."""
     clock_mhz: Amount | None = None
     """Mean clock of the slowest GPU; None where no sample fell into a block."""
     power_w: Amount | None = None
@@ -109,31 +103,22 @@ class GpusDuring(Record):
 
 
 def held_in_one_arm(during: Sequence[GpusDuring]) -> list[str]:
-    """Reasons for which one arm alone was held back, so that nothing can be told; its own power is
-    none.
-    """
+    """Says for which reasons one arm alone was held back, its own power left out."""
     arms = {"reference": [d.reference for d in during], "candidate": [d.candidate for d in during]}
-    lasted_s = {
-        name: sum(arm.seconds for arm in of_runs) or math.inf for name, of_runs in arms.items()
-    }
     sentences = []
-    for reason in [reason for reason in HELD_BACK if reason not in OF_THE_PROGRAM]:
-        if not all(reason in arm.held_back for of_runs in arms.values() for arm in of_runs):
-            continue
-        held_s = {
-            name: sum(arm.held_back[reason] for arm in of_runs) for name, of_runs in arms.items()
-        }
-        shares = {name: held_s[name] / lasted_s[name] for name in arms}
-        worse = max(shares, key=lambda name: shares[name])
-        other = min(shares.values())
-        if (
-            held_s[worse] >= LEAST_S
-            and shares[worse] >= LEAST_SHARE
-            and other <= OTHER_SHARE * shares[worse]
-        ):
+    for reason, cause in HELD_BACK.items():
+        held_s = {}
+        shares = {}
+        for name, runs in arms.items():
+            # NaN, of which no comparison holds, where a GPU does not report the reason.
+            held_s[name] = sum(arm.held_back.get(reason, math.nan) for arm in runs)
+            shares[name] = held_s[name] / (sum(arm.seconds for arm in runs) or math.inf)
+        better, worse = sorted(shares, key=shares.__getitem__)
+        is_alone = reason != OF_THE_PROGRAM and shares[better] <= OTHER_SHARE * shares[worse]
+        if is_alone and held_s[worse] >= LEAST_S and shares[worse] >= LEAST_SHARE:
             sentences.append(
-                f"the {worse} alone was held back by {HELD_BACK[reason]}: "
-                f"{format_share(shares[worse])} of its time, the other arm {format_share(other)}"
+                f"the {worse} alone was held back by {cause}: {format_share(shares[worse])} of "
+                f"its time, the other arm {format_share(shares[better])}"
             )
     return sentences
 
@@ -142,17 +127,15 @@ def _settings(value: object) -> FlagSet:
     """Parses a table of names and plain values."""
     if isinstance(value, FlagSet):
         return value
-    if not isinstance(value, dict) or not all(
-        isinstance(v, str | bool | int | float) for v in value.values()
-    ):
-        raise ValueError("a table of settings with text, boolean or number values")
-    return FlagSet(value)
+    if isinstance(value, dict) and all(isinstance(v, Value) for v in value.values()):
+        return FlagSet(value)
+    raise ValueError("a table of settings with text, boolean or number values")
 
 
 Settings = Annotated[
     InstanceOf[FlagSet],
     BeforeValidator(_settings),
-    PlainSerializer(lambda v: dict(v), return_type=dict[str, str]),
+    PlainSerializer(lambda settings: dict(settings), return_type=dict[str, str]),
     WithJsonSchema(
         {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
         mode="validation",
@@ -192,9 +175,7 @@ Redacted = Annotated[str, AfterValidator(redact_text)]
 
 
 class Failure(Record):
-    """One failure: its kind, phase and message, with secrets redacted, and where the whole log
-    is.
-    """
+    """One failure, with secrets redacted, and where its whole log is."""
 
     kind: FailureKind
     message: Redacted
@@ -206,9 +187,7 @@ class Failure(Record):
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether a machine, a job or another process ended it, which tells nothing of its
-        settings.
-        """
+        """Whether something from outside ended it, which tells nothing of its settings."""
         return self.kind in (FailureKind.LAUNCH, FailureKind.NODE_LOST)
 
 
@@ -217,11 +196,6 @@ class DeviceMemory(Record):
 
     peak_bytes: Count
     limit_bytes: Count | None = None
-
-    @property
-    def share(self) -> float | None:
-        """Peak over limit."""
-        return self.peak_bytes / self.limit_bytes if self.limit_bytes else None
 
 
 NOT_TOLD = "not told"
@@ -238,9 +212,7 @@ class WorkerReport(Record):
     device_count: AtLeastOne
     process_count: AtLeastOne = 1
     program_problem: str | None = None
-    """Why the compiled program of a command is not known, so that `fingerprint` names its
-    settings.
-    """
+    """Why a command's program is not known, so that `fingerprint` names its settings."""
     compile_s: Elapsed | None = None
     """Seconds of lowering and compiling the step; of a command, of all that XLA compiled."""
     start_s: Elapsed
@@ -251,11 +223,9 @@ class WorkerReport(Record):
     """By which a program that is read names its first lines of steps."""
     grad_norms: tuple[float, ...]
     state_change: Amount | None = None
-    """Euclidean distance by which these steps moved some arrays of the state; None where nobody can
-    see the state.
-    """
+    """Euclidean distance by which these steps moved some arrays of the state, if it is visible."""
     state_arrays: Count | None = None
-    """Arrays of the state, of some of which that is the distance."""
+    """Number of arrays in the state, of which some are measured."""
     dtype: str = "float32"
     loss_dtype: str | None = None
     norm_dtype: str | None = None
@@ -263,9 +233,7 @@ class WorkerReport(Record):
     line_s: Elapsed = 0.0
     """Seconds between two lines of a program that is read; 0 of one that waits for orders."""
     peak_bytes: Count | None = None
-    """Largest over the devices; on CPU host memory, of a command there its largest compiled
-    program.
-    """
+    """Largest over the devices; on CPU host memory, or a command's largest compiled program."""
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
@@ -279,9 +247,7 @@ class WorkerReport(Record):
     """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
     gpus: tuple[GpuState, ...] | None = None
     infiniband_ports: Count | None = None
-    """Active ones of the first process's host, RoCE included, that NCCL's own transport takes; None
-    if unknown.
-    """
+    """Active ones of the first process's host, RoCE included, that NCCL itself can take."""
     cloud_networks: tuple[str, ...] | None = None
     """Of ``efa`` and ``gvnic``, those that the same host has; None if unknown."""
     warnings: tuple[str, ...] = ()
@@ -293,9 +259,7 @@ class WorkerReport(Record):
 
 
 class WorkloadFacts(Protocol):
-    """What a search space is built from, reported by a running process or read from its compiled
-    program.
-    """
+    """What a search space is built from, reported by a process or read from its program."""
 
     @property
     def device_count(self) -> int | None:
@@ -307,9 +271,7 @@ class WorkloadFacts(Protocol):
 
     @property
     def collective_bytes(self) -> Mapping[str, int]:
-        """Bytes that the program's collectives write, by kind, each counted once; empty if
-        unknown.
-        """
+        """Bytes that the program's collectives write, by kind, each once; empty if unknown."""
 
 
 class Arm(StrEnum):
@@ -324,11 +286,11 @@ class SameStep(Record):
 
     step: Count
     """Counted from 0 since a process began."""
-    reference: Finite
+    reference: FiniteFloat
     """Its loss there, in this pair or, if it has lived longer, an earlier one."""
-    candidate: Finite
-    reference_norm: Finite | None = None
-    candidate_norm: Finite | None = None
+    candidate: FiniteFloat
+    reference_norm: FiniteFloat | None = None
+    candidate_norm: FiniteFloat | None = None
 
 
 class Pair(Record):
@@ -336,9 +298,9 @@ class Pair(Record):
 
     index: Count
     first: Arm
-    reference_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    reference_s: tuple[StepTime, ...] = Field(min_length=1)
     """Seconds of each counted step."""
-    candidate_s: Annotated[tuple[StepTime, ...], Field(min_length=1)]
+    candidate_s: tuple[StepTime, ...] = Field(min_length=1)
     reference_settling_s: tuple[StepTime, ...] | None = None
     """Seconds of each step before those, in which the device settled after the switch."""
     candidate_settling_s: tuple[StepTime, ...] | None = None
@@ -355,7 +317,7 @@ class Pair(Record):
     def ran_s(self, arm: Arm) -> tuple[float, ...]:
         """Seconds of all steps of an arm's block, settling ones first."""
         settling_s, counted_s = self.block(arm)
-        return (*settling_s, *counted_s)
+        return settling_s + counted_s
 
     def block(self, arm: Arm) -> Split:
         """Seconds of the settling steps of an arm's block, and of those that count."""
@@ -381,10 +343,13 @@ class WorkPerStep(Record):
         return self.candidate / self.reference
 
 
+def ratio_of_work(work: WorkPerStep | None) -> float:
+    """Work of a candidate's step over one of the reference; None stands for equal steps."""
+    return work.ratio if work is not None else 1.0
+
+
 class EnergyUse(Record):
-    """Mean energy of one step of both arms, in joules: of the whole GPUs, what they draw when idle
-    included.
-    """
+    """Mean energy of one step of both arms, in joules, with what idle GPUs draw."""
 
     reference_step_j: StepJoules
     candidate_step_j: StepJoules
@@ -409,32 +374,28 @@ class Comparison(Record):
 
     @property
     def work_ratio(self) -> float:
-        """Work of a step of the candidate over one of the reference, a column of tables."""
-        return self.work.ratio if self.work is not None else 1.0
+        """See `ratio_of_work`; a column of tables."""
+        return ratio_of_work(self.work)
 
 
 LOSS_NOT_CHECKED = "loss not checked"
-"""Stands wherever a set is spoken well of whose program tells no loss."""
+"""Accompanies each recommendation of a set whose program reports no loss."""
 
 
 class LossBasis(StrEnum):
     """How a candidate's loss was compared with the reference's."""
 
-    STEPS = "steps"
-    ROUNDING = "rounding"
-    WORK = "work"
-    DTYPE = "dtype"
-    ORDER = "order"
+    STEPS = "steps"  # flags alone differ: step by step
+    ROUNDING = "rounding"  # options differ, work does not: step by step
+    WORK = "work"  # another batch: at equal work
+    DTYPE = "dtype"  # another arithmetic: over a long run
+    ORDER = "order"  # equal runs see other data: over a long run
 
 
 class LossCheck(Record):
     """Whether a candidate trains as the reference does."""
 
     basis: LossBasis
-    """``steps``: flags alone, step by step. ``rounding``: other options, the same work, step by
-    step. ``work``: another batch, at equal work. ``dtype``: another arithmetic, over a long run.
-    ``order``: equal runs see other data, likewise.
-    """
     is_ok: bool | None = None
     """None where it cannot be decided: inconclusive, and no proof."""
     difference: Change | None = None
@@ -451,10 +412,10 @@ class LossCheck(Record):
         return self.is_ok is None and self.basis is LossBasis.STEPS
 
 
-INTERLEAVED, ABA = "interleaved", "aba"
-"""How two arms were compared: blocks in pairs, or isolated runs of reference, candidate and
-reference.
-"""
+INTERLEAVED = "interleaved"
+"""Mode of comparison: blocks in pairs."""
+ABA = "aba"
+"""Mode of comparison: isolated runs of reference, candidate and reference."""
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:
@@ -463,17 +424,14 @@ def block_step_s(step_times_s: Sequence[float]) -> float:
 
 
 def log_ratio(pair: Pair, work: WorkPerStep | None = None) -> float:
-    """Log of candidate over reference of one pair: of step time, or of time per token where `work`
-    differs.
-    """
-    shift = math.log(work.ratio) if work is not None else 0.0
-    return math.log(block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)) - shift
+    """Log of candidate over reference of one pair: of step time, or time per token."""
+    ratio = block_step_s(pair.candidate_s) / block_step_s(pair.reference_s)
+    return math.log(ratio) - math.log(ratio_of_work(work))
 
 
 def is_divided_as_told(pair: Pair, sizes: BlockSizes, *, is_isolated: bool = False) -> bool:
-    """Returns whether a pair counts exactly the steps that the study's sizes say; any pair may hold
-    isolated runs.
-    """
-    counted = (pair.reference_s, pair.candidate_s)
-    ways = (sizes.split_isolated,) if is_isolated else (sizes.split, sizes.split_isolated)
-    return any(tuple(way(pair.ran_s(arm))[1] for arm in Arm) == counted for way in ways)
+    """Returns whether a pair, or one of isolated runs, counts the steps that the sizes say."""
+    rules = [sizes.split_isolated]
+    if not is_isolated:
+        rules.append(sizes.split)
+    return any(all(rule(pair.ran_s(arm)) == pair.block(arm) for arm in Arm) for rule in rules)

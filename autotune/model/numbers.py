@@ -12,9 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
-    """Base of all records: immutable, and unknown fields are an error (another schema wrote
-    them).
-    """
+    """Base of all records: immutable, and unknown fields are an error, as of another schema."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -23,20 +21,15 @@ LONGEST_S = 1e11
 """Three thousand years, in seconds."""
 
 Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
-StepTime = Annotated[
-    float, Field(ge=1e-12, le=LONGEST_S)
-]  # seconds, never 0, for ratios are taken of it
+StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios
 Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference
 LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
 Joules = Annotated[float, Field(ge=0, le=1e15)]
-StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]  # never 0, for ratios are taken of it
+StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]  # never 0, for ratios
 Count = Annotated[int, Field(ge=0, le=2**53)]  # whole in a float, too
 AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
 Change = Annotated[float, Field(ge=-1e30, le=1e30)]  # a relative difference, below 0 for less
-Finite = Annotated[float, Field(allow_inf_nan=False)]  # what a program reports, such as its loss
-Amount = Annotated[
-    float, Field(ge=0, le=1e30)
-]  # what is counted but may be no whole number, such as FLOPs
+Amount = Annotated[float, Field(ge=0, le=1e30)]  # counted but perhaps not whole, such as FLOPs
 
 
 class _Facts(BaseModel):

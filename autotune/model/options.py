@@ -34,8 +34,7 @@ def option_setting(name: str) -> str:
     """Name of an option in a set; SettingError if the option cannot have that name."""
     if name == FOLDER:
         raise SettingError(
-            f"an option must not be named {FOLDER!r}, which stands for the trial's folder; "
-            "rename it"
+            f"an option must not be named {FOLDER!r}, which is the trial's folder; rename it"
         )
     kind_of(OPTION + name)
     return OPTION + name
@@ -44,9 +43,7 @@ def option_setting(name: str) -> str:
 def option_text(value: Any) -> str:
     """The canonical text of an option's value; SettingError if JSON cannot express it."""
     try:
-        return json.dumps(
-            value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":")
-        )
+        return json.dumps(value, sort_keys=True, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         raise SettingError(
             "an option's value must be text, number, true, false, list or table but got "
@@ -56,31 +53,28 @@ def option_text(value: Any) -> str:
 
 def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
     """The options of a set, with their values; SettingError if one is not JSON."""
-    found = {}
+    options = {}
     for name, text in settings.items():
         if name.startswith(OPTION):
             try:
-                found[name.removeprefix(OPTION)] = json.loads(text)
-            except (json.JSONDecodeError, RecursionError) as error:
+                options[name.removeprefix(OPTION)] = json.loads(text)
+            except (ValueError, RecursionError) as error:
                 raise SettingError(
                     f"the value of {name} must be JSON but got {text!r:.100}: {error}"
                 ) from error
-    return found
+    return options
 
 
 MOST_NESTED = 32
 
 
-def is_nested_deeper(data: Any, most: int = MOST_NESTED) -> bool:
-    """Returns whether lists and tables of a user's file lie deeper in each other than so often."""
-    inner = (
-        data.values()
-        if isinstance(data, Mapping)
-        else data
-        if isinstance(data, list | tuple)
-        else ()
-    )
-    return most < 0 or any(is_nested_deeper(value, most - 1) for value in inner)
+def is_nested_deeper(data: Any, levels: int = MOST_NESTED) -> bool:
+    """Returns whether lists and tables of a user's file are nested in more levels."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if levels < 0 or not isinstance(data, list | tuple):
+        return levels < 0
+    return any(is_nested_deeper(value, levels - 1) for value in data)
 
 
 def option_sets(options: Options) -> dict[str, str]:
@@ -88,20 +82,14 @@ def option_sets(options: Options) -> dict[str, str]:
     return {option_setting(name): option_text(value) for name, value in options.items()}
 
 
-def placeholders(parts: Iterable[str]) -> set[str]:
+def placeholders(texts: Iterable[str]) -> set[str]:
     """Names in braces in some texts."""
-    return {name for part in parts for name in _PLACEHOLDER.findall(part)}
+    return set(_PLACEHOLDER.findall(" ".join(texts)))
 
 
-def filled(part: str, options: Options) -> str:
-    """A text with each option in its place; other braces stay, and no value is substituted
-    again.
-    """
-
-    def value(match: re.Match[str]) -> str:
-        return plain(options[match[1]]) if match[1] in options else match[0]
-
-    return _PLACEHOLDER.sub(value, part)
+def filled(text: str, options: Options) -> str:
+    """A text with each option in its place; other braces stay, and no value is filled in again."""
+    return _PLACEHOLDER.sub(lambda match: plain(options.get(match[1], match[0])), text)
 
 
 def filled_command(command: Sequence[str], options: Options) -> list[str]:
@@ -111,23 +99,20 @@ def filled_command(command: Sequence[str], options: Options) -> list[str]:
         SettingError: If a value in a script (see `_is_script`) is not one word of it without
             quotes.
     """
-    for index, part in enumerate(command):
-        unsafe = unsafe_for_shells([part], options) if _is_script(command[:index], part) else []
-        for name in unsafe:
+    for index, word in enumerate(command):
+        unsafe = unsafe_for_shells([word], options)
+        if unsafe and _is_script(command[:index], word):
             raise SettingError(
-                f"an option in a script must be one word without quotes but {name} is "
-                f"{plain(options[name])!r} in "
-                f"{part!r:.200}; give it an argument of its own"
+                f"an option in a script must be one word without quotes but {unsafe[0]} is "
+                f"{plain(options[unsafe[0]])!r} in {word!r:.200}; give it an argument of its own"
             )
-    return [filled(part, options) for part in command]
+    return [filled(word, options) for word in command]
 
 
-def unsafe_for_shells(parts: Sequence[str], options: Options) -> list[str]:
-    """Returns the options named in texts whose values a shell would not take as one word,
-    sorted.
-    """
-    used = sorted(placeholders(parts) & options.keys())
-    return [name for name in used if shlex.quote(plain(options[name])) != plain(options[name])]
+def unsafe_for_shells(texts: Sequence[str], options: Options) -> list[str]:
+    """Returns the options named in texts that a shell would not take as one word, sorted."""
+    values = {name: plain(options[name]) for name in placeholders(texts) & options.keys()}
+    return sorted(name for name, value in values.items() if shlex.quote(value) != value)
 
 
 def has_shell(command: Sequence[str]) -> bool:
@@ -156,40 +141,36 @@ _READ_BY_SHELL = ("ssh", "rsh", "pdsh", "clush", "eval", "watch", "parallel")
 """Programs whose later words a shell reads again."""
 
 
-def _is_script(before: Sequence[str], part: str) -> bool:
-    """Returns whether an argument is read by a shell, as far as the words before it tell.
+def _is_script(before: Sequence[str], argument: str) -> bool:
+    """Returns whether a shell reads an argument, by the words before it.
 
     It is if it has spaces and is no assignment (``NAME=text``, as for `env`), if it is a shell's
     word after ``-c``, or any word after ``ssh`` or ``eval``.
     """
     names = [Path(word).name for word in before]
-    if any(name in _READ_BY_SHELL for name in names):
+    if not set(names).isdisjoint(_READ_BY_SHELL):
         return True
-    dashed = itertools.takewhile(
-        lambda word: word.startswith("-"), reversed(before)
-    )  # -c, and options behind it
+    # -c, and options behind it
+    dashed = itertools.takewhile(lambda word: word.startswith("-"), reversed(before))
     follows_c = any(map(_SCRIPT_NEXT.fullmatch, dashed))
-    if follows_c and any(name in _SHELLS for name in names):
+    if follows_c and not set(names).isdisjoint(_SHELLS):
         return True
-    is_assignment = re.match(r"[A-Za-z_]\w*=", part) is not None
-    return re.search(r"\s", part) is not None and (not is_assignment or follows_c)
+    is_assignment = re.match(r"[A-Za-z_]\w*=", argument) is not None
+    return re.search(r"\s", argument) is not None and (not is_assignment or follows_c)
 
 
 _SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
 
 
-def dotted(options: Options, above: str = "") -> dict[str, Any]:
-    """Flattens tables of options: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``, as Hydra and
-    MaxText do.
-    """
-    found: dict[str, Any] = {}
+def dotted(options: Options) -> dict[str, Any]:
+    """Flattens tables as Hydra does: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``."""
+    values: dict[str, Any] = {}
     for name, value in options.items():
-        found |= (
-            dotted(value, f"{above}{name}.")
-            if isinstance(value, dict) and value
-            else {f"{above}{name}": value}
-        )
-    return found
+        if isinstance(value, dict) and value:
+            values |= {f"{name}.{key}": inner for key, inner in dotted(value).items()}
+        else:
+            values[name] = value
+    return values
 
 
 def plain(value: Any) -> str:
@@ -201,21 +182,17 @@ _FACTOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[1-9][0-9]{0,17}")
 
 
 def factors(product: str) -> list[str]:
-    """Splits a product such as ``batch * 512`` into names and whole numbers; ValueError if it is
-    none.
-    """
-    parts = [part.strip() for part in product.split("*")]
-    if not all(map(_FACTOR.fullmatch, parts)):
+    """Splits a product such as ``batch * 512`` into names and whole numbers, or a ValueError."""
+    names = [factor.strip() for factor in product.split("*")]
+    if not all(map(_FACTOR.fullmatch, names)):
         raise ValueError(
             f"a whole number or a product such as 'batch * seq' but got {product!r:.200}"
         )
-    return parts
+    return names
 
 
 def product_of(product: str, options: Options) -> int:
-    """Computes a product from the values of its names; ValueError unless each is a whole number
-    above 0.
-    """
+    """Computes a product from the values of its names, each a whole number above 0."""
     total = 1
     for factor in factors(product):
         value = int(factor) if factor.isdecimal() else options[factor]

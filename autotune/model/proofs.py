@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from autotune.model.measurement import (
     WorkPerStep,
     held_in_one_arm,
     log_ratio,
+    ratio_of_work,
 )
 from autotune.model.records import (
     AB,
@@ -29,9 +30,7 @@ from autotune.model.records import (
     FinalistResult,
     Objection,
     ProofRecord,
-    SoakArm,
     SoakArms,
-    SoakLook,
 )
 from autotune.model.units import format_change, format_seconds, format_share
 from autotune.stats.estimates import (
@@ -44,7 +43,6 @@ from autotune.stats.estimates import (
 from autotune.stats.long_run import (
     Lasting,
     LastingGain,
-    LongRunRatio,
     Stalls,
     TotalTime,
     all_stalls,
@@ -60,16 +58,14 @@ from autotune.stats.proof import ProofPlan, look
 PHASE = "soak"
 
 LEAST_SEGMENTS = 4
-"""Of each run, for its time to be judged."""
+"""Fewest segments of a long run for its time to be judged."""
 
 TENTHS = 10
-"""Parts of a long run whose step times are told."""
+"""Parts of a long run whose step times are reported."""
 
 
 def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
-    """The fields of a `ConfirmRun` that its raw pairs give; totals are untrimmed, and per token
-    where work differs.
-    """
+    """Computes the fields of a `ConfirmRun` from its raw pairs; totals are untrimmed."""
     reference_s = [t for p in pairs for t in p.reference_s]
     candidate_s = [t for p in pairs for t in p.candidate_s]
     return {
@@ -77,75 +73,74 @@ def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any
         "reference_step_s": statistics.median(reference_s),
         "candidate_step_s": statistics.median(candidate_s),
         "untold": untold_share(pairs),
-        "total": compare_totals(
-            reference_s, candidate_s, work_ratio=work.ratio if work is not None else 1.0
-        ),
+        "total": compare_totals(reference_s, candidate_s, work_ratio=ratio_of_work(work)),
         "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
     }
 
 
 def untold_share(pairs: Sequence[Pair]) -> float | None:
-    """Share of a candidate's told time by which our own clock ran longer, beyond what it did for
-    the reference.
+    """Share of a candidate's reported time that our own clock ran longer than for the reference.
 
     What a block takes beside its steps is the same in both arms; a program whose clock or figures
     are wrong is not. None where no clock ran.
     """
     reference_s = 0.0
     candidate_s = 0.0
-    told_s = 0.0
+    reported_s = 0.0
     for pair in pairs:
         if pair.reference_clock_s is None or pair.candidate_clock_s is None:
             return None
         reference_s += pair.reference_clock_s - sum(pair.ran_s(Arm.REFERENCE))
         candidate_s += pair.candidate_clock_s - sum(pair.ran_s(Arm.CANDIDATE))
-        told_s += sum(pair.ran_s(Arm.CANDIDATE))
-    return (candidate_s - reference_s) / told_s
+        reported_s += sum(pair.ran_s(Arm.CANDIDATE))
+    return (candidate_s - reference_s) / reported_s
 
 
 def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection | None:
-    """Why a set is no winner although its `typical` step may be faster; None if nothing speaks
-    against it.
-    """
+    """Why a set is no winner although its `typical` step may be faster; None if it may win."""
     if typical is None:
         return None
-    if held := held_in_one_arm([r.during for r in runs if r.during is not None]):
-        return Objection("; ".join(held))
-    share = _untold(runs, typical)
-    if share is not None:
+    if reasons := held_in_one_arm([r.during for r in runs if r.during is not None]):
+        return Objection("; ".join(reasons))
+    share = _untold(runs)
+    if share > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio)):
         return Objection(
             f"by the clock of autotune its steps take {share:.1%} longer than it tells, not so "
             "the reference"
         )
-    totals, log_ratios = _told(runs)
-    if len(totals) < 2 or (total := slower_total(totals, log_ratios, typical)) is None:
+    totals, log_ratios = _totals_of(runs)
+    total = slower_total(totals, log_ratios, typical) if len(totals) >= 2 else None
+    if total is None:
         return None
-    reason = f"{_stalls_beside(*all_stalls(totals))}: {_in_total(total.ratio, typical)}"
+    reason = f"{_both_stalls(*all_stalls(totals))}: {_in_total(total.ratio, typical)}"
     return Objection(reason, is_slower_in_total=True)
 
 
-LEAST_UNTOLD, UNTOLD_SHARE = 0.01, 0.25
-"""Untold time that counts: so large a share of a step, and of the gain."""
+LEAST_UNTOLD = 0.01
+"""Share of a step from which on untold time counts."""
+UNTOLD_SHARE = 0.25
+"""Share of the gain from which on untold time counts."""
 
 ALPHA_UNTOLD = 0.001
 
 
-def _untold(runs: Sequence[ConfirmRun], typical: Estimate) -> float | None:
-    """Untold share of a candidate's time, if it is surely there and a good part of the gain."""
-    shares = [
-        r.untold for r in runs if r.untold is not None and r.work is None
-    ]  # else batches take other times
-    if len(shares) < 2:
-        return None
-    mean = statistics.fmean(shares)
-    is_large = mean > max(LEAST_UNTOLD, UNTOLD_SHARE * (1.0 - typical.ratio))
-    return mean if is_large and is_surely_positive(shares, alpha=ALPHA_UNTOLD) else None
+def _untold(runs: Sequence[ConfirmRun]) -> float:
+    """Untold share of a candidate's time at equal work; 0 if it is not surely there."""
+    shares = [r.untold for r in runs if r.untold is not None and r.work is None]
+    if len(shares) < 2 or not is_surely_positive(shares, alpha=ALPHA_UNTOLD):
+        return 0.0
+    return statistics.fmean(shares)
 
 
-def _told(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
+def _totals_of(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
     """Total times and typical log ratios of the pairs of processes that have both."""
-    told = [(r.total, r.log_ratio) for r in runs if r.total is not None and r.log_ratio is not None]
-    return [total for total, _ in told], [log_ratio for _, log_ratio in told]
+    totals = []
+    log_ratios = []
+    for run in runs:
+        if run.total is not None and run.log_ratio is not None:
+            totals.append(run.total)
+            log_ratios.append(run.log_ratio)
+    return totals, log_ratios
 
 
 class SoakVerdict(NamedTuple):
@@ -163,109 +158,100 @@ class SoakVerdict(NamedTuple):
 
 
 def judge_soak(arms: SoakArms) -> SoakVerdict:
-    """Returns what a soak says of a set: it passes at the first look at which all looks so far say
-    so.
-    """
-    for count in range(1, len(arms.looks)):
-        verdict = _judge_looks(arms, arms.looks[:count])
+    """Returns what a soak says of a set, at the first look at which it passes or at the last."""
+    verdict = SoakVerdict()
+    for count in range(1, len(arms.looks) + 1):
+        verdict = _judge_looks(arms.model_copy(update={"looks": arms.looks[:count]}))
         if verdict.is_passed:
-            return verdict
-    return _judge_looks(arms, arms.looks)
+            break
+    return verdict
 
 
-def _judge_looks(arms: SoakArms, looks: Sequence[SoakLook]) -> SoakVerdict:
-    """The gravest thing that some looks show against the set."""
-    for message in _leaks(looks[-1]):
-        return SoakVerdict(Failure(kind=FailureKind.LEAK, message=message, phase=PHASE))
-    pairs = [(x.candidate, x.reference) for x in looks if x.reference is not None]
-    if len(pairs) < len(looks):
+def _judge_looks(arms: SoakArms) -> SoakVerdict:
+    """The gravest thing that all looks together show against the set."""
+    candidate = arms.looks[-1].candidate
+    reference = arms.looks[-1].reference or candidate.model_copy(update={"host": (), "device": ()})
+    for name, samples, reference_samples in (
+        ("memory", candidate.host, reference.host),
+        ("device memory", candidate.device, reference.device),
+    ):
+        leak = find_leak(samples, reference_samples, step_s=candidate.stalls.typical_s)
+        if leak is not None:
+            message = f"its {name} grows by {format_growth(leak.candidate, leak.reference)}"
+            return SoakVerdict(Failure(kind=FailureKind.LEAK, message=message, phase=PHASE))
+    pairs = [(x.candidate, x.reference) for x in arms.looks if x.reference is not None]
+    if len(pairs) < len(arms.looks):
         return SoakVerdict(
             unsettled="the reference failed beside it, so total times are not compared"
         )
     if any(
-        len(mine.segment_s) != len(base.segment_s) or len(mine.segment_s) < LEAST_SEGMENTS
-        for mine, base in pairs
+        len(c.segment_s) != len(r.segment_s) or len(c.segment_s) < LEAST_SEGMENTS for c, r in pairs
     ):
         return SoakVerdict(
             unsettled="its long run had too few steps to tell whether its gain stays"
         )
-    gain = lasting_of(arms, looks)
-    if gain.finding is Lasting.STAYS or (arms.proven is None and gain.finding is not Lasting.LOST):
+    gain = lasting_of(arms)
+    is_lost = gain.finding is Lasting.LOST
+    if gain.finding is Lasting.STAYS or (arms.proven is None and not is_lost):
         return SoakVerdict()
-    mine, base = pairs[-1]
-    tenths = [
-        statistics.fmean(part)
-        for part in np.array_split(mine.segment_s, min(TENTHS, len(mine.segment_s)))
-    ]
-    along = (
-        "step times along its run, of its first tenth: "
-        f"{' '.join(f'{t / tenths[0]:.2f}' for t in tenths)}"
-    )
-    if gain.finding is not Lasting.LOST:
+    groups = np.array_split(candidate.segment_s, min(TENTHS, len(candidate.segment_s)))
+    tenths = [statistics.fmean(group) for group in groups]
+    ratios = " ".join(f"{tenth / tenths[0]:.2f}" for tenth in tenths)
+    along = f"step times along its run, of its first tenth: {ratios}"
+    if not is_lost:
         return SoakVerdict(unsettled=f"{_why_unsettled(gain, arms)}; {along}")
     message = (
-        f"over {mine.step_count} steps it is {_in_total(gain.late.ratio, arms.proven)}: "
-        f"{_stalls_beside(mine.stalls, base.stalls)}; {along}"
+        f"over {candidate.step_count} steps it is {_in_total(gain.late.ratio, arms.proven)}: "
+        f"{_both_stalls(candidate.stalls, reference.stalls)}; {along}"
     )
     return SoakVerdict(Failure(kind=FailureKind.SLOWER_IN_TOTAL, message=message, phase=PHASE))
 
 
-def lasting_of(arms: SoakArms, looks: Sequence[SoakLook]) -> LastingGain:
+def lasting_of(arms: SoakArms) -> LastingGain:
     """Returns what looks at long runs of both arms say of the proven gain."""
-    work_ratio = arms.work.ratio if arms.work is not None else 1.0
-    ratios = [
-        _ratio_of(x.candidate, x.reference, work_ratio) for x in looks if x.reference is not None
-    ]
+    ratios = []
+    for long_runs in arms.looks:
+        candidate = long_runs.candidate
+        reference = long_runs.reference
+        if reference is None:
+            continue
+        early = None
+        if candidate.early_s is not None and reference.early_s is not None:
+            early = candidate.early_s / reference.early_s
+        ratios.append(
+            long_run_ratio(
+                candidate.segment_s,
+                reference.segment_s,
+                work_ratio=ratio_of_work(arms.work),
+                early=early,
+                early_share=max(1, candidate.early_steps) / candidate.step_count,
+                processes=min(candidate.processes, reference.processes),
+            )
+        )
     return lasting_gain(ratios, proven=arms.proven, process_sd=arms.process_sd)
-
-
-def _ratio_of(candidate: SoakArm, reference: SoakArm, work_ratio: float) -> LongRunRatio:
-    """One look at long runs of both arms."""
-    return long_run_ratio(
-        candidate.segment_s,
-        reference.segment_s,
-        work_ratio=work_ratio,
-        early=candidate.early_s / reference.early_s
-        if candidate.early_s and reference.early_s
-        else None,
-        early_share=max(1, candidate.early_steps) / candidate.step_count,
-        processes=min(candidate.processes, reference.processes),
-    )
 
 
 def _why_unsettled(gain: LastingGain, arms: SoakArms) -> str:
     """Says what long runs could and could not see of a gain, and which would do."""
     late = gain.late
-    advice = {
-        Lasting.SHRINKING: "and its gain was still shrinking at their end: a `confirm.soak` 4 "
-        "times as long tells",
-        Lasting.FIRST: "but not in the first one: what that left outside of the program's folder "
-        "may make later ones "
-        "faster; clear it, and use a new run directory",
-    }
-    reason = advice.get(gain.finding) or (
+    reason = (
         f"and a loss of less than {format_share(gain.unseen)} could not be seen: `confirm.soaks "
-        f"= {gain.looks}` (now "
-        f"{arms.most}) would do, or processes that differ less"
+        f"= {gain.looks}` (now {arms.most}) would do, or processes that differ less"
     )
+    if gain.finding is Lasting.SHRINKING:
+        reason = (
+            "and its gain was still shrinking at their end: a `confirm.soak` 4 times as long tells"
+        )
+    elif gain.finding is Lasting.FIRST:
+        reason = (
+            "but not in the first one: what that left outside of the program's folder may make "
+            "later ones faster; clear it, and use a new run directory"
+        )
     return (
         f"over the second half of its long runs ({late.pair_count} of each arm) it is "
-        f"{format_change(late.ratio)} "
-        f"[{late.low:.3f}, {late.high:.3f}]{_though(arms.proven)}, {reason}"
+        f"{format_change(late.ratio)} [{late.low:.3f}, {late.high:.3f}]{_though(arms.proven)}, "
+        f"{reason}"
     )
-
-
-def _leaks(look: SoakLook) -> Iterator[str]:
-    """Says which memory grows in the candidate's process."""
-    mine = look.candidate
-    base = look.reference
-    for name, samples, beside in (
-        ("memory", mine.host, base.host if base else ()),
-        ("device memory", mine.device, base.device if base else ()),
-    ):
-        leak = find_leak(samples, beside, step_s=mine.stalls.typical_s)
-        if leak is not None:
-            yield f"its {name} grows by {format_growth(leak.candidate, leak.reference)}"
 
 
 def _in_total(total: float, typical: Estimate | None) -> str:
@@ -276,8 +262,8 @@ def _though(typical: Estimate | None) -> str:
     return "" if typical is None else f" though a typical step is {format_change(typical.ratio)}"
 
 
-def _stalls_beside(mine: Stalls, base: Stalls) -> str:
-    return f"{describe_stalls(mine)} (reference: {describe_stalls(base)})"
+def _both_stalls(candidate: Stalls, reference: Stalls) -> str:
+    return f"{describe_stalls(candidate)} (reference: {describe_stalls(reference)})"
 
 
 def describe_stalls(stalls: Stalls) -> str:
@@ -291,14 +277,18 @@ def describe_stalls(stalls: Stalls) -> str:
     )
 
 
-def format_growth(mine: float, base: float) -> str:
+def format_growth(candidate: float, reference: float) -> str:
     """Growth of memory: ``2.0 MB a step (reference 0.0)``."""
-    unit, name = (1e6, "MB") if max(abs(mine), abs(base)) >= 5e4 else (1e3, "kB")
-    return f"{mine / unit:z.1f} {name} a step (reference {base / unit:z.1f})"
+    unit = 1e3
+    name = "kB"
+    if max(abs(candidate), abs(reference)) >= 5e4:
+        unit = 1e6
+        name = "MB"
+    return f"{candidate / unit:z.1f} {name} a step (reference {reference / unit:z.1f})"
 
 
 class Standing(NamedTuple):
-    """Sequential state of a proof: its verdict so far, and whether it has ended."""
+    """Sequential state of a proof."""
 
     result: FinalistResult
     is_over: bool
@@ -307,7 +297,7 @@ class Standing(NamedTuple):
 def standing(
     proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_effect: float
 ) -> Standing:
-    """The verdict of a proof so far, and whether more pairs of processes are to be run.
+    """Judges a proof so far, and whether more pairs of processes are to be run.
 
     Pairs count in the order of their numbers, up to the first missing one and to the look at which
     the proof ended. Isolated runs of a proven set only have to show that it is faster, not by how
@@ -317,20 +307,21 @@ def standing(
         runs: Pairs of processes, those of other proofs included.
         most: Pairs after which it ends in any case.
     """
-    mine = runs_of(proof, runs)
-    base = FinalistResult(
-        stage=proof.stage,
-        trial=proof.trial,
-        settings=proof.settings,
-        verdict=Verdict.UNRESOLVED,
-        process_count=len(mine),
-        most=most,
-        work=next((r.work for r in mine if r.work is not None), None),
-    )
-    ratios = [r.log_ratio for r in mine if r.log_ratio is not None]
-    if (failure := next((r.failure for r in mine if r.failure is not None), None)) is not None:
-        update = {"failure": failure, "process_count": len(ratios), "reason": "a process failed"}
-        return Standing(base.model_copy(update=update), is_over=True)
+    runs = runs_of(proof, runs)
+    ratios = [r.log_ratio for r in runs if r.log_ratio is not None]
+    fields: dict[str, Any] = {
+        "stage": proof.stage,
+        "trial": proof.trial,
+        "settings": proof.settings,
+        "verdict": Verdict.UNRESOLVED,
+        "process_count": len(ratios),
+        "most": most,
+        "work": next((r.work for r in runs if r.work is not None), None),
+    }
+    failure = next((r.failure for r in runs if r.failure is not None), None)
+    if failure is not None:
+        fields |= {"failure": failure, "reason": "a process failed"}
+        return Standing(FinalistResult(**fields), is_over=True)
     plan = ProofPlan(
         base=proof.base, error=proof.error, least=proof.least, other_side=proof.other_side
     )
@@ -338,30 +329,33 @@ def standing(
         min_effect = 0.0
 
     def is_clear(count: int) -> bool:
-        return veto_of(mine[:count], plan.estimate(ratios[:count])) is None
+        return veto_of(runs[:count], plan.estimate(ratios[:count])) is None
 
-    ends = proof.stage != AB  # of two variants, what is excluded is an answer too
-    found = look(
-        ratios, plan, most=most, min_effect=min_effect, is_clear=is_clear, ends_without_gain=ends
+    state = look(
+        ratios,
+        plan,
+        most=most,
+        min_effect=min_effect,
+        is_clear=is_clear,
+        ends_without_gain=proof.stage != AB,  # of two variants, what is excluded is an answer too
     )
-    used = found.used if found.stop else len(mine)
-    if used < 2:
-        return Standing(base, is_over=False)
-    corrected = plan.estimate(ratios[:used])
-    verdict = plan.verdict(ratios[:used], min_effect=min_effect)
-    update = {
-        "estimate": estimate_processes(ratios[:used]),
+    if state.used < 2:
+        return Standing(FinalistResult(**fields), is_over=False)
+    ratios = ratios[: state.used]
+    corrected = plan.estimate(ratios)
+    fields |= {
+        "estimate": estimate_processes(ratios),
         "corrected": corrected,
-        "verdict": verdict,
-        "process_count": used,
-        "reason": found.reason,
+        "verdict": plan.verdict(ratios, min_effect=min_effect),
+        "process_count": state.used,
+        "reason": state.reason,
     }
-    if verdict is Verdict.FASTER and not found.holds:
-        update["verdict"] = Verdict.UNRESOLVED
-        veto = veto_of(mine[:used], corrected)
-        if found.stop and veto is not None:
-            update |= {"veto": veto.reason, "is_slower_in_total": veto.is_slower_in_total}
-    return Standing(base.model_copy(update=update), is_over=found.stop)
+    if fields["verdict"] is Verdict.FASTER and not state.holds:
+        fields["verdict"] = Verdict.UNRESOLVED
+        veto = veto_of(runs[: state.used], corrected)
+        if state.stop and veto is not None:
+            fields |= {"veto": veto.reason, "is_slower_in_total": veto.is_slower_in_total}
+    return Standing(FinalistResult(**fields), is_over=state.stop)
 
 
 def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
@@ -386,12 +380,11 @@ class Report(NamedTuple):
 def is_alone_due(
     proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int
 ) -> bool:
-    """Whether isolated runs must show a proven set, too: the study asks for some, and its pairs
-    were interleaved.
-    """
-    of_proof = [r for r in runs if (r.stage, r.settings) == (proven.stage, proven.settings)]
-    is_interleaved = aa_run is not None and aa_run.comparison.mode == INTERLEAVED
-    return asked > 0 and is_interleaved and not all(r.is_isolated for r in of_proof)
+    """Whether isolated runs must show a proven set, too, whose pairs were interleaved."""
+    if asked == 0 or aa_run is None or aa_run.comparison.mode != INTERLEAVED:
+        return False
+    proof = (proven.stage, proven.settings)
+    return any((r.stage, r.settings) == proof and not r.is_isolated for r in runs)
 
 
 def report_of(
@@ -400,65 +393,53 @@ def report_of(
     runs: Sequence[ConfirmRun],
     soak: SoakArms | None = None,
 ) -> Report:
-    """The figure to report of a proven set, or what its isolated runs say against it, if there are
-    any.
+    """Returns the figure to report of a proven set, and what its isolated runs say against it.
 
     Isolated runs that cannot tell are no consent.
 
     Args:
         soak: Its long runs; None before them, or without any.
     """
-    mine = [
+    runs = [
         r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)
     ]
-    estimate = reported_gain(proven, isolated, mine, soak)
+    estimate = reported_gain(proven, isolated, runs, soak)
     if isolated is None:
         return Report(estimate)
-    if isolated.failure is not None:
-        reason = (
-            f"{isolated.failure.kind.replace('_', ' ')} in a fresh process: "
-            f"{isolated.failure.message}"
-        )[:300]
-        return Report(estimate, objection=Objection(reason))
+    objection = _isolated_objection(proven, isolated)
+    if objection is not None:
+        return Report(estimate, objection=objection)
+    report = Report(estimate, objection=veto_of(runs, proven.corrected))
+    if estimate == reported_gain(proven, None, runs, soak):
+        return report
+    return report._replace(isolated=isolated.process_count)
+
+
+def _isolated_objection(proven: FinalistResult, isolated: FinalistResult) -> Objection | None:
+    """What isolated runs say against a set; None if they show a gain as the proof does."""
+    failure = isolated.failure
+    if failure is not None:
+        reason = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"
+        return Objection(reason[:300])
     if isolated.objection is not None:
-        return Report(estimate, objection=isolated.objection)
-    if not isolated.is_passed or _is_apart(proven, isolated):
-        return Report(estimate, objection=Objection(_not_alone(proven, isolated)))
-    counts = estimate != reported_gain(proven, None, mine, soak)
-    return Report(
-        estimate,
-        isolated=isolated.process_count if counts else 0,
-        objection=veto_of(mine, proven.corrected),
-    )
-
-
-def _is_apart(proven: FinalistResult, isolated: FinalistResult) -> bool:
-    """Whether isolated runs surely show less than the proof: then its figure is of the neighbour,
-    or of a beginning.
-    """
-    if isolated.estimate is None or proven.corrected is None:
-        return False
-    return isolated.estimate.low > proven.corrected.high
-
-
-def _not_alone(proven: FinalistResult, isolated: FinalistResult) -> str:
-    """Says that isolated runs do not show a gain, and what they show."""
-    found = isolated.estimate
-    beside = proven.estimate
-    if found is None or beside is None:
-        return "there was no time for isolated runs, without which interleaved pairs prove nothing"
-    does = (
-        "contradict the interleaved pairs"
-        if _is_apart(proven, isolated)
-        else "cannot tell whether it is faster"
-    )
-    return (
-        f"isolated runs {does}: isolated, the set is {format_change(found.ratio)} than the "
-        "reference "
-        f"[{found.low:.3f}, {found.high:.3f}] over {isolated.process_count} runs of each, "
-        "interleaved "
-        f'{format_change(beside.ratio)}; `measure.mode = "aba"` measures everything in '
-        "isolation, and a larger "
+        return isolated.objection
+    alone = isolated.estimate
+    paired = proven.estimate
+    bound = proven.corrected
+    if alone is None or paired is None or bound is None:
+        return Objection(
+            "there was no time for isolated runs, without which interleaved pairs prove nothing"
+        )
+    verdict = "cannot tell whether it is faster"
+    if alone.low > bound.high:
+        verdict = "contradict the interleaved pairs"
+    elif isolated.is_passed:
+        return None
+    return Objection(
+        f"isolated runs {verdict}: isolated, the set is {format_change(alone.ratio)} than the "
+        f"reference [{alone.low:.3f}, {alone.high:.3f}] over {isolated.process_count} runs of "
+        f"each, interleaved {format_change(paired.ratio)}; "
+        '`measure.mode = "aba"` measures everything in isolation, and a larger '
         "`confirm.isolated` allows more runs"
     )
 
@@ -467,29 +448,32 @@ def reported_gain(
     proven: FinalistResult,
     isolated: FinalistResult | None,
     runs: Sequence[ConfirmRun],
-    soak: SoakArms | None = None,
+    soak: SoakArms | None,
 ) -> Estimate | None:
-    """The estimate to report for a winner, whose interval holds the truth although the set was
-    proven first.
+    """Returns the estimate to report for a winner.
 
-    Its interval is the one that holds at all looks together. Such a small error leaves it right for
-    19 of 20 named winners even where luck is needed to be named, down to 1 study in 30. In pairs a
-    neighbour idles beside each arm, in production none does, so the interval covers that of
-    isolated runs, too; and where the interleaved figure lies outside their interval, theirs is
-    reported. Likewise of total times, where a typical step is not what training gets, and of the
-    second half of long runs.
+    Its interval is the one that holds at all looks together, so that it holds the truth although
+    the set was proven first. Such a small error leaves it right for 19 of 20 named winners even
+    where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each
+    arm, in production none does, so the interval covers that of isolated runs, too; and where the
+    interleaved figure lies outside their interval, theirs is reported. Likewise of total times,
+    where a typical step is not what training gets, and of the second half of long runs.
     """
-    found = proven.corrected
-    if found is None:
+    gain = proven.corrected
+    if gain is None:
         return None
-    totals, log_ratios = _told(runs)
-    total = apart_total(totals, log_ratios, found) if len(totals) >= 2 else None
-    others = [total, isolated.estimate if isolated is not None else None]
+    estimates = []
+    totals, log_ratios = _totals_of(runs)
+    if len(totals) >= 2:
+        estimates.append(apart_total(totals, log_ratios, gain))
+    if isolated is not None:
+        estimates.append(isolated.estimate)
     if soak is not None and soak.proven is not None:
-        others.append(lasting_of(soak, soak.looks).late)
-    for other in [other for other in others if other is not None and other.high < 1.0]:
-        ratio = found.ratio if other.low <= found.ratio <= other.high else other.ratio
-        found = replace(
-            found, ratio=ratio, low=min(found.low, other.low), high=max(found.high, other.high)
-        )
-    return found
+        estimates.append(lasting_of(soak).late)
+    for estimate in estimates:
+        if estimate is None or estimate.high >= 1.0:
+            continue
+        if not estimate.low <= gain.ratio <= estimate.high:
+            gain = replace(gain, ratio=estimate.ratio)
+        gain = replace(gain, low=min(gain.low, estimate.low), high=max(gain.high, estimate.high))
+    return gain

@@ -1,4 +1,4 @@
-"""All records of a run, and the callbacks that are told of them while it runs.
+"""All records of a run, and the callbacks that a running study calls.
 
 Records are frozen, checked when read back, and written as one JSON object a line.
 """
@@ -56,14 +56,12 @@ LeftOut = str | tuple[str, ...]
 
 
 def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
-    """All names of what was left out."""
+    """Returns the names as a tuple, also of a single setting."""
     return (left_out,) if isinstance(left_out, str) else left_out
 
 
 class AblationResult(TaskRecord):
-    """One setting left out of the winner, or several together, measured against the whole
-    winner.
-    """
+    """The winner without one setting, or several together, measured against the whole winner."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -89,9 +87,7 @@ class AblationResult(TaskRecord):
 Chance = Annotated[float, Field(ge=0, le=1)]
 
 INERT = 0.2
-"""Chance to act below which a setting counts as inert; a measurement decides, so that the bound
-need not be strict.
-"""
+"""Chance to act below which a setting counts as inert until a measurement decides."""
 
 
 class Believed(Record):
@@ -114,7 +110,7 @@ class SearchEnd(Stamped):
 
     kind: Literal["search_end"] = "search_end"
     trials: Count
-    """Those that have a result."""
+    """Number of trials that have a result."""
     asked: Count
     budget_s: Elapsed | None = None
     is_exhausted: bool = False
@@ -126,18 +122,16 @@ class SettingEffect(Record):
 
     name: str
     chance: Chance
-    """That it acts, alone or together with another."""
+    """Chance that it acts, alone or together with another."""
     values: tuple[ValueEffect, ...] = ()
-    """Those that were tried, less the default."""
+    """Effects of the values that were tried, less the default."""
     needs: tuple[str, ...] = ()
     """Other settings that decide whether this one can act."""
 
     def is_useless(self, value: str, *, least: float) -> bool:
-        """Returns whether it counts as inert, or this value surely gains less than `least` (a
-        share).
-        """
-        found = next((v for v in self.values if v.value == value), None)
-        return self.chance < INERT or (found is not None and found.low > 1.0 - least)
+        """Whether the setting counts as inert, or the value surely gains less than `least`."""
+        lows = [effect.low for effect in self.values if effect.value == value]
+        return self.chance < INERT or any(low > 1.0 - least for low in lows)
 
 
 class PairEffect(Record):
@@ -148,64 +142,52 @@ class PairEffect(Record):
 
 
 class BestPredicted(Believed):
-    """The set with the best predicted step time, made of settings that are believed to help on
-    their own.
-    """
+    """The set with the best predicted step time, of settings believed to help on their own."""
 
     settings: Settings
 
 
 class EffectsRecord(Stamped):
-    """Effects that a model of the trials found when a session's search ended: no proof, see
-    docs/search.md.
-    """
+    """Effects by a model of the trials when a session's search ended: no proof (docs/search.md)."""
 
     kind: Literal["effects"] = "effects"
     trials: Count
     measured: Count
-    """Those that the model could learn speed from."""
+    """Number of trials that the model could learn speed from."""
     settings: tuple[SettingEffect, ...]
-    """All that are searched, likeliest first."""
+    """Effects of all settings that are searched, likeliest first."""
     pairs: tuple[PairEffect, ...] = ()
-    """Those with some chance to interact, likeliest first."""
+    """Pairs with some chance to interact, likeliest first."""
     best: BestPredicted
     expected: tuple[tuple[Count, Ratio], ...] = ()
-    """Numbers of measured trials, each with the ratio that all trials together let expect of its
-    set.
-    """
+    """Numbers of measured trials, each with the ratio that the model expects of its set."""
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
-        """The set without inert settings and without values that surely gain less than `least` (a
-        share).
+        """Returns the set without its useless settings, see `SettingEffect.is_useless`.
 
         A setting stays if another that stays needs it or interacts with it, and if it was not
         searched.
         """
-        known = {s.name: s for s in self.settings}
-        kept = {
-            n
-            for n, v in settings.items()
-            if n not in known or not known[n].is_useless(v, least=least)
-        }
+        effects = {effect.name: effect for effect in self.settings if effect.name in settings}
+        useless = {n for n, e in effects.items() if e.is_useless(settings[n], least=least)}
         for pair in self.pairs:
-            if pair.chance >= INERT and set(pair.names) <= set(settings):
-                kept |= set(pair.names)
-        needed = [*kept]
-        for name in needed:  # which grows
-            others = known[name].needs if name in known else ()
-            needed += [other for other in others if other in settings and other not in needed]
-        return settings.without(*settings.keys() - needed)
+            if pair.chance >= INERT and settings.keys() >= set(pair.names):
+                useless -= set(pair.names)
+        useful = [*effects.keys() - useless]
+        for name in useful:  # which grows
+            needed = useless.intersection(effects[name].needs)
+            useless -= needed
+            useful += needed
+        return settings.without(*useless)
 
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class PowerAnalysis(Record):
-    """What the proofs of a study can detect, from a cautious estimate of the spread between
-    processes.
-    """
+    """What the proofs of a study can detect, by a cautious estimate of what processes differ."""
 
-    pair_sd: Annotated[float, Field(ge=0)]
+    pair_sd: float = Field(ge=0)
     """Standard deviation of the log ratio between fresh pairs of processes."""
     most: AtLeastOne
     """The study's cap of pairs of processes in each proof."""
@@ -215,8 +197,8 @@ class PowerAnalysis(Record):
     """Seconds that are planned for all proofs of a study on one lane."""
 
 
-MemorySamples = tuple[tuple[Count, Count], ...]
-"""Steps that were done so far and bytes in use then."""
+MemorySamples = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=1000)]
+"""Steps that were done so far and bytes in use then; empty where memory is not reported."""
 
 
 class MemoryUse(Record):
@@ -225,7 +207,6 @@ class MemoryUse(Record):
     host_bytes: Count | None = None
     """Of all processes of a trial and their children, mapped files excluded."""
     device_bytes: Count | None = None
-    """Of all their devices; None where that is not reported."""
 
 
 class SoakArm(Record):
@@ -234,21 +215,18 @@ class SoakArm(Record):
     step_count: AtLeastOne
     steps_s: Elapsed
     stalls: Stalls
-    segment_s: Annotated[tuple[StepTime, ...], Field(min_length=1, max_length=100)]
+    segment_s: tuple[StepTime, ...] = Field(min_length=1, max_length=100)
     """Mean step of equal parts of the run, in order, in seconds."""
     processes: AtLeastOne = 1
-    """Processes that it took, one after the other."""
     early_steps: Count = 0
     """First steps, as many as a process of the proof ran; 0 where those were not kept."""
     early_s: StepTime | None = None
-    """Their median, in seconds: a proof is about typical steps, and a stall among so few would hide
-    a loss.
-    """
+    """Median of those, in seconds: a stall among so few would hide a loss in their mean."""
     written: tuple[Count, Count] | None = None
-    """Files that it left in its folder, and their bytes; None where that is not known."""
-    host: Annotated[MemorySamples, Field(max_length=1000)] = ()
-    """Memory of its first process and its children; empty where not reported."""
-    device: Annotated[MemorySamples, Field(max_length=1000)] = ()
+    """Number of files that it left in its folder, and their bytes."""
+    host: MemorySamples = ()
+    """Memory of its first process and its children."""
+    device: MemorySamples = ()
 
 
 class SoakLook(Record):
@@ -262,14 +240,12 @@ class SoakLook(Record):
 class SoakArms(Record):
     """Both arms of a soak."""
 
-    looks: Annotated[tuple[SoakLook, ...], Field(min_length=1, max_length=MOST_LOOKS)]
+    looks: tuple[SoakLook, ...] = Field(min_length=1, max_length=MOST_LOOKS)
     """One; more where it does not show that the gain stays."""
     most: AtLeastOne = SOAK_LOOKS
     """Looks that the study allowed."""
     proven: Estimate | None = None
-    """Ratio of the typical step in the proof, per token, with the interval that holds over all
-    looks at it; without it only a loss that is sure speaks against the set.
-    """
+    """The proof's corrected ratio per token; None leaves only a sure loss against the set."""
     process_sd: Amount = 0.0
     """Standard deviation of that between pairs of processes."""
     work: WorkPerStep | None = None
@@ -305,19 +281,19 @@ class TrialOutcome(Record):
     failure: Failure | None = None
     """Why it has none, or why that trial has none."""
     same_as: Count | None = None
-    """Number of the trial that a duplicate was not measured for; `REFERENCE_NUMBER` is the
-    reference.
-    """
+    """Number of the trial that a duplicate repeats, or `REFERENCE_NUMBER`."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        told = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
-        needed = {TrialStatus.MEASURED: "comparison", TrialStatus.FAILED: "failure"}.get(
-            self.status, "same_as"
-        )
-        if needed not in told or (needed != "same_as" and told != {needed}):
+        fields = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
+        needed = "same_as"
+        is_whole = needed in fields
+        if self.status is not TrialStatus.SAME_PROGRAM:
+            needed = "failure" if self.status is TrialStatus.FAILED else "comparison"
+            is_whole = fields == {needed}
+        if not is_whole:
             raise ValueError(
-                f"a trial that is {self.status} must tell {needed} but tells {sorted(told)}"
+                f"a trial that is {self.status} must tell {needed} but tells {sorted(fields)}"
             )
         return self
 
@@ -330,9 +306,7 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
     program_key: str | None = None
     """Names the program that ran and the settings that are read at run time."""
     compiled_key: str | None = None
-    """Likewise, as the screen compiled it without a device. Sets with one key need one
-    measurement.
-    """
+    """Likewise, as the screen compiled it without a device: equal keys need one measurement."""
     loss: LossCheck | None = None
 
     @property
@@ -342,12 +316,9 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
 
     def finding_at(self, *, min_effect: float, provable: float | None) -> TrialFinding | None:
         """Returns what its figures say of a proof, see `finding_of`; None where it has none."""
-        found = self.comparison
-        return (
-            finding_of(found.estimate, min_effect=min_effect, provable=provable)
-            if found is not None
-            else None
-        )
+        if self.comparison is None:
+            return None
+        return finding_of(self.comparison.estimate, min_effect=min_effect, provable=provable)
 
 
 SCHEMA_VERSION = 3
@@ -362,9 +333,7 @@ class ScreenRecord(Stamped):
     topology: str
     versions: dict[str, str] = Field(default_factory=dict)
     report: dict[str, Any] | None = None
-    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing could be
-    compiled.
-    """
+    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing compiled."""
     reason: str = ""
     duration_s: Elapsed = 0.0
 
@@ -374,9 +343,7 @@ class SessionRecord(Stamped):
 
     kind: Literal["session"] = "session"
     identity: str
-    """`StudySpec.identity`, by which records can be told from another study's without
-    `study.json`.
-    """
+    """`StudySpec.identity`: names the study of these records, also without `study.json`."""
     started: str
     pid: Count
     host: str
@@ -385,9 +352,7 @@ class SessionRecord(Stamped):
 
 
 class LedgerRecord(Stamped):
-    """What the study has used so far in all sessions, written now and then, for a driver may be
-    killed.
-    """
+    """What the study has used so far in all sessions, written again and again."""
 
     kind: Literal["ledger"] = "ledger"
     device_s: float
@@ -396,7 +361,7 @@ class LedgerRecord(Stamped):
 
 
 class AaRecord(Stamped):
-    """The A/A run: the reference against other processes of itself (A/A)."""
+    """The A/A run: the reference against other processes of itself."""
 
     kind: Literal["aa_run"] = "aa_run"
     noise: AaNoise
@@ -410,9 +375,7 @@ class AaRecord(Stamped):
 
     @property
     def provable(self) -> float | None:
-        """Smallest gain that is proven 9 times in 10; `LARGEST_TOLD` if none below is, None where
-        it is not known.
-        """
+        """Smallest gain that is proven 9 times in 10, at most `LARGEST_TOLD`; None if unknown."""
         if self.power is None:
             return None
         return LARGEST_TOLD if self.power.smallest is None else self.power.smallest
@@ -423,14 +386,11 @@ class ConfirmRun(TaskRecord):
 
     kind: Literal["confirm_run"] = "confirm_run"
     stage: str
-    """``confirm`` for finalists, ``isolated`` for isolated runs of a proven one, ``recheck`` for an
-    old winner, ``ab`` for two variants.
-    """
+    """`CONFIRM`, `ISOLATED` or `AB`; ``recheck`` for an old winner."""
     settings: Settings
     trial: Count
     repeat: Count
     log_ratio: LogRatio | None = None
-    """Log of candidate over reference step time in this pair alone."""
     pair_count: Count
     failure: Failure | None = None
     reference_step_s: StepTime | None = None
@@ -439,17 +399,19 @@ class ConfirmRun(TaskRecord):
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
     is_isolated: bool = False
-    """Whether each arm ran with nothing beside it though the study interleaves."""
+    """Whether each arm ran alone though the study interleaves."""
     total: TotalTime | None = None
     untold: Change | None = None
     warnings: tuple[str, ...] = ()
     during: GpusDuring | None = None
 
 
-CONFIRM, ISOLATED, AB = "confirm", "isolated", "ab"
-"""Stages of proofs: of finalists in interleaved pairs, of a proven set in isolated runs, and of two
-variants.
-"""
+CONFIRM = "confirm"
+"""Stage of proofs: finalists, in interleaved pairs."""
+ISOLATED = "isolated"
+"""Stage of proofs: a proven set, in isolated runs."""
+AB = "ab"
+"""Stage of proofs: two variants."""
 
 
 class ProofRecord(Stamped):
@@ -459,13 +421,10 @@ class ProofRecord(Stamped):
     stage: str
     settings: Settings
     base: Count
-    """Pairs of processes within which most of the error is spent; see
-    `autotune.stats.proof.ProofPlan`.
-    """
-    error: Annotated[float, Field(gt=0, lt=0.1)]
+    """This and the next three are those of `autotune.stats.proof.ProofPlan`."""
+    error: float = Field(gt=0, lt=0.1)
     least: Count
-    """Pairs of processes before the set is called faster."""
-    other_side: Annotated[float, Field(ge=1)] = OTHER_SIDE
+    other_side: float = Field(OTHER_SIDE, ge=1)
     trial: Count = 0
     """Number of the trial that had the set first; 0 where there is none."""
 
@@ -475,7 +434,7 @@ class Objection(NamedTuple):
 
     reason: str
     is_slower_in_total: bool = False
-    """Whether all of its steps together are no faster: any other objection leaves that open."""
+    """Whether all of its steps together are no faster; other objections leave that open."""
 
 
 class FinalistResult(Stamped):
@@ -494,13 +453,12 @@ class FinalistResult(Stamped):
     failure: Failure | None = None
     work: WorkPerStep | None = None
     most: Count | None = None
-    """Cap of pairs of processes; None of what has none."""
+    """Cap of pairs of processes."""
     reason: str = ""
-    """That of its plan."""
+    """Why its proof ended."""
     veto: str | None = None
-    """Why a set with a faster typical step is no winner."""
+    """Why a set with a faster typical step is no winner; see `Objection`."""
     is_slower_in_total: bool = False
-    """Whether it is none because all of its steps together are no faster."""
 
     @property
     def objection(self) -> Objection | None:
@@ -521,12 +479,10 @@ class FinalistResult(Stamped):
 
 
 class Outcome(StrEnum):
-    """How a study ended. Whether gains above a bound are ruled out divides the second from the
-    third.
-    """
+    """How a study ended."""
 
     WINNER = "winner"
-    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"
+    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"  # gains above a bound are ruled out
     INCONCLUSIVE = "inconclusive"
     NOTHING_RAN = "nothing_ran"
 
@@ -542,14 +498,12 @@ class ConclusionRecord(Stamped):
     estimate: Estimate | None = None
     soaked_s: Elapsed | None = None
     needed_s: Elapsed | None = None
-    """A budget, in seconds of wall time, that would do where the study's was too small for any
-    trial.
-    """
+    """Wall time, in seconds, that would do where the budget was too small for any trial."""
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
     record_count: Count | None = None
-    """Records before it, from which it was drawn; None until it is one itself."""
+    """Number of records from which it was drawn; None until it is written."""
 
 
 class SoakRecord(TaskRecord):
@@ -562,15 +516,13 @@ class SoakRecord(TaskRecord):
     starts: Count
     """Processes that it took; several where a program ends by itself."""
     longest: Count | None = None
-    """Steps of the process that ran longest; None in a record from before that was kept."""
+    """Steps of the process that ran longest."""
     loss: LossCheck | None = None
     """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None
     """What ended it early, or what both arms show against it."""
     seen_outside: Ratio | None = None
-    """Seconds a line over the reference's, of both programs as a user would run them; None where
-    that was not seen.
-    """
+    """Seconds a line over the reference's, of both programs as a user would run them."""
     unsettled: str | None = None
     """Why it does not show that the gain stays, as a clause; None where it does."""
     arms: SoakArms | None = None
@@ -600,14 +552,11 @@ class ProfileRow(Record):
 
 
 class ProfileRecord(Stamped):
-    """What short traces of both variants, made after their proof, say of the difference; or why
-    there is none.
-    """
+    """What short traces of both variants say of their difference, or why there are none."""
 
     kind: Literal["profile"] = "profile"
     names: tuple[str, str]
     rows: tuple[ProfileRow, ...] = ()
-    """Kinds of work, and the kernels that differ most."""
     problem: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Makes text from outside safe to keep and to show: redacts secrets, spells out control characters.
+"""Makes text from outside safe to keep and to show: redacts secrets, escapes control characters.
 
 A program gets its arguments and options as they are. What is recorded, exported, shown or hashed
 goes through here first, so a secret's value is no part of a study's identity. A secret is known by
@@ -11,63 +11,62 @@ from __future__ import annotations
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from autotune.model.errors import StudyFileError
-from autotune.model.files import packaged_table
+from autotune.model.files import packaged_table, packaged_text
 
 REDACTED = "***"
 
 _NAMES = packaged_table("secret_names.toml")
-_STRONG, _EVERYDAY, _ABOUT = (
-    re.compile("|".join(_NAMES[key])) for key in ("strong", "everyday", "about")
-)
+_STRONG = re.compile("|".join(_NAMES["strong"]))
 
 _URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://|://(?![a-z][a-z_.-]*\d{0,2}@))[^:/@\s]+@")
-"""The user alone may be a token: of a web address always, of others if it is no plain name."""
+"""The user alone may be a token: in a web address always, in others unless it is a plain name."""
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
-_ASSIGNED = re.compile(rf"""(?P<head>(?P<name>[A-Za-z_][\w.-]*)(?:=|["']\s*[:=]\s*)){_VALUE}""")
-_OPTION = re.compile(
-    rf"""(?P<head>(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*)(?:\s+|["'],\s*))(?!-){_VALUE}"""
-)
+_NAME = r"(?P<name>[^\W\d][\w.-]*)"
+_ASSIGNED = re.compile(rf"""(?P<head>{_NAME}(?:=|["']\s*[:=]\s*)){_VALUE}""")
+_OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?{_NAME}(?:\s+|["'],\s*))(?!-){_VALUE}""")
 _HEADER = re.compile(
     r"(?P<head>\b(?P<name>[\w-]*(?:authorization|password|passwd|secret|api[-_]?key)):\s*(?:bearer\s+|basic\s+)?"
     rf"|\bbearer\s+){_VALUE}",
     re.IGNORECASE,
 )
-_WHOLE = re.compile(r"(?P<head>-{0,2}(?P<name>[A-Za-z_][\w.-]*)=)(?P<value>.*)", re.DOTALL)
-_BARE_OPTION = re.compile(r"--?(?P<name>[A-Za-z][\w.-]*)")
+_WHOLE = re.compile(rf"(?P<head>-{{0,2}}{_NAME}=)(?P<value>.*)", re.DOTALL)
+_BARE_OPTION = re.compile(rf"--?{_NAME}")
 _NO_SECRET = re.compile(
     r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*"
 )
 """Values that hold none: nothing, a switch, or a variable that stands for it."""
 
 _EVERYDAY_VALUE = re.compile(r".{0,5}|[a-z]{6,7}|[\d.]{6,7}|/.*", re.DOTALL)
-"""Values that a text may hold by chance: short ones, words, numbers; and paths, for PWD is a
-folder.
-"""
+"""Values that a text may hold by chance: short ones, words, numbers; and paths (of PWD)."""
+
+_COUNT = re.compile(r"[\d.+-]{1,6}")
+"""Values under a weak name that are none: short numbers."""
 
 _SHORT = "p"
 """A password's option in many programs, unless its value is a number, a port or a path."""
+
+_SHORT_VALUE = re.compile(r"[\d:]*|.*/.*|" + re.escape(REDACTED))
 
 _LOGIN = re.compile(
     r"(?P<head>\b(?:wandb|huggingface-cli|hf "
     r"auth|comet|ngc|clearml|neptune)\s+(?:relogin|login)\s+(?:--?\w[\w-]*\s+)*"
     r"|\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*[^\s:;&|]*:|\b(?:mysql|mysqldump|mariadb)\b[^;&|\n]*?\s-p"
-    r"|\b(?:sshpass)\s+-p)"
+    r"|\b(?:sshpass)\s+-p"
+    r"|(?i:(?<![a-z])ngc[\s_-]?(?:(?:cli|api)[\s_-]?)*key\W{1,4}(?:is\s+)?)(?=[\w-]*\d)(?=[\w-]{32}))"
     r"(?P<value>(?![-*\s$])[^\s;&|]+)"
 )
-"""Secrets that are words of a program: of its ``login``, behind ``-u USER:``, joined to ``-p``."""
+"""Secrets by the words before: ``login``, ``-u USER:``, a joined ``-p``, the name of NGC's key."""
 
 _BASE64 = re.compile(
     r"(?<![\w/+.-])(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9+]{40,}={0,2}(?![\w/+.-])"
 )
-"""Keys in base64, which are of no known shape: words of lower and upper case and digits that no
-program has.
-"""
+"""Keys in base64: long words of both cases and digits, as no program has."""
 
 _COMMAND_END = re.compile(r"[;&|]")
 _OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar|cp|rsync)\b")
@@ -76,18 +75,15 @@ _OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar
 
 def is_secret_name(name: str) -> bool:
     """Returns whether an option, variable or key of this name holds a secret."""
-    words = _words(name)
-    if not words or _ABOUT.fullmatch(words[-1]):
+    name_words = ["", *_words(name)]
+    if name_words[-1] in _NAMES["about"]:
         return False
-    if _STRONG.search("".join(words)):
-        return True
-    return words[-1] in _NAMES["weak"] and (len(words) == 1 or not _EVERYDAY.fullmatch(words[-2]))
+    is_weak = name_words[-1] in _NAMES["weak"] and name_words[-2] not in _NAMES["everyday"]
+    return is_weak or _is_strong(name)
 
 
 def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables whose names say that their values are secrets, unless everyday text may
-    hold the value.
-    """
+    """Returns the variables of secret names, unless everyday text may hold the value."""
     return {
         name: value
         for name, value in environment.items()
@@ -98,9 +94,7 @@ def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def strike(data: Any, values: Sequence[str]) -> Any:
-    """Returns plain data in whose texts no such value is left, but for keys and the kinds of
-    records.
-    """
+    """Redacts some values in plain data, but for keys and the kinds of records."""
     if isinstance(data, str):
         for value in values:
             data = data.replace(value, REDACTED)
@@ -131,10 +125,8 @@ def redact_text(text: str) -> str:
 @functools.cache
 def _rules() -> list[tuple[list[str], str]]:
     """Returns the known shapes: words without which a text holds none, and a regular expression."""
-    data = json.loads(
-        (resources.files("autotune") / "data" / "secrets.json").read_text(encoding="utf-8")
-    )
-    return [(rule["keywords"], rule["regex"]) for rule in data["rules"].values()]
+    rules = json.loads(packaged_text("secrets.json"))["rules"]
+    return [(rule["keywords"], rule["regex"]) for rule in rules.values()]
 
 
 def _without_secret(match: re.Match[str]) -> str:
@@ -144,39 +136,24 @@ def _without_secret(match: re.Match[str]) -> str:
 
 
 def redact_command(command: Sequence[str]) -> tuple[str, ...]:
-    """Redacts the secrets in a program's arguments: ``--key=abc``, ``--token abc``,
-    ``API_KEY=abc``.
-    """
-    redacted = []
-    before = ""
-    for i, part in enumerate(command):
-        whole = _WHOLE.fullmatch(part)
-        option = _BARE_OPTION.fullmatch(before)
-        if (
-            option
-            and not part.startswith("-")
-            and _is_secret(option["name"], part, " ".join(command[:i]))
-        ):
-            redacted.append(REDACTED)
-        elif whole and _is_secret(whole["name"], whole["value"]):
-            redacted.append(whole["head"] + REDACTED)
-        else:
-            redacted.append(
-                _BASE64.sub(
-                    REDACTED, _without_login(command[max(0, i - _NEAR) : i], redact_text(part))
-                )
-            )
-        before = part
-    return tuple(redacted)
+    """Redacts secrets in a program's arguments: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
+    return tuple(_redact_argument(command[:i], argument) for i, argument in enumerate(command))
 
 
-def _without_login(before: Sequence[str], part: str) -> str:
-    """Redacts an argument, or its end, that is the secret of the program some words before it."""
-    start = " ".join([*before, ""])
-    for match in _LOGIN.finditer(start + part):
-        if match.end() == len(start + part) and match.start("value") >= len(start):
-            return part[: match.start("value") - len(start)] + REDACTED
-    return part
+def _redact_argument(before: Sequence[str], argument: str) -> str:
+    option = _BARE_OPTION.fullmatch("".join(before[-1:]))
+    is_option = argument.startswith("-")
+    if option and not is_option and _is_secret(option["name"], argument, " ".join(before)):
+        return REDACTED
+    assigned = _WHOLE.fullmatch(argument)
+    if assigned and _is_secret(assigned["name"], assigned["value"]):
+        return assigned["head"] + REDACTED
+    start = " ".join([*before[-_NEAR:], ""])
+    text = start + redact_text(argument)
+    for match in _LOGIN.finditer(text):
+        if match.end() == len(text) and match.start("value") >= len(start):
+            text = text[: match.start("value")] + REDACTED
+    return _BASE64.sub(REDACTED, text[len(start) :])
 
 
 _NEAR = 8
@@ -184,76 +161,77 @@ _NEAR = 8
 
 
 def redact_data(data: Any, name: str = "") -> Any:
-    """Redacts the secrets in plain data, such as a workload's options, which lies under the key
-    `name`.
-    """
+    """Redacts the secrets in plain data, such as a workload's options, under the key `name`."""
     if isinstance(data, Mapping):
-        return {k: redact_data(v, _nearer(str(k), name)) for k, v in data.items()}
-    if isinstance(data, str):
-        return REDACTED if name and _is_secret(name, data) else redact_text(data)
+        return {key: redact_data(value, _nearer(str(key), name)) for key, value in data.items()}
     if isinstance(data, list | tuple):
         if all(isinstance(v, str) for v in data) and not is_secret_name(name):
             return type(data)(redact_command(data))
         return type(data)(redact_data(v, name) for v in data)
-    is_number = isinstance(data, int | float) and not isinstance(data, bool)
-    return REDACTED if is_number and _is_secret(name, str(data)) else data
+    if type(data) in (str, int, float) and _is_secret(name, str(data)):
+        return REDACTED
+    return redact_text(data) if isinstance(data, str) else data
 
 
-def refuse_redacted(*parts: Any, source: str, advice: str) -> None:
-    """Raises StudyFileError if a command or options have placeholders where secrets were; `source`
-    is their origin.
-    """
-    for part in parts:
-        shown = json.dumps(redact_data(part), default=str)
-        if REDACTED in json.dumps(part, default=str):
+def refuse_redacted(*given: Any, source: str, advice: str) -> None:
+    """Raises StudyFileError if a command or options from `source` have redacted secrets."""
+    for data in given:
+        if REDACTED in json.dumps(data, default=str):
             raise StudyFileError(
                 f"the workload must get its secrets but {source} has {REDACTED} in their place "
-                f"({shown}), for they are "
-                f"never recorded; {advice}, or let the program read them from environment variables"
+                f"({json.dumps(redact_data(data), default=str)}), for they are never recorded; "
+                f"{advice}, or let the program read them from environment variables"
             )
 
 
 def _nearer(key: str, outer: str) -> str:
     """The name that judges a value in a table: its own key, or that of a table of secrets."""
-    return key if is_secret_name(key) or not _STRONG.search("".join(_words(outer))) else outer
+    return outer if _is_strong(outer) and not is_secret_name(key) else key
+
+
+_LOOK_ALIKES = str.maketrans(
+    "авекмнорстухіјѕԁһԛԝαικνορτυχıɡАВЕКМНОРСТУХІЈЅԀҺԚԜΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
+    "abekmhopctyxijsdhqwaikvoptuxigABEKMHOPCTYXIJSDHQWABEZHIKMNOPTYX",
+)
+"""Letters of other scripts that look like Latin ones."""
 
 
 def _words(name: str) -> list[str]:
-    """Words of a name in snake, kebab or camel case, in lower case, without a number at the end."""
-    words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
-    while words and words[-1].isdigit():
-        words.pop()
-    return words
+    """Splits a name in snake, kebab or camel case into words of lower case; no number is last."""
+    if not name.isascii():
+        letters = unicodedata.normalize("NFKD", name.translate(_LOOK_ALIKES))
+        name = letters.encode("ascii", "ignore").decode()
+    name_words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)
+    while name_words and name_words[-1].isdigit():
+        name_words.pop()
+    return [word.lower() for word in name_words]
+
+
+def _is_strong(name: str) -> bool:
+    return _STRONG.search("".join(_words(name))) is not None
 
 
 def _is_secret(name: str, value: str, before: str = "") -> bool:
-    """Whether a value under a name is a secret, after some words; a short number under a weak one
-    is a count.
-    """
+    """Whether a value is a secret, by its name and the words before it."""
     if name == _SHORT:
-        is_plain = re.fullmatch(r"[\d:]*|.*/.*|" + re.escape(REDACTED), value) is not None
-        return not is_plain and not _OTHERWISE.search(_COMMAND_END.split(before)[-1])
+        program = _COMMAND_END.split(before)[-1]
+        return not _SHORT_VALUE.fullmatch(value) and not _OTHERWISE.search(program)
     if not is_secret_name(name) or _NO_SECRET.fullmatch(value.strip("\"' ")):
         return False
-    return _STRONG.search("".join(_words(name))) is not None or not re.fullmatch(
-        r"[\d.+-]{1,6}", value
-    )
+    return _is_strong(name) or not _COUNT.fullmatch(value)
 
 
 def _redact_values(pattern: re.Pattern[str], text: str) -> str:
-    """Redacts the values of secret names; what is not secret may hold one:
-    ``--env=API_KEY=abc``.
-    """
-    done = []
+    """Redacts the values of secret names, also within other values: ``--env=API_KEY=abc``."""
     at = 0
     while (match := pattern.search(text, at)) is not None:
-        done.append(text[at : match.end("head")])
         at = match.end("head")
-        if _is_secret(match["name"] or "bearer", value := match["value"], text[: match.start()]):
+        value = match["value"]
+        if _is_secret(match["name"] or "bearer", value, text[: match.start()]):
             quote = value[0] if value[0] in "\"'" else ""
-            done.append(f"{quote}{REDACTED}{quote}")
-            at = match.end()
-    return "".join([*done, text[at:]])
+            text = f"{text[:at]}{quote}{REDACTED}{quote}{text[match.end() :]}"
+            at += len(f"{quote}{REDACTED}{quote}")
+    return text
 
 
 _OBEYED = re.compile(
@@ -267,9 +245,7 @@ _ENDS = re.compile(r"[\t\n]")
 
 
 def visible(text: str) -> str:
-    r"""Spells out control characters as ``\u001b``; tabs and line ends stay. Of JSON it makes equal
-    JSON.
-    """
+    r"""Spells out control characters as ``\u001b``, but no tabs and line ends; JSON stays equal."""
     return _OBEYED.sub(_spell, text)
 
 

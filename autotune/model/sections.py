@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,8 +22,7 @@ from pydantic import (
 )
 
 from autotune.child.steps import PRESETS, Rules, StepReader
-from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
-from autotune.model.errors import StudyFileError, close_matches
+from autotune.model.errors import StudyFileError, close_matches, first_problem
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
 from autotune.model.options import (
@@ -37,7 +35,7 @@ from autotune.model.options import (
     placeholders,
 )
 from autotune.model.plugins import CLASS_PATH
-from autotune.model.redaction import redact_command, redact_data
+from autotune.model.redaction import redact_data
 from autotune.model.units import parse_bytes, parse_duration
 from autotune.stats.long_run import MOST_LOOKS, SOAK_LOOKS
 
@@ -49,9 +47,7 @@ class Section(BaseModel):
 
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
-    """Schema of a quantity with a unit: a number, or text such as ``30m``; `least` is ``minimum``
-    if 0 is legal.
-    """
+    """Schema of a number or text with a unit, such as ``30m``; `least` names its bound 0."""
     return WithJsonSchema(
         {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]},
         mode="validation",
@@ -76,6 +72,22 @@ Bytes = Annotated[
     int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")
 ]
 
+
+def _product(value: Any) -> Any:
+    """Checks a whole number or a product, as text."""
+    if type(value) is int:
+        value = str(value)
+    if isinstance(value, str):
+        factors(value)
+    return value
+
+
+Product = Annotated[
+    str,
+    BeforeValidator(_product),
+    WithJsonSchema({"type": ["string", "integer"]}, mode="validation"),
+]
+
 Axis = Literal["data", "fsdp", "tensor", "pipeline", "context", "expert"]
 """Ways to split a step over devices: axes of `workload.mesh`."""
 
@@ -95,25 +107,19 @@ NAME_IN_WORDS = (
 def _without_secrets(
     value: Any, dump: SerializerFunctionWrapHandler, info: SerializationInfo
 ) -> Any:
-    """Dumps the options or the command of a workload, secrets redacted unless the context keeps
-    them.
-    """
-    if value is None or (info.context or {}).get("secrets"):
-        return dump(value)
-    return dump(redact_data(value) if isinstance(value, dict) else redact_command(value))
+    """Dumps options or a command, with secrets only where the context keeps them."""
+    if not (info.context or {}).get("secrets"):
+        value = redact_data(value)
+    return dump(value)
 
 
 class ReadSpec(Section):
-    """How the steps of the user's own program are read from what it prints or writes, see
-    docs/reading.md.
-    """
+    """How the steps of the user's own program are read (docs/reading.md)."""
 
     preset: str | None = None
     """Lines of a known trainer."""
     pattern: str | None = None
-    """Regular expression, searched in each line; groups such as ``step`` and ``step_ms`` say what
-    it reads.
-    """
+    """Regular expression of a line; groups such as ``step`` and ``step_ms`` say what it reads."""
     json_key: str | None = None
     """Instead: the key of the duration in JSON lines, dots lead into inner tables."""
     unit: Literal["step_s", "step_ms", "step_us", "steps_per_s", "tokens_per_s", "step"] = "step_s"
@@ -125,13 +131,11 @@ class ReadSpec(Section):
     skip: str | None = None
     """Regular expression of lines that are no steps, such as those of an evaluation."""
     loss: str | None = None
-    """For the loss check: an expression with a group ``loss``, or with `json_key` the key of the
-    loss.
-    """
+    """For the loss check: an expression with a group ``loss``, or with `json_key` its key."""
 
     @model_validator(mode="after")
     def _readable(self) -> ReadSpec:
-        if sum(x is not None for x in (self.preset, self.pattern, self.json_key)) != 1:
+        if (self.preset, self.pattern, self.json_key).count(None) != 2:
             raise ValueError("exactly one of `preset`, `pattern` and `json_key` must be given")
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(
@@ -146,8 +150,8 @@ class ReadSpec(Section):
         try:
             cls.model_validate(rules)
         except ValidationError as error:
-            said = "; ".join(e["msg"].removeprefix("Value error, ") for e in error.errors())
-            raise StudyFileError(f"how steps are read must be legal but: {said}") from None
+            problem = first_problem(error)
+            raise StudyFileError(f"how steps are read must be legal but: {problem}") from None
 
     def rules(self) -> dict[str, Any]:
         """The rules as `autotune.child.steps.StepReader` takes them."""
@@ -162,14 +166,10 @@ class WorkloadSpec(Section):
     """
 
     entry: str | None = None
-    """``llama``, ``llama-small`` ... or ``package.module:function``, found beside the study
-    file.
-    """
+    """``llama``, ``llama-small`` ... or ``package.module:function`` beside the study file."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the `entry` (sizes, mesh, batch ...); of a `command`, values of ``{NAME}`` in its
-    arguments.
-    """
-    command: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Passed to the `entry` (sizes, mesh, batch ...), or values of ``{NAME}`` in a `command`."""
+    command: tuple[str, ...] | None = Field(None, min_length=1)
     """Instead of `entry`: a program and its arguments; ``{folder}`` in an argument is an empty
     folder in the run directory, ``{NAME}`` an option.
     """
@@ -181,64 +181,38 @@ class WorkloadSpec(Section):
     """
     read: ReadSpec | None = None
     """How the steps of a program without the hook are read."""
-    launcher: Annotated[str, Field(pattern=CLASS_PATH.pattern)] | None = None
-    """``module:Class`` that starts the processes of trials, importable or beside the study file
-    (docs/extending.md).
-    """
+    launcher: str | None = Field(None, pattern=CLASS_PATH.pattern)
+    """``module:Class`` that starts trials, installed or beside the study (docs/extending.md)."""
     mesh: dict[Axis, DeviceCount] | None = None
     """All axes over which the program splits its work, with their sizes, see docs/flags.md."""
 
-    tokens_per_step: (
-        Annotated[
-            str,
-            BeforeValidator(lambda v: str(v) if type(v) is int else v),
-            WithJsonSchema({"type": ["string", "integer"]}, mode="validation"),
-        ]
-        | None
-    ) = None
-    """Tokens of a step: a number, or a product of options such as ``batch * seq``, see
-    docs/options.md.
-    """
-    python: Annotated[str, Field(min_length=1)] | None = None
+    tokens_per_step: Product | None = None
+    """Tokens of a step: a number, or a product such as ``batch * seq`` (docs/options.md)."""
+    python: str | None = Field(None, min_length=1)
     """Interpreter of the `command`, which is asked for its settings; default: the command's first
     word if that is one, else autotune's.
     """
-
-    @field_validator("tokens_per_step")
-    @classmethod
-    def _is_a_product(cls, text: str | None) -> str | None:
-        if text is not None:
-            factors(text)
-        return text
 
     @model_validator(mode="after")
     def _one_kind(self) -> WorkloadSpec:
         if (self.entry is None) == (self.command is None):
             raise ValueError("exactly one of `entry` and `command` must be given")
         if self.entry is not None:
-            if self.hook or self.read is not None or self.folder == "shared":
+            if self.hook or self.read or self.folder == "shared" or self.python:
                 raise ValueError(
-                    "`hook`, `read` and `folder` belong to a `command`, an `entry` needs none of "
-                    "them"
-                )
-            if self.python is not None:
-                raise ValueError(
-                    "`python` belongs to a `command`; an `entry` runs under the interpreter of "
-                    "autotune"
+                    "`hook`, `read`, `folder` and `python` belong to a `command`; an `entry` needs "
+                    "none of them and runs under the interpreter of autotune"
                 )
             return self
-        if unused := sorted(set(self.options) - self.placeholders):
+        for name in sorted(set(self.options) - self.placeholders):
             raise ValueError(
-                f"`options` of a `command` stand in its arguments as {{name}}, but "
-                f"{{{unused[0]}}} is nowhere there"
+                f"`options` of a `command` stand in its arguments as {{name}}, but {{{name}}} is "
+                "nowhere there"
             )
         if self.hook == (self.read is not None):
             raise ValueError("a `command` needs either `hook = true` or a section [workload.read]")
-        if (
-            self.read is not None
-            and self.tokens_per_step is None
-            and StepReader(self.read.rules()).needs_tokens
-        ):
+        needs_tokens = self.read is not None and StepReader(self.read.rules()).needs_tokens
+        if needs_tokens and self.tokens_per_step is None:
             raise ValueError("`tokens_per_step` must be given where tokens_per_s is read")
         return self
 
@@ -250,38 +224,36 @@ class WorkloadSpec(Section):
     @property
     def uses_folder(self) -> bool:
         """Whether the command or the file of its steps names ``{folder}``."""
-        texts = [*(self.command or ()), (self.read.file if self.read is not None else None) or ""]
-        return any(f"{{{FOLDER}}}" in text for text in texts)
+        if self.read is not None and FOLDER in placeholders([self.read.file or ""]):
+            return True
+        return FOLDER in self.placeholders
 
     def arguments(self, folder: str) -> list[str]:
-        """The command with its options and the folder of the trial in place; see
-        `filled_command`.
-        """
+        """The command with its options and the trial's folder in place, see `filled_command`."""
         return filled_command(self.command or (), {**self.options, FOLDER: folder})
 
     _redacted = field_serializer("options", "command", mode="wrap")(_without_secrets)
 
     @property
     def shown(self) -> WorkloadSpec:
-        """The same with its secrets redacted, to be shown and handed on."""
+        """The same with its secrets redacted."""
         return self.model_validate(self.model_dump())
 
     def command_line(self, searched: Iterable[str] = ()) -> str:
-        """Formats the command that runs it outside of a study; `searched` options have places for a
-        winner's values.
-        """
-        if self.command is not None:
-            return shlex.join(self.shown.command or ())
-        options = {name: json.dumps(value) for name, value in self.shown.options.items()}
+        """Formats the command to run it outside of a study, with places for `searched` options."""
+        redacted = self.shown
+        if redacted.command is not None:
+            return shlex.join(redacted.command)
+        command = ["python", "-m", "workloads", str(self.entry)]
+        options = {name: json.dumps(value) for name, value in redacted.options.items()}
         options |= {name: f"{{{name}}}" for name in searched}
-        given = [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
-        return shlex.join(["python", "-m", "workloads", str(self.entry), *given])
+        for name, value in options.items():
+            command += ["--set", f"{name}={value}"]
+        return shlex.join(command)
 
     @property
     def can_wait(self) -> bool:
-        """Whether a process of it waits for orders between blocks; another one is paused by
-        signals.
-        """
+        """Whether a process of it waits for orders between blocks; others are paused by signals."""
         return self.command is None or self.hook
 
 
@@ -300,7 +272,7 @@ class DeviceSpec(Section):
     """
     node_count: DeviceCount = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
-    nic_bytes_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    nic_bytes_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in
     `autotune targets list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
     """
@@ -309,9 +281,8 @@ class DeviceSpec(Section):
     def _divides(self) -> DeviceSpec:
         if self.process_count > 1 and self.process_count % self.node_count:
             raise ValueError(
-                f"`process_count` must be a multiple of `node_count` (the same number on each "
-                "node) but got "
-                f"{self.process_count} and {self.node_count}"
+                "`process_count` must be a multiple of `node_count` (the same number on each "
+                f"node) but got {self.process_count} and {self.node_count}"
             )
         if self.count is not None and self.count % self.rank_count:
             raise ValueError(
@@ -332,23 +303,19 @@ class ScreenSpec(Section):
     """What is compiled before anything is measured."""
 
     enabled: bool | Literal["auto"] = "auto"
-    """``auto`` screens studies on GPUs whose workload is an `entry`, if XLA's CUDA plugin is
-    there.
-    """
+    """``auto`` screens studies on GPUs whose workload is an `entry`, with XLA's CUDA plugin."""
     target: str | None = None
-    """The GPU to compile for (`autotune targets list`, or a .toml file of that form); default: what
-    runs.
-    """
-    topology: Annotated[str, Field(pattern=r"^(\d{1,5}x)?\d{1,3}$")] | None = None
+    """GPU to compile for (`autotune targets list`, or a .toml file); default: what runs."""
+    topology: str | None = Field(None, pattern=r"^(\d{1,5}x)?\d{1,3}$")
     """Nodes x GPUs on each, such as ``8x8``; default: what runs."""
 
 
 class MeasureSpec(Section):
     """How a comparison is measured."""
 
-    min_effect: Annotated[float, Field(gt=0, lt=0.5)] = 0.005
+    min_effect: float = Field(0.005, gt=0, lt=0.5)
     """Smallest effect of interest, as a share of step time (0.005 is 0.5 %)."""
-    pairs_cap: Annotated[int, Field(ge=6, le=1000)] = 40
+    pairs_cap: int = Field(40, ge=6, le=1000)
     """Most pairs of blocks of a trial. The A/A run starts two processes and one more for every 20
     of them; a trial in ABA runs has one run for every 13.
     """
@@ -367,7 +334,7 @@ class MeasureSpec(Section):
     hook is paused by signals (docs/tune.md). ``aba``: fresh runs one at a time, reference,
     candidate, reference. ``auto``: interleaved where the program can and the memory holds two.
     """
-    run_steps: Annotated[int, Field(ge=1, le=100_000)] = 20
+    run_steps: int = Field(20, ge=1, le=100_000)
     """Steps that are measured in each fresh run of an ABA run."""
 
     @property
@@ -380,42 +347,27 @@ class MeasureSpec(Section):
         """Processes of the reference that the A/A run starts beside the living one, interleaved."""
         return 2 + self.pairs_cap // 20
 
-    def block_sizes_on(self, platform: str, *, can_wait: bool = True) -> BlockSizes:
-        """Sizes of blocks and of isolated runs on a platform (``cpu`` or ``cuda``).
-
-        Of an isolated run of a program that does not wait only its warm-up is left out, for it may
-        end.
-        """
-        sizes = GPU_SIZES if platform == "cuda" else CPU_SIZES
-        if self.block_s != "auto":
-            sizes = replace(sizes, block_s=self.block_s)
-        return sizes if can_wait else replace(sizes, steady_s=0.0)
-
 
 class ConfirmSpec(Section):
     """How finalists are proven."""
 
-    finalists: Annotated[int, Field(ge=1, le=20)] = 3
+    finalists: int = Field(3, ge=1, le=20)
     """Number of the best trials that are measured again."""
-    processes: Annotated[int, Field(ge=3, le=1000)] = 40
+    processes: int = Field(40, ge=3, le=1000)
     """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled. A
     larger number continues a study.
     """
     minimise: bool = True
     """Drop each setting that does not pay for itself."""
-    isolated: Annotated[int, Field(ge=0, le=1000)] = 40
+    isolated: int = Field(40, ge=0, le=1000)
     """Most isolated runs of each arm, which must show that a proven set is faster there, too; at
     least 4 are made. 0 leaves them out, and exports say so.
     """
     soak: SoakSeconds = 60.0
-    """Seconds of steps that the winner must run without a fault; 0 leaves that out, and exports say
-    so.
-    """
-    soaks: Annotated[int, Field(ge=1, le=MOST_LOOKS)] = SOAK_LOOKS
-    """Most long runs of each arm, each as long as `soak`, until they show together that the gain
-    stays.
-    """
-    loss_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Seconds of steps that the winner must run without a fault; exports say if it is 0."""
+    soaks: int = Field(SOAK_LOOKS, ge=1, le=MOST_LOOKS)
+    """Most long runs of each arm, each as long as `soak`, until they show that the gain stays."""
+    loss_tolerance: float = Field(0.02, gt=0, lt=1)
     """Share by which the loss of a winner with another dtype or batch may be above the reference's
     after the same tokens.
     """
@@ -458,7 +410,7 @@ class NamedSet(Section):
 class SearchSpec(Section):
     """What is searched, how long, and what is tried first."""
 
-    trials: Annotated[int, Field(ge=1, le=100_000)] = 30
+    trials: int = Field(30, ge=1, le=100_000)
     """Distinct proposals, failed ones included; recipes and `first` count too."""
     time_budget: Seconds | None = None
     """Seconds for the whole study, over all its sessions; part is kept back for confirming."""
@@ -471,9 +423,7 @@ class SearchSpec(Section):
     groups: tuple[str, ...] = ()
     """Groups of the catalogue whose settings are searched."""
     without: tuple[str, ...] = ()
-    """Settings that are not searched with their group, such as flags that the program sets last
-    itself.
-    """
+    """Settings that are not searched with their group, such as flags that the program sets last."""
     recipes: tuple[str, ...] = ()
     """Published sets that are tried first, each filtered to what the installed build has."""
     first: tuple[NamedSet, ...] = ()
@@ -495,8 +445,7 @@ class SearchSpec(Section):
     def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for name, values in options.items():
             option_setting(name)
-            texts = [option_text(v) for v in values]
-            if len(set(texts)) < len(texts):
+            if len(set(map(option_text, values))) < len(values):
                 raise ValueError(f"distinct values of `{name}`")
         return options
 

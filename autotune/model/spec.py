@@ -5,21 +5,20 @@ Errors name the file, the key, what was got, what is legal, and close matches of
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from autotune.model.block_sizes import BlockSizes
+from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.files import plain_text
-from autotune.model.flags import OPTION, FlagSet, captures_collectives
+from autotune.model.flags import FlagSet, captures_collectives, digest_of
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     MOST_NESTED,
@@ -48,30 +47,31 @@ from autotune.model.sections import (
 
 
 def explain(error: Any) -> str:
-    """One line for one error of pydantic: the key as written in TOML, what was got, what is
-    legal.
-    """
+    """One line for one error of pydantic: the key as in TOML, what was got, what is legal."""
     of_types = ("list[", "dict[", "function", "[key]")
-    location = [part for part in map(str, error["loc"]) if not part.startswith(of_types)]
+    location = [key for key in map(str, error["loc"]) if not key.startswith(of_types)]
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if not location:  # of the study as a whole; such a message names its keys itself
+        return message
+    *sections, name = location
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        sections = [part for part in location[:-1] if part in _SECTIONS]
-        legal = sorted((_SECTIONS[sections[-1]] if sections else StudySpec).model_fields)
+        models: list[type[Section]] = [StudySpec]
+        models += [_SECTIONS[section] for section in sections if section in _SECTIONS]
+        legal = sorted(models[-1].model_fields)
         return (
-            f"`{key}` is not a key of a study{close_matches(location[-1], legal)} (legal: "
+            f"`{key}` is not a key of a study{close_matches(name, legal)} (legal: "
             f"{', '.join(legal)})"
         )
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
-    got = error.get("input")
-    redacted = redact_data(got, location[-1] if location else "")
-    shown = "" if isinstance(got, dict) and len(got) > 3 else f" but got {redacted!r}"
-    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if error.get("ctx", {}).get("pattern") == STUDY_NAME:
         message = NAME_IN_WORDS
-    if not location:  # of the study as a whole; such a message names its keys itself
-        return message
-    return f"`{key}` must be: {message}{'' if 'but got' in message else shown}"
+    value = error["input"]
+    is_long = isinstance(value, dict) and len(value) > 3
+    if not is_long and "but got" not in message:
+        message += f" but got {redact_data(value, name)!r}"
+    return f"`{key}` must be: {message}"
 
 
 _SECTIONS: dict[str, type[Section]] = {
@@ -89,56 +89,46 @@ _SECTIONS: dict[str, type[Section]] = {
 
 
 FEWEST_TRIALS = 4
-"""Trials that the budget holds which is named where one is too small."""
+"""Trials within the budget that is named where one is too small."""
 
-SOAK_STEPS, SOAK_STEPS_OF_RUNS, SOAK_STEPS_OF_GRAPHS = 200, 20, 1000
-"""Fewest steps of a soak, where the program waits for orders and where it runs by itself; of a set
-whose command buffers hold collectives, see `HUNG_AT`.
-"""
+SOAK_STEPS = 200
+"""Fewest steps of a soak."""
+SOAK_STEPS_OF_RUNS = 20
+"""Fewest steps of a soak of a program that runs by itself."""
+SOAK_STEPS_OF_GRAPHS = 1000
+"""Fewest steps of a soak whose command buffers hold collectives, see `HUNG_AT`."""
 
 
 class StudySpec(Section):
     """A whole study, checked. Equal `identity` means results may share a run directory."""
 
-    name: Annotated[str, Field(pattern=STUDY_NAME)]
+    name: str = Field(pattern=STUDY_NAME)
     """Of the study; its run directory is ``runs/NAME`` unless a command says otherwise."""
     description: Annotated[str, AfterValidator(redact_text)] = ""
     """Shown in reports."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    seed: int = Field(0, ge=0, lt=2**31)
     """Of proposals, data and order: the same seed proposes the same."""
     workload: WorkloadSpec
     """What runs."""
     device: DeviceSpec = DeviceSpec()
-    """Where it runs."""
     baseline: Settings = Field(default_factory=FlagSet)
     """Settings of the reference, and so of every candidate: setting to value."""
     search: SearchSpec = SearchSpec()
-    """What is searched, how long, and what is tried first."""
     screen: ScreenSpec = ScreenSpec()
-    """What is compiled before anything is measured."""
     measure: MeasureSpec = MeasureSpec()
-    """How a comparison is measured."""
     confirm: ConfirmSpec = ConfirmSpec()
-    """How finalists prove themselves."""
     limits: LimitsSpec = LimitsSpec()
-    """What a candidate must keep, whatever its speed."""
-
-    @field_validator("name")
-    @classmethod
-    def _stays_inside(cls, name: str) -> str:
-        if ".." in name:
-            raise ValueError("must not hold `..`")
-        return name
 
     @model_validator(mode="after")
     def _fits_together(self) -> StudySpec:
+        if ".." in self.name:
+            raise ValueError("`name` must not hold `..`")
         mesh = self.workload.mesh
         count = self.device.count
-        if mesh is not None and count is not None and math.prod(mesh.values()) != count:
+        if mesh is not None and count not in (None, math.prod(mesh.values())):
             raise ValueError(
                 f"`workload.mesh` must be of the {count} devices of `device.count` but {mesh} is "
-                "of "
-                f"{math.prod(mesh.values())}; change either of them"
+                f"of {math.prod(mesh.values())}; change either of them"
             )
         if self.workload.command is not None and self.device.process_count > 1:
             raise ValueError(
@@ -148,40 +138,42 @@ class StudySpec(Section):
 
     @model_validator(mode="after")
     def _options_have_a_place(self) -> StudySpec:
-        if named := [n for n in self.baseline if n.startswith(OPTION)]:
-            raise ValueError(f"`baseline` holds settings; write {named[0]} into `workload.options`")
-        workload = self.workload
+        for name in self.baseline.of_kind("option"):
+            raise ValueError(f"`baseline` holds settings; write {name} into `workload.options`")
+        command = self.workload.command
         options = self.search.options
-        if workload.command is not None and (lost := sorted(set(options) - workload.placeholders)):
-            raise ValueError(
-                f"`search.options.{lost[0]}` must stand in an argument of `workload.command` as "
-                f"{{{lost[0]}}} but "
-                "does not"
-            )
-        for first in self.search.first:
-            if unknown := sorted({*first.options, *options_in(first.settings)} - set(options)):
-                hint = close_matches(unknown[0], options)
+        if command is None:
+            for count in options.get(PROCESS_COUNT, ()):
+                self._with_processes(count)
+        else:
+            for name in sorted(options.keys() - self.workload.placeholders):
                 raise ValueError(
-                    f"`search.first` `{first.name}`: `{unknown[0]}` must be in "
-                    f"`search.options`{hint}"
+                    f"`search.options.{name}` must stand in an argument of `workload.command` as "
+                    f"{{{name}}} but does not"
+                )
+        for named_set in self.search.first:
+            names = {*named_set.options, *options_in(named_set.settings)}
+            for name in sorted(names - options.keys()):
+                raise ValueError(
+                    f"`search.first` `{named_set.name}`: `{name}` must be in "
+                    f"`search.options`{close_matches(name, options)}"
                 )
         for name, values in self._option_values().items():
             for value in values:
-                filled_command(workload.command or (), {name: value})
-        for count in options.get(PROCESS_COUNT, ()) if workload.entry is not None else ():
-            self._with_processes(count)
+                filled_command(command or (), {name: value})
         return self
 
     @model_validator(mode="after")
     def _work_is_given(self) -> StudySpec:
         domains = self._option_values()
-        if (text := self.workload.tokens_per_step) is not None:
-            for name in factors(text):
+        product = self.workload.tokens_per_step
+        if product is not None:
+            for name in factors(product):
                 if not name.isdecimal() and name not in domains:
                     raise ValueError(
                         f"`workload.tokens_per_step` names {name!r}, which is not in "
-                        "`workload.options` or "
-                        f"`search.options`; write its value there{close_matches(name, domains)}"
+                        "`workload.options` or `search.options`; write its value "
+                        f"there{close_matches(name, domains)}"
                     )
                 for value in domains.get(name, ()):
                     product_of(name, {name: value})
@@ -199,24 +191,20 @@ class StudySpec(Section):
 
     def _option_values(self) -> dict[str, list[Any]]:
         """Each option with all values that a set of this study may give it."""
-        found = {n: [value] for n, value in self.reference_options.items()}
+        domains = {name: [value] for name, value in self.reference_options.items()}
         for name, values in self.search.options.items():
-            found[name] += [v for v in values if v not in found[name]]
-        for first in self.search.first:
-            for name, value in options_in(first.whole).items():
-                found[name] += [] if value in found[name] else [value]
-        return found
+            domains[name] += [value for value in values if value not in domains[name]]
+        for named_set in self.search.first:
+            for name, value in options_in(named_set.whole).items():
+                if value not in domains[name]:
+                    domains[name].append(value)
+        return domains
 
     def work_under(self, settings: FlagSet) -> int | None:
-        """Tokens of a step under a set's options, by `workload.tokens_per_step`; None where that is
-        not given.
-
-        Raises:
-            SettingError: If an option or value of the set is not in the study.
-        """
+        """Tokens of a step by `workload.tokens_per_step`, if given; raises as `options_under`."""
         options = self.options_under(settings)
-        text = self.workload.tokens_per_step
-        return None if text is None else product_of(text, options)
+        product = self.workload.tokens_per_step
+        return None if product is None else product_of(product, options)
 
     def _with_processes(self, count: Any) -> DeviceSpec:
         return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})
@@ -224,16 +212,14 @@ class StudySpec(Section):
     @property
     def reference_options(self) -> dict[str, Any]:
         """Options of the reference: those of the workload, else the first that are searched."""
-        found = {
-            **{n: values[0] for n, values in self.search.options.items()},
-            **self.workload.options,
-        }
+        options = {name: values[0] for name, values in self.search.options.items()}
+        options |= self.workload.options
         if self.workload.entry is not None and PROCESS_COUNT in self.search.options:
-            found[PROCESS_COUNT] = self.device.process_count
-        return found
+            options[PROCESS_COUNT] = self.device.process_count
+        return options
 
     def options_under(self, settings: FlagSet) -> dict[str, Any]:
-        """All options under a set: the reference's, those of the set in their places.
+        """Returns the reference's options, replaced by those of a set.
 
         Sets come from files of other people too, and options end in a command: only listed values
         are used.
@@ -241,28 +227,23 @@ class StudySpec(Section):
         Raises:
             SettingError: If an option or value of the set is not in the study.
         """
-        named = options_in(settings)
-        known = self.reference_options
-        if unknown := sorted(set(named) - set(known)):
-            raise SettingError(
-                f"an option must be one of the study ({', '.join(known) or 'it has none'}) but "
-                f"got {unknown[0]!r}"
-                f"{close_matches(unknown[0], known)}; add it to `search.options`"
-            )
-        legal = self._option_values()
-        for name, value in named.items():
-            if value not in legal[name]:
+        options = options_in(settings)
+        domains = self._option_values()
+        for name, value in options.items():
+            if name not in domains:
                 raise SettingError(
-                    f"option {name!r} must have a value that the study lists ({legal[name]}) but "
-                    f"got {value!r:.100}; "
-                    "add it to `search.options`"
+                    f"an option must be one of the study ({', '.join(domains) or 'it has none'}) "
+                    f"but got {name!r}{close_matches(name, domains)}; add it to `search.options`"
                 )
-        return {**known, **named}
+            if value not in domains[name]:
+                raise SettingError(
+                    f"option {name!r} must have a value that the study lists ({domains[name]}) but "
+                    f"got {value!r:.100}; add it to `search.options`"
+                )
+        return {**self.reference_options, **options}
 
     def under(self, settings: FlagSet) -> StudySpec:
-        """The study with the options of one set in place, none left to search; raises as
-        `options_under` does.
-        """
+        """The study with a set's options in place, none to search; raises as `options_under`."""
         options = self.options_under(settings)
         device = self.device
         if self.workload.entry is not None and PROCESS_COUNT in options:
@@ -274,12 +255,15 @@ class StudySpec(Section):
     @property
     def block_sizes(self) -> BlockSizes:
         """Sizes of blocks and isolated runs on this study's devices."""
-        return self.measure.block_sizes_on(self.device.platform, can_wait=self.workload.can_wait)
+        sizes = GPU_SIZES if self.device.platform == "cuda" else CPU_SIZES
+        if self.measure.block_s != "auto":
+            sizes = replace(sizes, block_s=self.measure.block_s)
+        if not self.workload.can_wait:  # it may end, so that only its warm-up is left out
+            sizes = replace(sizes, steady_s=0.0)
+        return sizes
 
     def soak_steps(self, settings: Mapping[str, str]) -> int:
-        """Fewest steps of a soak: fewer of a program that runs by itself, which may end and then
-        starts again.
-        """
+        """Fewest steps of a soak; a program that runs by itself may end and then starts again."""
         if not self.workload.can_wait:
             return SOAK_STEPS_OF_RUNS
         return SOAK_STEPS_OF_GRAPHS if captures_collectives(settings) else SOAK_STEPS
@@ -290,24 +274,23 @@ class StudySpec(Section):
         workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
         if self.workload.launcher is None:
             workload.pop("launcher")
-        return _digest(
-            {"workload": workload, "device": self.device.model_dump(exclude={"nic_bytes_per_s"})}
-        )
+        device = self.device.model_dump(exclude={"nic_bytes_per_s"})
+        return digest_of({"workload": workload, "device": device})
 
     @property
     def identity(self) -> str:
         """Names what must not change when a study is resumed; see `lasting`."""
-        return _digest(self.lasting())
+        return digest_of(self.lasting())
 
     @property
     def question(self) -> str:
         """Names what a study asks: studies with another seed, budget or name ask the same again."""
-        return _digest({key: value for key, value in self.lasting().items() if key != "seed"})
+        data = self.lasting()
+        data.pop("seed")
+        return digest_of(data)
 
     def lasting(self) -> dict[str, Any]:
-        """The study without what may change on resume: budgets, how finalists are proven, what is
-        only shown.
-        """
+        """The study without what may change on resume: budgets, proofs, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
         for key in ("trials", "time_budget"):
@@ -316,16 +299,12 @@ class StudySpec(Section):
 
 
 def load_study(path: Path) -> StudySpec:
-    """Reads and checks a study file; StudyFileError if it is missing or no TOML, or with all wrong
-    keys and values.
-    """
+    """Reads and checks a study file; a StudyFileError names all wrong keys and values."""
     try:
         text = plain_text(path, most=MOST_BYTES)
     except FileNotFoundError:
-        hint = (
-            close_matches(path.name, [p.name for p in path.parent.glob("*.toml")])
-            or "; `autotune tune -- COMMAND` writes one"
-        )
+        hint = close_matches(path.name, [file.name for file in path.parent.glob("*.toml")])
+        hint = hint or "; `autotune tune -- COMMAND` writes one"
         raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StudyFileError(
@@ -357,28 +336,24 @@ def _refuse_endless(text: str, path: Path) -> None:
         raise StudyFileError(
             f"a study file must be smaller than {MOST_BYTES:,} bytes but {path} is not; shorten it"
         )
-    for what, pattern in _ENDLESS.items():
-        if found := pattern.search(text):
-            line = text.count("\n", 0, found.end()) + 1
+    for name, pattern in _ENDLESS.items():
+        if match := pattern.search(text):
+            line = text.count("\n", 0, match.end()) + 1
             raise StudyFileError(
-                f"a study file must not hold {what} but line {line} of {path} does; write it "
+                f"a study file must not hold {name} but line {line} of {path} does; write it "
                 "shorter"
             )
 
 
 def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
-    """Checks a study given as plain data, or raises StudyFileError; `source` names it in
-    messages.
-    """
+    """Checks a study given as plain data, which messages call `source`, or a StudyFileError."""
     if is_nested_deeper(data):
         raise _too_deep(source)
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        lines = [explain(e) for e in error.errors()]
-        raise StudyFileError(
-            f"{source} is not a legal study:\n" + "\n".join(f"  - {line}" for line in lines)
-        ) from None
+        problems = "".join(f"\n  - {explain(problem)}" for problem in error.errors())
+        raise StudyFileError(f"{source} is not a legal study:{problems}") from None
 
 
 def _too_deep(source: str) -> StudyFileError:
@@ -386,7 +361,3 @@ def _too_deep(source: str) -> StudyFileError:
         f"{source} must not have more than {MOST_NESTED} lists or tables in each other but has; "
         "write them flatter"
     )
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]

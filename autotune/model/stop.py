@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -22,56 +22,54 @@ _requested: list[type[KeyboardInterrupt]] = []
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal requests a clean stop, as a batch system sends it before a time limit or at
-    pre-emption.
-    """
+    """A batch system requests a clean stop, before a time limit or at pre-emption."""
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Lets `check_stop` raise once inside the block after SIGTERM, SIGUSR1 or Ctrl-C, and at the
-    latest at its end.
+    """Lets `check_stop` raise once after SIGTERM, SIGUSR1 or Ctrl-C, at the latest at the end.
 
     Only the main thread can receive signals. Later ones are ignored, for they must not interrupt
     the clean-up, but a second Ctrl-C is raised at once: a person is in a hurry.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    before: dict[signal.Signals, Any] = {}
-    signals = 0
+    if not _is_main():
+        yield
+        return
+    requests = {signal.SIGTERM: Stopped, signal.SIGUSR1: Stopped, signal.SIGINT: KeyboardInterrupt}
+    handlers = {number: signal.getsignal(number) for number in requests}
+    is_first = True
 
     def request(number: int, frame: object) -> None:
-        nonlocal signals
-        signals += 1
+        nonlocal is_first
         if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, before[signal.SIGINT])
-        if signals == 1:
-            _requested.append(KeyboardInterrupt if number == signal.SIGINT else Stopped)
+            signal.signal(signal.SIGINT, handlers[signal.SIGINT])
+        if is_first:
+            _requested.append(requests[signal.Signals(number)])
+        is_first = False
 
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ():
-        before[number] = signal.getsignal(number)
+    for number in requests:
         signal.signal(number, request)
     try:
         yield
         check_stop()
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        if is_main:
-            _requested.clear()
+        _requested.clear()
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def check_stop() -> None:
-    """Raises Stopped, or KeyboardInterrupt after Ctrl-C, in the main thread if a signal has
-    requested it.
-    """
-    if _requested and threading.current_thread() is threading.main_thread():
+    """Raises Stopped, or KeyboardInterrupt after Ctrl-C, in the main thread once a signal came."""
+    if _requested and _is_main():
         raise _requested.pop()
 
 
 def result_of(future: Future[T]) -> T:
-    """Returns the result of a future, waiting for it; raises what its work raised, and as
-    `check_stop`.
-    """
+    """Waits for the result of a future; raises what its work raised, and as `check_stop`."""
     while True:
         check_stop()
         try:

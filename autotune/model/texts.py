@@ -25,8 +25,7 @@ Note = Callable[[str], None]
 
 
 def text_lines(name: str, **values: Any) -> list[str]:
-    """Renders a template of the folder `data` as lines; a value stays on its line, with control
-    characters spelled out.
+    """Renders a template of the folder `data` as lines; no value ends a line.
 
     Args:
         values: Names that the template may use, functions among them.

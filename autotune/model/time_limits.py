@@ -7,20 +7,19 @@ from typing import NamedTuple
 from autotune.model.numbers import Record
 from autotune.model.sections import MeasureSpec
 
-START_FACTOR, LEAST_START_S = 4.0, 120.0
-"""A candidate may choose kernels for longer than the reference, or compile without a cache."""
+START_FACTOR = 4.0  # a candidate may choose kernels for longer, or compile without a cache
+LEAST_START_S = 120.0
+UNKNOWN_START_S = 600.0  # before the reference has run once
 
-STEP_FACTOR, LEAST_BLOCK_S = 10.0, 120.0
-"""Ten times the reference's step is no step that anybody looks for."""
+STEP_FACTOR = 10.0  # nobody looks for a step ten times the reference's
+LEAST_BLOCK_S = 120.0
 
-COMPILE_FACTOR, LEAST_COMPILE_S = 8.0, 60.0
-"""Of processor time, which no other load on the machine lengthens."""
+COMPILE_FACTOR = 8.0  # of processor time, which no other load on the machine lengthens
+LEAST_COMPILE_S = 60.0
+UNKNOWN_COMPILE_S = 900.0
 
 COMPILE_WAIT = 4.0
-"""Wall time for one second of that: programs are compiled beside whatever else the machine does."""
-
-UNKNOWN_START_S, UNKNOWN_COMPILE_S = 600.0, 900.0
-"""Before the reference has run once."""
+"""Wall time for one second of processor time, beside whatever else the machine does."""
 
 
 class TimeLimits(Record):
@@ -39,15 +38,12 @@ class TimeLimits(Record):
 
 
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
-    """The limits that the study sets, else those that follow from its reference; 0 where a time is
-    not known yet.
-    """
-    follows_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
-    return TimeLimits(
-        start_s=measure.start_limit_s or follows_s,
-        block_s=measure.block_limit_s or LEAST_BLOCK_S,
-        step_s=0.0 if measure.block_limit_s else STEP_FACTOR * step_s,
-    )
+    """Returns the study's limits, else those by its reference's times, 0 where not known yet."""
+    limit_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
+    limits = TimeLimits(start_s=measure.start_limit_s or limit_s, step_s=STEP_FACTOR * step_s)
+    if measure.block_limit_s is None:
+        return limits
+    return limits.model_copy(update={"block_s": measure.block_limit_s, "step_s": 0.0})
 
 
 class CompileLimits(NamedTuple):
@@ -58,9 +54,7 @@ class CompileLimits(NamedTuple):
 
 
 def compile_limits(reference_s: float = 0.0) -> CompileLimits:
-    """Limits of one compilation, by the processor seconds of the reference's; 0 is not known
-    yet.
-    """
+    """Limits of one compilation, by the reference's processor seconds, 0 if not known yet."""
     if not reference_s:
         return CompileLimits(UNKNOWN_COMPILE_S)
     processor_s = max(LEAST_COMPILE_S, COMPILE_FACTOR * reference_s)

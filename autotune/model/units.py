@@ -17,16 +17,14 @@ _SECONDS_PER = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds in ``"1h30m"``, ``"250ms"``, SLURM's ``"1-08:00:00"`` or a number; ValueError unless
-    positive.
-    """
+    """Reads seconds above 0: ``"1h30m"``, ``"250ms"``, SLURM's ``"1-08:00:00"`` or a number."""
     if isinstance(text, (int, float)):
         total = float(text)
     else:
         compact = text.replace(" ", "")
         if clock := _CLOCK.fullmatch(compact):
             compact = "{}d{}h{}m{}s".format(*clock.groups("0"))
-        if not compact or _DURATION.sub("", compact):
+        if _DURATION.sub("", compact):
             raise ValueError(
                 f"a duration must have its unit, such as 90s, 30m or 1h30m, but got {text!r}"
             )
@@ -39,13 +37,11 @@ def parse_duration(text: str | float) -> float:
 
 
 def parse_bytes(text: str | float) -> int:
-    """Bytes in ``"72GiB"`` (binary), ``"80GB"`` (decimal), or a plain number; ValueError if they
-    are not positive.
-    """
-    parts = _BYTES.fullmatch(str(text).replace(" ", ""))
-    if isinstance(text, bool) or parts is None:
+    """Reads bytes above 0: ``"72GiB"`` (binary), ``"80GB"`` (decimal), or a plain number."""
+    match = _BYTES.fullmatch(str(text).replace(" ", ""))
+    if match is None:
         raise ValueError(f"a size must look like 72GiB, 80GB or 512MiB but got {text!r}")
-    total = round(float(parts[1]) * _BYTES_PER[parts[2]])
+    total = round(float(match[1]) * _BYTES_PER[match[2]])
     if not 0 < total <= 1 << 60:
         raise ValueError(f"a size must be above 0 and of this world but got {text!r}")
     return total
@@ -61,18 +57,19 @@ def format_seconds(seconds: float | None) -> str:
         return "-"
     if seconds < 0:
         return "-" + format_seconds(-seconds)
-    if seconds >= 3600:
-        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
-    if seconds >= 60:
-        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    minutes = int(seconds) // 60
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    if minutes:
+        return f"{minutes} min {int(seconds) % 60} s"
     return _scaled(seconds, {" s": 1.0, " ms": 1e-3, " µs": 1e-6})
 
 
 def format_about(seconds: float) -> str:
     """An estimate of time: whole minutes from one minute on, ``12 min``."""
-    return format_seconds(seconds if seconds < 60 else 60 * round(seconds / 60)).removesuffix(
-        " 0 s"
-    )
+    if seconds >= 60:
+        seconds = 60 * round(seconds / 60)
+    return format_seconds(seconds).removesuffix(" 0 s")
 
 
 def format_joules(joules: float | None) -> str:
@@ -96,8 +93,11 @@ def _scaled(value: float | None, scales: Mapping[str, float]) -> str:
     """A value in the largest unit that does not exceed it, else in the smallest; ``-`` for none."""
     if not _is_known(value):
         return "-"
-    unit = next((u for u, scale in scales.items() if abs(value) >= scale), [*scales][-1])
-    return f"{float(f'{value / scales[unit]:.3g}'):g}{unit}"  # 1000 MiB, not 1e+03 MiB
+    for unit, scale in scales.items():
+        text = f"{float(f'{value / scale:.3g}'):g}{unit}"  # 1000 MiB, not 1e+03 MiB
+        if abs(value) >= scale:
+            break
+    return text
 
 
 def format_ratio(ratio: float | None) -> str:
@@ -106,10 +106,8 @@ def format_ratio(ratio: float | None) -> str:
 
 
 def format_interval(low: float | None, high: float | None) -> str:
-    """An interval of ratios: ``[0.951, 0.984]``; ``-`` for one that holds all of them, as before a
-    first look.
-    """
-    if low == 0.0 and high is not None and not math.isfinite(high):
+    """An interval of ratios: ``[0.951, 0.984]``; ``-`` for one that excludes none."""
+    if low == 0.0 and high == math.inf:
         return "-"
     return f"[{format_ratio(low)}, {format_ratio(high)}]"
 
@@ -118,35 +116,36 @@ def format_change(ratio: float | None) -> str:
     """A step-time ratio in words: ``3.2 % faster``, ``0.4 % slower``."""
     if not _is_known(ratio):
         return "-"
-    change = (1.0 - ratio) * 100.0
-    return f"{abs(change):.1f} % {'faster' if change >= 0 else 'slower'}"
+    return f"{_percent_of_change(ratio)} {'faster' if ratio <= 1.0 else 'slower'}"
+
+
+def _percent_of_change(ratio: float) -> str:
+    return f"{abs(1.0 - ratio) * 100.0:.1f} %"
 
 
 LARGE_GAIN = 0.1
-"""Share of a step from which a gain is told as a factor: 95 % less is 20 times as fast, 90 % less
-10 times.
-"""
+"""Share of a step from which a gain is given as a factor, too: ten times as fast says more."""
 
 
 def format_gain(ratio: float, reference_s: float | None = None, *, of: str = "step time") -> str:
-    """A ratio below 1 in words: ``step time 5.8 % less``,
-    ``22 times as fast: 65.9 -> 2.98 ms a step (95.5 % less)``.
+    """A ratio in words: ``step time 5.8 % less``, ``22 times as fast (95.5 % less)``.
 
     Args:
-        reference_s: Seconds of a step of the reference, if they are to be told.
+        reference_s: Seconds of a step of the reference, to be shown.
         of: What the ratio is of.
     """
-    less = f"{abs(1.0 - ratio) * 100.0:.1f} % {'less' if ratio <= 1.0 else 'more'}"
+    change = f"{_percent_of_change(ratio)} {'less' if ratio <= 1.0 else 'more'}"
     if ratio > 1.0 - LARGE_GAIN:
-        return f"{of} {less}"
-    times = f"{1.0 / ratio:.{1 if ratio > 0.1 else 0}f} times as fast"
+        return f"{of} {change}"
+    digits = 1 if ratio > 0.1 else 0
+    times = f"{1.0 / ratio:.{digits}f} times as fast"
     if reference_s is None:
-        return f"{times} ({less})"
+        return f"{times} ({change})"
     before = format_seconds(reference_s)
     after = format_seconds(ratio * reference_s)
     if before.split()[1:] == after.split()[1:]:
         before = before.split()[0]
-    return f"{times}: {before} -> {after} a step ({less})"
+    return f"{times}: {before} -> {after} a step ({change})"
 
 
 def format_change_of(change: float) -> str:
@@ -160,12 +159,10 @@ def format_share(share: float | None) -> str:
 
 
 LARGEST_TOLD = 0.5
-"""Gain above which only that bound is told: a bound of 100 % bounds nothing."""
+"""Largest gain that is given as the smallest provable one: 100 % would say nothing."""
 
 
 def format_provable(share: float | None) -> str:
-    """The smallest gain that is proven 9 times in 10: ``1.2 %``, or that none below `LARGEST_TOLD`
-    is.
-    """
-    is_bound = share is not None and share >= LARGEST_TOLD
-    return f"more than {format_share(LARGEST_TOLD)}" if is_bound else format_share(share)
+    """The smallest gain that is proven 9 times in 10: ``1.2 %``, ``more than 50.0 %``."""
+    prefix = "more than " if share == LARGEST_TOLD else ""
+    return prefix + format_share(share)

@@ -277,7 +277,7 @@ class Store(Folders):
             store._is_sole_writer = True
             store.watch = watch or store.watch
             # The time of a killed session counts up to its last record.
-            store.watch.go_on_from(store.recorded_s)
+            store.watch.earlier_s = store.recorded_s
         except BaseException:
             lock.close()
             raise

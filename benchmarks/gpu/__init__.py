@@ -1,3 +1,1 @@
-"""A short hour with a GPU, as scripts that keep to their minutes and go on after a kill; see
-research/gpu-hour.md.
-"""
+"""A short hour with a GPU: scripts that keep to their minutes and resume (research/gpu-hour.md)."""

@@ -1,5 +1,4 @@
-"""Is everything right on this GPU? The tool's own ways once, and what a study must know of the
-machine.
+"""Checks on a GPU the tool's own ways once, and what a study must know of the machine.
 
     python -m benchmarks.gpu.accept --out DIR [--minutes 9] [--dry-run]
 
@@ -116,9 +115,7 @@ def settled(found: Part) -> Any:
 
 
 def block_lengths(found: Part, scale: float) -> Row:
-    """Two processes of one program, started one after the other: blocks of several lengths, then
-    one of them alone.
-    """
+    """Blocks of several lengths of two processes started in turn, then of one of them alone."""
     machine, spec, folder = found.machine, settled(found), found.hour.folder / "interleaved"
     launcher = machine.launcher(spec)
     try:
@@ -158,9 +155,7 @@ def block_lengths(found: Part, scale: float) -> Row:
 
 
 def workload(found: Part, entry: str) -> Row:
-    """One reference workload alone: with the power that it draws against the energy that is
-    counted.
-    """
+    """One reference workload alone: the power that it draws against the energy counted."""
     options = dict((DRY if found.args.dry_run else WORKLOADS)[entry])
     seconds = 0.1 if found.args.dry_run else 3.0
     row = run_alone(
@@ -175,9 +170,7 @@ def workload(found: Part, entry: str) -> Row:
 
 
 def out_of_memory(found: Part) -> Row:
-    """A study whose step needs more than the share of each of two processes, and fits alone; as far
-    as it comes.
-    """
+    """A study whose step fits alone but not beside another process, as far as it comes."""
     folder, study = found.hour.folder / "out_of_memory", HERE / "large.toml"
     limit_s = min(OUT_OF_MEMORY_S, found.hour.left_s - 10)
     done = found.machine.autotune(
@@ -200,9 +193,7 @@ def more_pairs() -> Iterator[str]:
 
 
 def started(found: Part, name: str) -> Row:
-    """Two fresh processes of one program, started at once or one after the other; interleaved when
-    both are warm.
-    """
+    """Two fresh processes of a program, started at once or in turn; interleaved when warm."""
     machine, spec, folder = (
         found.machine,
         settled(found),

@@ -1,6 +1,4 @@
-"""Step times of several sets over rounds: ratios to the default, with intervals that hold all
-together.
-"""
+"""Step times of several sets over rounds: ratios to the default with simultaneous intervals."""
 
 from __future__ import annotations
 
@@ -52,8 +50,7 @@ class Estimates:
 def estimate_ratios(
     runs: Sequence[tuple[str, int, float]], *, default: str, spread: tuple[float, int] | None = None
 ) -> Estimates:
-    """Least squares of log step time on set and round; processes of all sets are taken to spread
-    alike.
+    """Least squares of log step time on set and round; all sets' processes spread alike.
 
     Rounds may be incomplete. Each interval is as wide as makes all of them hold together with 95 %
     (Bonferroni).

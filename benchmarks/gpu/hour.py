@@ -1,6 +1,4 @@
-"""Units of work within so many minutes: planned by what they cost, kept as JSON lines, gone on with
-after a kill.
-"""
+"""Units of work within some minutes: planned by cost, kept as JSON lines, resumed after a kill."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ Row = dict[str, Any]
 
 
 class Clock:
-    """Counts the seconds spent on one part of the hour, over all its sessions; a thread writes them
-    down.
+    """Counts the seconds spent on one part of the hour over all sessions, written by a thread.
 
     Args:
         path: Where the seconds of earlier sessions are.
@@ -112,9 +109,7 @@ class Hour:
         return done[-1] if done else None
 
     def cost_of(self, kind: str, otherwise_s: float) -> float:
-        """Seconds that a unit of a kind takes: a little more than the dearest one took, or what is
-        assumed of it.
-        """
+        """Seconds of a unit of a kind: a little above the dearest one so far, or an assumption."""
         took = [
             row["took_s"] for row in self.rows if row.get("kind") == kind and "error" not in row
         ]
@@ -122,9 +117,7 @@ class Hour:
 
     @property
     def pace(self) -> float:
-        """By how much the last two units were dearer than expected, and a little more; 1 where they
-        were not.
-        """
+        """Factor, at least 1, by which the last two units were dearer than expected, rounded up."""
         last = [row for row in self.rows if row.get("expected_s") and "error" not in row][-2:]
         slower = max((row["took_s"] / row["expected_s"] for row in last), default=1.0)
         return ROOM * slower if slower > 1.0 else 1.0

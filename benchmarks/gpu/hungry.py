@@ -1,6 +1,4 @@
-"""A step that does next to nothing and holds a share of the device's memory: more than two
-processes can have.
-"""
+"""A trivial step that holds a share of the device's memory, so that two processes do not fit."""
 
 from __future__ import annotations
 

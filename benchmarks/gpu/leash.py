@@ -1,5 +1,4 @@
-"""Becomes a command that the kernel ends together with whoever called it:
-``leash.py CALLER COMMAND ...``.
+"""Becomes a command that the kernel ends with its caller: ``leash.py CALLER COMMAND ...``.
 
 A script that is killed could not end what it started, and that would hold the GPU and the run
 directory.

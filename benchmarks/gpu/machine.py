@@ -155,9 +155,7 @@ class Machine:
         )
 
     def autotune(self, *arguments: str, limit_s: float, folder: Path) -> Done:
-        """Runs a command of autotune; told to stop when its time is over, and ended if it does
-        not.
-        """
+        """Runs a command of autotune; stops it when its time is over, and kills it if need be."""
         command = [sys.executable, "-m", "autotune", *arguments]
         return run_command(command, limit_s=limit_s, folder=folder, home=self._home)
 

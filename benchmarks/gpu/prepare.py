@@ -1,5 +1,4 @@
-"""Before the hour, without a GPU: which published recipes are programs of their own, and what a
-model says of each.
+"""Before the hour, without a GPU: which published recipes differ as programs, with predictions.
 
     python -m benchmarks.gpu.prepare --out DIR --target h200 [--of dense|moe] [--minutes 60]
 
@@ -54,9 +53,7 @@ def prepare(found: Part, target: str | None) -> Row | None:
 
 
 def distinct(found: Part, target: str | None) -> list[Row]:
-    """Every published recipe: its settings as far as this build has them, and what compiling says
-    of it.
-    """
+    """Every published recipe: its settings that this build has, and what compiling says of it."""
     known = KnownSettings(probe_build(sys.executable, platform="cuda"))
     recipes = {name: for_build(recipe.settings, known) for name, recipe in load_recipes().items()}
     recipes = {name: settings for name, settings in recipes.items() if settings}
@@ -91,9 +88,7 @@ def named(name: str, row: Row, first: dict[tuple[object, ...], str]) -> Row:
 
 
 def predictions(found: Part, sets: list[Row], target: str | None) -> list[Row]:
-    """What a model says of the default and of every set that is a program of its own, the default
-    first.
-    """
+    """A model's predictions for the default, and then for every set of another program."""
     study = found.study(found.args.of)
     gpu = load_target(target) if target else target_here()
     if gpu is None:

@@ -1,6 +1,4 @@
-"""What every part does: fresh processes of a workload, alone or beside each other, and blocks of
-their steps.
-"""
+"""Common to all parts: fresh processes of a workload, alone or in pairs, and their blocks."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ class Part:
         self.hour = Hour(self.out, name, minutes=args.minutes, made_by=made_by, clock=clock)
 
     def _machine_of_folder(self, here: Row, *, measures: bool) -> Row:
-        """Whose figures the folder holds; those of a dry run are kept out of one with measured
-        ones.
-        """
+        """Names the machine of the folder's figures; dry runs and measured ones do not mix."""
         mark = self.out / "made_by.json"
         before = json.loads(mark.read_text(encoding="utf-8")) if mark.exists() else here
         if measures and before != here:
@@ -101,9 +97,7 @@ class Part:
         return HERE / f"{'dry' if self.args.dry_run else name}.toml"
 
     def spec(self, name: str, after_s: float = 0.0) -> StudySpec:
-        """That study, read; its processes start within what is left, less what is to be done with
-        them.
-        """
+        """Reads that study; its processes must start within the time left for them."""
         return within(load_study(self.study(name)), self.hour, after_s)
 
     def workload(self, entry: str, options: dict[str, Any], after_s: float = 0.0) -> StudySpec:
@@ -139,9 +133,7 @@ def run_alone(
     warm_s: float,
     steady_s: float,
 ) -> Row:
-    """A fresh process with nothing beside it: runs until it is warm, then a block at steady
-    state.
-    """
+    """A fresh process alone: runs until it is warm, then a block at steady state."""
     folder.mkdir(parents=True, exist_ok=True)
     launcher = machine.launcher(spec)
     with contextlib.closing(launcher):
@@ -199,9 +191,7 @@ def interleaved(
     pairs: int,
     seed: str,
 ) -> list[Row]:
-    """Interleaved blocks of two processes, each pair in the order of a coin; who came first is
-    index 0 or 1.
-    """
+    """Interleaved blocks of two processes in random order; who came first is index 0 or 1."""
     rng, rows = random.Random(seed), []
     for _ in range(pairs):
         order = [0, 1] if rng.random() < 0.5 else [1, 0]

@@ -51,9 +51,7 @@ def main() -> int:
 
 
 def doubt(made_by: dict[str, Any]) -> str:
-    """Why figures are no measurements of a GPU, in words for headlines; empty for those that
-    are.
-    """
+    """Why figures are no measurements of a GPU, for headlines; "" for those that are."""
     return "A DRY RUN ON A CPU" if made_by["dry"] else ""
 
 

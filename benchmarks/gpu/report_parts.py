@@ -84,9 +84,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
 
 
 def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
-    """Standard deviation of a process, from pairs of equal ones that were started in a row; degrees
-    of freedom.
-    """
+    """Standard deviation of a process, from pairs of equal ones in a row; degrees of freedom."""
     ratios = [row["log_ratio"] for name, row in accepted.items() if name.startswith("in a row ")]
     if "interleaved" in accepted:
         ratios.append(

@@ -79,9 +79,7 @@ def trials_of(run: Path) -> list[TrialResult]:
 
 
 def best_of(run: Path) -> tuple[str, FlagSet] | None:
-    """The winner of a run by name, or where nothing is proven the trial that looked best; None
-    without any.
-    """
+    """The winner of a run by name, or else its best-looking trial; None without any."""
     if not run.exists():
         return None
     store = Store.open(run)

@@ -1,5 +1,4 @@
-"""The default, a study's winner and every published recipe that is a program of its own, at steady
-state.
+"""The default, a winner and every recipe that is another program, at steady state.
 
     python -m benchmarks.gpu.table --out DIR [--of dense|moe] [--minutes 9.5] [--target h200]
         [--dry-run]

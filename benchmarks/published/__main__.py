@@ -53,9 +53,7 @@ def main() -> None:
 def results(
     known: Mapping[str, Any], path: Path, names: list[str], *, again: bool
 ) -> dict[str, Any]:
-    """What is predicted for each, next to what is known of it; what the file lacks is predicted and
-    kept there.
-    """
+    """Predictions next to what is published; those that the file lacks are made and kept there."""
     found: dict[str, dict[str, Any]] = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     )

@@ -71,9 +71,7 @@ def kind(row: Mapping[str, Any]) -> str:
 
 
 def ratios(rows: Rows) -> dict[str, float]:
-    """Predicted over published step time of the dense rows in bfloat16, of which the interval is
-    made.
-    """
+    """Predicted over published step time of the dense bfloat16 rows, which give the interval."""
     return {n: r["ratio"] for n, r in rows.items() if "ratio" in r and kind(r) == "dense bfloat16"}
 
 

@@ -1,6 +1,4 @@
-"""The published rows, and what is predicted for one: compiled for the GPUs it names, in a process
-of its own.
-"""
+"""The published rows, and a prediction for one, compiled for its GPUs in its own process."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def published() -> dict[str, Row]:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a row is of the third that no figure of the model may be fitted to: a hash of its
-    name decides.
-    """
+    """Whether a row is in the third that no figure may be fitted to, by a hash of its name."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0
 
 

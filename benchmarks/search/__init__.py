@@ -1,3 +1,1 @@
-"""Holds the search to its rivals on made-up spaces of flags and on recorded tables; see
-docs/search.md.
-"""
+"""The search against its rivals on made-up spaces of flags and recorded tables (docs/search.md)."""

@@ -1,6 +1,4 @@
-"""Holds the benchmark to what it says of itself: optima against brute force, scores, and the
-families' stated facts.
-"""
+"""Checks the benchmark itself: optima by brute force, scores, and the families' facts."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def check() -> dict[str, Any]:
 
 
 def _brute_force(family: str) -> dict[str, float]:
-    """How many small spaces were enumerated, and the largest difference to the optimum that is
-    told.
-    """
+    """Number of small spaces enumerated, and the largest difference to the reported optimum."""
     found: list[float] = []
     for seed in range(40):
         if len(found) == SMALL_SPACES:
@@ -101,9 +97,7 @@ def _best_alone(problem: Problem, i: int) -> float:
 
 
 def _scores() -> dict[str, float]:
-    """Random search scores 0 and an oracle 1, on spaces and on a table; the cutoff of a table that
-    is known.
-    """
+    """Random search scores 0, an oracle 1, on spaces and a table whose cutoff is known."""
     problems = [problem_of(family, seed) for family in FAMILIES for seed in range(SPACES)]
     told = []
     for p in problems:
@@ -148,9 +142,7 @@ def _runs() -> dict[str, Any]:
 
 
 def _ceiling() -> dict[str, Any]:
-    """The search that is told which settings act: its space has the same optimum, and it changes
-    nothing else.
-    """
+    """The search that knows which settings act: the same optimum, nothing else changed."""
     problems = [
         p for f in FAMILIES for seed in range(SPACES) if not (p := problem_of(f, seed)).hazards
     ]

@@ -1,5 +1,4 @@
-"""Spaces whose settings have declared conditions: some of what pays lies behind a setting that must
-be changed first.
+"""Spaces with declared conditions: some gains lie behind a setting to be changed first.
 
 Two families, of 10 to 30 settings in groups of 3 to 6. A third of the settings act only while one
 or, one in five, two earlier settings have certain values; a condition may stand behind another one.
@@ -39,8 +38,7 @@ Rng = np.random.Generator
 
 
 def draw_conditioned(family: str, seed: int, settings: int | None = None) -> Problem:
-    """One space whose optimum can be enumerated and holds a value under a condition; equal seeds
-    give equal spaces.
+    """A space whose optimum can be enumerated and has a value under a condition, by seed.
 
     Args:
         family: One of `CONDITIONED`.
@@ -118,9 +116,7 @@ def _space(rng: Rng, settings: int | None) -> SearchSpace:
 
 
 def _condition(rng: Rng, earlier: list[Parameter]) -> dict[str, tuple[str, ...]]:
-    """One or two settings before this one, near it, with one or two values each that are not their
-    defaults.
-    """
+    """One or two earlier settings nearby, with one or two values each, not their defaults."""
     near = earlier[-GROUP[1] :]
     wanted = 2 if len(near) > 1 and rng.random() < TWO_SHARE else 1
     condition = {}

@@ -1,5 +1,4 @@
-"""Seeded spaces like those of flags: many settings of which few act, in groups, some good, some
-harmful.
+"""Seeded spaces like those of flags: many settings, few of which act, in groups.
 
 Common to all: two to five settings have a value that is 1 to 9 % faster, one to three harm by 2 to
 20 %, and there are about ten times as many, 20 to 60, in groups of 3 to 8: nine in ten do nothing.
@@ -185,9 +184,7 @@ def _isthreshold(parameter: Parameter) -> bool:
 
 
 def _places(parameter: Parameter) -> Floats | None:
-    """Places of its values on their scale, log bytes for thresholds; None where they have no
-    order.
-    """
+    """Places of its values on their scale, log bytes for thresholds; None without an order."""
     texts = [parameter.default if v == DEFAULT else v for v in parameter.choices]
     if len(texts) < 3 or any(t is None or not t.isdigit() for t in texts):
         return None
@@ -196,9 +193,7 @@ def _places(parameter: Parameter) -> Floats | None:
 
 
 def effect_of(rng: Rng, problem: Problem, i: int, *, size: float, is_good: bool) -> Floats:
-    """Log ratios of a parameter's values: the best is `-size` of a good one; of a harmful one all
-    are at least 0.
-    """
+    """Log ratios of a parameter's values: down to `-size` if it is good, at least 0 if harmful."""
     parameter, default = problem.space.parameters[i], int(problem.defaults[i])
     size = -size
     places = _places(parameter)
@@ -221,9 +216,7 @@ def _step(rng: Rng, places: Floats, default: int) -> Floats:
 
 
 def _bump(rng: Rng, places: Floats, default: int) -> Floats:
-    """A smooth hill: 1 at one value, 0 at the default; beyond that it falls no deeper than it
-    rises.
-    """
+    """A smooth hill: 1 at one value, 0 at the default, and no deeper beyond than high."""
     top = int(rng.choice([v for v in range(len(places)) if places[v] != places[default]]))
     unit = (places.max() - places.min()) / (len(places) - 1)
     hill = np.exp(-(((places - places[top]) / (unit * rng.uniform(1, 3))) ** 2))
@@ -245,9 +238,7 @@ def other_code(rng: Rng, problem: Problem, i: int) -> int:
 def gate_of(
     rng: Rng, problem: Problem, i: int, harmful: Sequence[int]
 ) -> tuple[int, Floats] | None:
-    """Another setting of the group, with 1 at the value at which it is on and 0 at the others; None
-    without any.
-    """
+    """Another setting of the group, with 1 for its values that are on, else 0; None without any."""
     peers = [j for j in _peers(problem, i) if j not in harmful]
     if not peers:
         return None
@@ -272,9 +263,7 @@ def hazards_of(rng: Rng, problem: Problem, counts: tuple[int, int] = HAZARDS) ->
 
 
 def recipes_of(rng: Rng, problem: Problem, good: Sequence[int]) -> tuple[Codes, ...]:
-    """Sets of about six settings: some that pay, with what they need to act, and others at any
-    value.
-    """
+    """Sets of about six settings: some that pay, with what they need, and others at random."""
     best = problem.best
     found: list[Codes] = []
     for _ in range(int(rng.integers(3, 6))):

@@ -1,5 +1,4 @@
-"""Options together with flags: batch, recomputation, mesh and precision act jointly, and memory
-gates them.
+"""Options together with flags: batch, remat, mesh and precision act jointly within memory.
 
 The value of a set is its time for each token. 10 to 60 flags lie beside the four options, as in the
 families `sparse`.
@@ -94,9 +93,7 @@ def _log_uniform(rng: Rng, low: float, high: float) -> float:
 
 
 def _options(rng: Rng) -> list[Parameter]:
-    """The four options; a study's reference recomputes and has a small batch, as one that has to
-    fit.
-    """
+    """The four options; the reference recomputes and has a small batch, as if it had to fit."""
     values: dict[str, tuple[Any, ...]] = {
         "batch": BATCHES,
         "remat": REMATS,
@@ -163,9 +160,7 @@ def _of_flags(rng: Rng, problem: Problem, unit: float) -> tuple[Floats, ...]:
 
 @functools.cache
 def _peaks() -> list[float]:
-    """Peaks, in GiB, of models compiled with sequences of 4096 that leave an eighth of the limit at
-    least.
-    """
+    """Peaks, in GiB, of models compiled at sequence 4096 that leave an eighth of the limit."""
     models = json.loads(COMPILED.read_text()).values()
     return [
         m["peak_gib"]
@@ -176,9 +171,7 @@ def _peaks() -> list[float]:
 
 @functools.cache
 def _changes() -> list[list[float]]:
-    """For each program compiled for H100s: what each of its values changed the peak by, as a share
-    of it.
-    """
+    """Relative changes of the peak by each value, for each program compiled for H100s."""
     cells: dict[tuple[str, ...], list[tuple[str | None, int]]] = defaultdict(list)
     for path in sorted(COMPILED_PEAKS.glob("jaxlib-*.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):

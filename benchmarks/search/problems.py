@@ -54,8 +54,7 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What some parameters do jointly, as batch size, recomputation, mesh and precision do; 0 at
-    their defaults.
+    """What some parameters do jointly, such as batch and mesh; 0 at their defaults.
 
     Attributes:
         factors: Indices of the parameters.
@@ -182,9 +181,7 @@ class Problem:
         )
 
     def gains(self, codes: Codes) -> Floats:
-        """What sets are worth, at most 0: who tried a set that fails or is slower still has the
-        default.
-        """
+        """Worth of sets, at most 0: whoever tried a failing or slower set keeps the default."""
         settled = self.settle(codes)
         return np.where(self.fails(settled), 0.0, np.minimum(self.effects(settled), 0.0))
 
@@ -290,9 +287,7 @@ class Problem:
 
     @functools.cached_property
     def _best(self) -> tuple[float, Codes]:
-        """Joins the parts one by one; of sets of parts only those stay that no other beats in time
-        and memory.
-        """
+        """Joins parts one by one; keeps the sets that none beats in time and memory."""
         front = [(0.0, 0.0, self.defaults)]
         for part in self._parts():
             options = self._best_of(part)

@@ -11,8 +11,7 @@ from benchmarks.search.strategies import Remembers
 
 
 class OneFactor(Remembers):
-    """One factor at a time: from the best set known, each value of each setting in turn; what
-    measures faster is kept.
+    """One factor at a time from the best set known: each value of each setting in turn.
 
     Args:
         problem: What is searched.
@@ -68,8 +67,7 @@ CLEARLY = 1.645
 
 
 class Racing(Remembers):
-    """Iterated racing, as irace has it: races of sets around the elite; those that are clearly
-    slower drop out.
+    """Iterated racing as in irace: sets around the elite race until clearly slower ones drop out.
 
     López-Ibáñez et al., "The irace package: iterated racing for automatic algorithm configuration",
     2016: new sets are drawn around the elite's values, the closer the later the race. Here an
@@ -117,9 +115,7 @@ class Racing(Remembers):
         )
 
     def _next_round(self) -> None:
-        """Another look at those that are left in the race; a new race if one or none is, or all
-        were seen enough.
-        """
+        """Looks again at the sets left in the race, or starts a new race if it is decided."""
         ranked = sorted({*self._racing, self._elite.tobytes()}, key=lambda k: self._mean(k)[0])
         best, sd = self._mean(ranked[0])
         left = [

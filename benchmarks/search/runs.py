@@ -57,8 +57,7 @@ def problem_of(family: str, seed: int) -> Problem:
 
 
 def run_one(problem: Problem, strategy: Strategy, *, trials: int, noise: float, seed: int) -> Row:
-    """One search of one space: its score, what its sets are worth as shares of what there is to
-    gain, and its seconds.
+    """One search of one space: its score, its sets' shares of the possible gain, its seconds.
 
     Seconds are of this process's processor time, so that a busy machine does not count.
     """
@@ -104,9 +103,7 @@ def _share(value: float, problem: Problem) -> float:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file, of runs with one name the last; a line that a kill cut off is left
-    out.
-    """
+    """Rows of a file, the last of each name; a line that a kill cut off is left out."""
     found: dict[tuple[Any, ...], Row] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:

@@ -1,5 +1,4 @@
-"""Scores of searches by the method of Willemsen et al. (2024): 0 is random search, 1 the optimum,
-at each moment.
+"""Scores of searches by Willemsen et al. (2024): 0 is random search, 1 the optimum.
 
 "A methodology for comparing optimization algorithms for auto-tuning", Future Generation Computer
 Systems, doi 10.1016/j.future.2024.05.021. A search's score at a moment is
@@ -32,8 +31,7 @@ LEVEL = 0.95
 def random_search(
     problem: Problem, trials: int, *, seed: int = 0, sets: int = RANDOM_SETS
 ) -> Floats:
-    """Expected best gain of uniform random search after 1, 2, ... trials, shape (trials,), in log
-    ratios.
+    """Expected best gain of random search after 1, 2, ... trials, shape (trials,), in log ratios.
 
     The expectation is exact for sets drawn with replacement from a large sample of the space. The
     default is had for free: what fails or is slower counts as no gain.
@@ -68,8 +66,7 @@ def score(best: Floats, baseline: Floats, optimum: float) -> float:
 
 
 def cutoff(values: Floats, share: float = CUTOFF) -> int:
-    """Evaluations after which random search is so far from the median to the optimum, as the method
-    has it.
+    """Evaluations after which random search is a given share from the median to the optimum.
 
     Args:
         values: All valid values of the table; less is better.
@@ -83,8 +80,7 @@ def cutoff(values: Floats, share: float = CUTOFF) -> int:
 
 @functools.lru_cache(maxsize=8)
 def table_baseline(values: tuple[float, ...], evaluations: int) -> Floats:
-    """Expected best of random search without replacement after 1, 2, ... evaluations, shape
-    (evaluations,).
+    """Expected best of random search without replacement, shape (evaluations,).
 
     The expectation itself; the paper takes the value of the expected rank and smooths it, by which
     random search scored from -0.7 to 0.2 on the six recorded tables.

@@ -1,6 +1,4 @@
-"""Who searches: one protocol for this project's search, its ablations, and the samplers of Optuna
-as they come.
-"""
+"""The searches under one protocol: this project's, its ablations, and Optuna's samplers."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ class Strategy(Protocol):
 
 
 class Remembers:
-    """What every search does that has no model: it hands on what was measured to be fastest, the
-    default if nothing.
+    """A search without a model, which names the fastest measured set, or else the default.
 
     Args:
         problem: What is searched.
@@ -157,9 +154,7 @@ class Product(Remembers):
         return {self.problem.space.parameters[i].name for i, _ in cause}
 
     def chosen(self) -> Codes:
-        """See `Strategy`; the additive model hands on the set that it expects most of, tried or
-        not.
-        """
+        """See `Strategy`; the additive model names the set of best expectation, tried or not."""
         if not self._is_additive:
             return super().chosen()
         return self.problem.as_codes(self._proposer._estimates().best)
@@ -216,8 +211,7 @@ def _failed(kind: FailureKind) -> TrialOutcome:
 
 
 class Asked(Remembers):
-    """A sampler of Optuna as it comes: trials are asked and told, those that fail are told as
-    failed.
+    """A sampler of Optuna unchanged, by ask and tell; failed trials are reported as failed.
 
     Args:
         problem: What is searched.
@@ -282,8 +276,7 @@ class UniformRandom(Remembers):
 
 
 class Smac(Remembers):
-    """SMAC3's facade for hyperparameters as it comes, a random forest; failed sets cost the worst
-    time.
+    """SMAC3's facade for hyperparameters unchanged, a random forest; failures cost the worst time.
 
     Args:
         problem: What is searched.

@@ -1,5 +1,4 @@
-"""Recorded tables of kernels' whole spaces: this project's sampler against Kernel Tuner's own
-strategies.
+"""Recorded tables of whole spaces of kernels: this sampler against Kernel Tuner's strategies.
 
 A table is a file in the T4 format. Its space holds the sets that were recorded; sets that did not
 run are part of it and count as evaluations. A search is scored over evaluations up to the method's
@@ -72,9 +71,7 @@ Config = tuple[Any, ...]
 
 
 class Entry(NamedTuple):
-    """One recorded set: its time in ms, None if it did not run, and the standard error of the
-    time's log.
-    """
+    """A recorded set: its time in ms, None if it failed, and the standard error of its log."""
 
     time: float | None
     sd: float

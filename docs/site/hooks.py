@@ -1,6 +1,4 @@
-"""What MkDocs cannot do by itself: README as the first page, a page of all commands, links from
-names of pages.
-"""
+"""Completes MkDocs: README as the first page, a page of all commands, links to pages by name."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_atomic_write_leaves_no_half_file(tmp_path: Path) -> None:
 
 def test_elapsed_time_counts_across_sessions(tmp_path: Path) -> None:
     store = Store.create_or_resume(tmp_path, study(), study_dir=tmp_path)
-    store.watch.go_on_from(100.0)
+    store.watch.earlier_s = 100.0
     store.append(IncidentRecord(what="late"))
     store.close()
     assert Store.create_or_resume(tmp_path, study(), study_dir=tmp_path).watch.total_s >= 100.0
@@ -137,14 +137,14 @@ def test_the_clock_of_a_command_never_goes_back(before_s: float) -> None:
     watch = Stopwatch(clock=lambda: now)
     now = 12.0  # asking the build
     shown = watch.total_s
-    watch.go_on_from(before_s)
+    watch.earlier_s = before_s
     assert watch.total_s == before_s + shown
 
 
 def test_stopwatch_counts_neither_a_pause_nor_time_without_a_lane() -> None:
     now = 0.0
     watch = Stopwatch(clock=lambda: now)
-    watch.go_on_from(5.0)
+    watch.earlier_s = 5.0
     now = 2.0
     assert watch.total_s == 7.0
     now = 2.0 + 3600  # suspended: nobody looked for an hour

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from autotune.measure.compare import sequential
+from autotune.model.block_sizes import CPU_SIZES as CPU
+from autotune.model.block_sizes import GPU_SIZES as GPU
 from autotune.model.block_sizes import BlockSizes
-from autotune.model.sections import MeasureSpec
 from autotune.stats.aa_noise import UNKNOWN_NOISE, read_aa_noise, trial_plan
 from autotune.stats.estimates import SequentialPlan, estimate_pairs
 from harness.noise import Floats, Machine, NoiseModel, Process, log_ratios, run_pairs
 
-CPU, GPU = MeasureSpec().block_sizes_on("cpu"), MeasureSpec().block_sizes_on("cuda")
 COST = 0.03
 """What a candidate costs alone, in log, by the power that it draws."""
 

@@ -257,7 +257,7 @@ def test_the_search_as_it_was_spends_the_time_of_the_proof(monkeypatch: pytest.M
 def test_what_a_proof_of_nothing_leaves_goes_back_to_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a noisy machine without any effect trials look promising, and do not hold: the search goes on."""
     noisy = {"effects": {}, "noise": {"white_sd": 0.02, "process_sd": 0.006}}
-    monkeypatch.setattr("autotune.model.sections.GPU_SIZES", CPU_SIZES)
+    monkeypatch.setattr("autotune.model.spec.GPU_SIZES", CPU_SIZES)
     spec = study(0.05, 40.0, 60 * MINUTE, trials=200, replay=noisy, search={"sampler": "random"})
     ended = Ended(spec)
     assert ended.timed.clock.now_s <= 64 * MINUTE

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autotune.measure.compare import aa_pairs, fixed, noise_of_aba_runs, pair_duration_s, sequential
 from autotune.measure.durations import power_analysis
 from autotune.measure.runner import pays
-from autotune.model.block_sizes import LONGEST_BLOCK_STEPS
+from autotune.model.block_sizes import CPU_SIZES, LONGEST_BLOCK_STEPS
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Comparison, FailureKind, Pair, log_ratio
 from autotune.model.records import (
@@ -29,7 +29,6 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
-from autotune.model.sections import MeasureSpec
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size, read_aa_noise, spread_of
@@ -148,7 +147,7 @@ def interleaved(count: int, seed: int = 0) -> tuple[list[Pair], list[str]]:
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10, 3), (0, LONGEST_BLOCK_STEPS)])
 def test_a_block_is_long_against_the_timer(step_s: float, steps: int) -> None:
-    assert MeasureSpec().block_sizes_on("cpu").steps(step_s) == steps
+    assert CPU_SIZES.steps(step_s) == steps
 
 
 def test_every_pair_has_one_block_of_each_in_an_order_that_the_seed_gives() -> None:

@@ -30,7 +30,7 @@ def benches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[MeasurementContext] = []
     ledger = tmp_path / "ledger"
     ledger.touch()
-    monkeypatch.setattr("autotune.model.sections.GPU_SIZES", AT_ONCE)
+    monkeypatch.setattr("autotune.model.spec.GPU_SIZES", AT_ONCE)
     monkeypatch.setattr("autotune.machine.gpus.has_device_file", lambda: True)
 
     def make(needed: int, *variables: str) -> tuple[MeasurementContext, Told]:
