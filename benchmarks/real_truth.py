@@ -152,14 +152,11 @@ def calibrate(effect: float, *, large: int = 3000) -> int:
         contextlib.closing(begin(spec, folder, Console(quiet=True))) as session,
     ):
         driver.begin(session)
-        request = ComparisonRequest(
-            candidate=FlagSet({VARIABLE: str(large)}),
-            folder=session.store.folder("trials", "large"),
-            name="c",
-            rule=fixed(30),
-        )
-        found = runner_of(session).comparer.compare(request)
-    assert found.comparison is not None
+        comparer = runner_of(session).comparer
+        update = {"folder": ("trials", "large"), "name": "c"}
+        comparer.context.assignment = comparer.context.assignment.model_copy(update=update)
+        candidate = FlagSet({VARIABLE: str(large)})
+        found = comparer.compare(ComparisonRequest(candidate=candidate, rule=fixed(30)))
     ratio = found.comparison.estimate.ratio
     iterations = max(1, round(large * effect / (ratio - 1.0)))
     print(f"{large} iterations cost {ratio - 1.0:.1%} of a step, so {effect:.1%} is {iterations}")

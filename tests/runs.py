@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from autotune.machine.telemetry import NO_METER, NO_WATCH
-from autotune.measure.compare import InterleavedBlocks
+from autotune.measure.compare import ComparisonRequest, Interleaved, StoppingRule
 from autotune.measure.loss_gate import LossTrace
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
@@ -23,7 +23,7 @@ from autotune.results.winner import Winner
 from autotune.rundir.store import RECORDS, Store
 from autotune.settings.probe import ProbeReport
 from autotune.settings.space import Parameter, SearchSpace
-from autotune.stats.estimates import Estimate
+from autotune.stats.estimates import Estimate, estimate_pairs
 from autotune.study.ab import Variants, prepare_variants
 from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
@@ -53,12 +53,14 @@ def interleaved_pairs(
         steps_for=lambda worker: steps,
         settle_steps=0,
         now_s=1.5,
+        folder=lambda: Path("nowhere"),
         meter=NO_METER,
         gpus=NO_WATCH,
         progress=SimpleNamespace(pair=lambda *_: None),
     )
-    blocks = InterleavedBlocks(context, Path("nowhere"), (LossTrace(spec, reference), LossTrace(spec, candidate)))
-    return blocks.measure(stop, seed="test")
+    request = ComparisonRequest(candidate=FlagSet(), rule=StoppingRule(stop, estimate_pairs))
+    traces = (LossTrace(spec, reference), LossTrace(spec, candidate))
+    return Interleaved(context).run_blocks(request, traces, seed="test")
 
 
 class Noting(SimulatedLauncher):

@@ -1,3 +1,1 @@
-"""Measuring: comparisons of two sets, the loss check, the long run, memory, and how long they
-take.
-"""
+"""Measuring: comparisons of two sets, loss check, long run, memory, and how long they take."""

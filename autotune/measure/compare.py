@@ -20,23 +20,21 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from autotune.measure.context import MeasurementContext, ReferenceFailed, work_between
-from autotune.measure.durations import AA_SHARE, LEAST_AA, beside_reference_s, refuse_short_budget
-from autotune.measure.loss_gate import LossTrace
+from autotune.measure.durations import AA_SHARE, LEAST_AA, refuse_short_budget
+from autotune.measure.loss_gate import LossTrace, Reports, Sets
 from autotune.measure.pausing import (
     LONG_BLOCKS,
     refuse_dishonest,
     refuse_long_pause,
     why_not_paused,
 )
-from autotune.model.block_sizes import BlockSizes
+from autotune.model.block_sizes import BlockSizes, Split
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
@@ -45,12 +43,12 @@ from autotune.model.measurement import (
     Arm,
     Comparison,
     Pair,
-    SameStep,
     WorkerReport,
     WorkPerStep,
     log_ratio,
 )
 from autotune.stats.aa_noise import (
+    UNKNOWN_NOISE,
     AaNoise,
     fewest_pairs,
     moments,
@@ -62,7 +60,6 @@ from autotune.stats.aa_noise import (
 )
 from autotune.stats.estimates import (
     Estimate,
-    Floats,
     SequentialPlan,
     aba_runs,
     estimate_aba,
@@ -73,40 +70,27 @@ from autotune.stats.estimates import (
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
-R = TypeVar("R")
-
 CANDIDATE_RETRIES = 2
-"""How often a candidate that something outside seems to have ended (SIGTERM, a port in use) is
-measured once more.
-"""
+"""How often a candidate is measured once more that something outside seems to have ended."""
 
 AA_PAIRS = 8
 MOST_AA_PAIRS = 20
-"""Fewest and most pairs of blocks with each process of an A/A run, unless they are over within a
-moment.
-"""
+"""Fewest and most pairs of blocks with each process of an A/A run, unless they take a moment."""
 
 LEAST_AA_PAIRS = 2
-"""Fewest where a pair of blocks takes seconds: trials' intervals hold as with 8
-(tests/stats/test_gpu_blocks.py).
-"""
+"""Fewest where a pair takes seconds: intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
 
 LARGEST_GAP = 0.1
-"""Share by which the steps of a program that runs on by itself may miss the time over which its
-energy was counted.
-"""
+"""Share by which steps of a program that runs on may miss the time in which energy was counted."""
 
-Inspect = Callable[[WorkerReport, WorkerReport], bool]
-"""Says from the reports of reference and candidate whether they need no measurement; may raise
-WorkerFailed.
-"""
+
+class SameProgram(Exception):
+    """A candidate whose program is known already, so that there is nothing to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoppingRule:
-    """When an interleaved comparison ends (a reason, or None), and the estimate that is honest
-    under that rule.
-    """
+    """When an interleaved comparison ends (a reason, or None), and the honest estimate for that."""
 
     stop: Callable[[list[float]], str | None]
     estimate: Callable[[list[float]], Estimate]
@@ -120,8 +104,7 @@ def sequential(
     spread: float = 0.0,
     most: int | None = None,
 ) -> StoppingRule:
-    """The rule of a trial: looks at the plan's pair counts, at an error level that holds over all
-    looks.
+    """The rule of a trial: looks at the plan's counts, at an error level that holds over all looks.
 
     Args:
         spread: What one pair of equal processes may differ by, in log; it is in the estimate's
@@ -129,7 +112,8 @@ def sequential(
         most: Pairs for which there is time: it ends at the last look within them, but never before
             the first one.
     """
-    last = max((n for n in plan.looks if most is None or n <= most), default=plan.looks[0])
+    in_time = [count for count in plan.looks if most is None or count <= most]
+    last_look = max(in_time, default=plan.looks[0])
 
     def estimate(ratios: list[float]) -> Estimate:
         return widen(plan.estimate(ratios), spread)
@@ -141,15 +125,15 @@ def sequential(
         reason = reason_to_stop(
             estimate(ratios), plan, min_effect=min_effect, incumbent=incumbent, spread=spread
         )
-        return reason or ("no time for more pairs" if count >= last else None)
+        if reason is None and count >= last_look:
+            return "no time for more pairs"
+        return reason
 
     return StoppingRule(stop, estimate)
 
 
 def fixed(count: int) -> StoppingRule:
-    """The rule of a proof, and of each process of an A/A run: a number of pairs settled
-    beforehand.
-    """
+    """The rule of a proof: a number of pairs settled beforehand."""
     return StoppingRule(
         lambda ratios: f"all {count} pairs run" if len(ratios) >= count else None, estimate_pairs
     )
@@ -160,47 +144,48 @@ class ComparisonRequest:
     """What is to be compared, and how."""
 
     candidate: FlagSet
-    folder: Path
-    name: str
-    """Seeds the order of blocks and runs."""
     rule: StoppingRule
     """When to stop, where blocks are interleaved; isolated runs have numbers of their own."""
-    against: FlagSet | None = None
-    """What to compare with, in a fresh process; None is the study's reference."""
+    against: FlagSet = field(default_factory=FlagSet)
+    """What to compare with, in a fresh process; empty for the study's reference."""
     is_proof: bool = False
     """One fresh pair of processes, even of the study's reference."""
-    inspect: Inspect | None = None
-    """Also has each block's losses held to the reference's."""
+    is_aa: bool = False
+    """The reference against other processes of itself."""
+    inspect: Callable[[Reports], None] | None = None
+    """Looks at both reports before they are measured, and has each block's losses compared.
+
+    It raises WorkerFailed or SameProgram.
+    """
 
     @property
-    def sets(self) -> tuple[FlagSet, FlagSet]:
+    def sets(self) -> Sets:
         """Reference and candidate."""
-        return self.against or FlagSet(), self.candidate
+        return self.against, self.candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """Result of a comparison: its pairs and their figures; none where the reports needed no
-    measurement.
-    """
+    """Result of a comparison."""
 
-    reference: WorkerReport
-    candidate: WorkerReport
-    pairs: Sequence[Pair] = ()
-    comparison: Comparison | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AaRun:
-    """The living reference against other processes of itself (`seconds`), with the pairs of all of
-    them in order.
-    """
-
-    reference: WorkerReport
-    seconds: Sequence[WorkerReport]
+    reports: Sequence[WorkerReport]
+    """Of the reference, then of the candidate or the other processes of an A/A run."""
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: AaNoise
+    """What an A/A run shows; unknown of other comparisons."""
+
+
+class Run(NamedTuple):
+    """A block of one arm, or a fresh run of it."""
+
+    arm: Arm
+    at_s: float
+    trace: LossTrace
+    steps_s: Split
+    joules: float | None
+    clock_s: float | None
+    """Of all steps, by a clock that is not the program's."""
 
 
 class Comparer(ABC):
@@ -215,38 +200,26 @@ class Comparer(ABC):
     def compare(self, request: ComparisonRequest) -> Compared:
         """Measures a set until its interval is as good as it gets.
 
+        What was not the candidate's fault is tried again, a few times; its process tells whose it
+        was.
+
         Raises:
+            SameProgram: If `request.inspect` says so.
             WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no
                 reference outlived it.
             LaunchError: If the reference cannot be started.
         """
-        return self._until_reference_holds(
-            lambda way: way._compare(request),
-            request.sets,
-            is_replaceable=request.is_proof or request.against is None,
-        )
-
-    def aa_run(self, folder: Path) -> AaRun:
-        """Measures the reference against other processes of itself; see `compare`."""
-        return self._until_reference_holds(
-            lambda way: way._aa_run(folder), (FlagSet(), FlagSet()), is_replaceable=True
-        )
-
-    def _until_reference_holds(
-        self, once: Callable[[Comparer], R], sets: tuple[FlagSet, FlagSet], *, is_replaceable: bool
-    ) -> R:
-        """Tries again what was not the candidate's fault, a few times; whose it was, its process
-        tells.
-        """
-        comparer = self.for_sets(*sets)
+        comparer = self.for_sets(*request.sets)
+        is_replaceable = request.is_proof or not request.against
         retries = 0
         while True:
             self.context.gpus.take()  # what was seen of a try that failed is not of this one
             try:
-                return once(comparer)
+                return comparer._compare(request)
             except WorkerFailed as error:
-                if (way := comparer.instead(error, sets)) is not None:
-                    comparer = way
+                instead = comparer.instead(error, request.sets)
+                if instead is not None:
+                    comparer = instead
                 elif is_replaceable and isinstance(error, ReferenceFailed):
                     self.context.lose_reference(error)
                 elif (
@@ -259,151 +232,164 @@ class Comparer(ABC):
                 else:
                     raise
 
+    def aa_run(self) -> Compared:
+        """Measures the reference against other processes of itself; see `compare`."""
+        rule = fixed(AA_PAIRS)
+        return self.compare(ComparisonRequest(candidate=FlagSet(), rule=rule, is_aa=True))
+
     def for_sets(self, *sets: FlagSet) -> Comparer:
         """The way to compare some sets, from what earlier pairs have shown of them."""
         return self
 
-    def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """The way to compare reference and candidate when this one is why they failed; None if that
-        is not so.
-        """
+    def instead(self, error: WorkerFailed, sets: Sets) -> Comparer | None:
+        """The way to compare two sets if this one is why they failed, else None."""
         return None
 
     @abstractmethod
     def _compare(self, request: ComparisonRequest) -> Compared:
         """One try of `compare`; raises `ReferenceFailed` where it was not the candidate."""
 
-    @abstractmethod
-    def _aa_run(self, folder: Path) -> AaRun:
-        """One try of `aa_run`."""
-
-    def _figures(
+    def _keep(
         self,
+        request: ComparisonRequest,
+        index: int,
+        runs: Sequence[Run],
+        work: WorkPerStep | None,
+    ) -> Pair:
+        """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
+        reference, candidate = sorted(runs, key=lambda run: run.arm is Arm.CANDIDATE)
+        pair = Pair(
+            index=index,
+            first=runs[0].arm,
+            reference_s=reference.steps_s[1],
+            candidate_s=candidate.steps_s[1],
+            reference_settling_s=reference.steps_s[0] or None,
+            candidate_settling_s=candidate.steps_s[0] or None,
+            at_s=round(runs[0].at_s, 3),
+            reference_j=reference.joules,
+            candidate_j=candidate.joules,
+            reference_clock_s=reference.clock_s,
+            candidate_clock_s=candidate.clock_s,
+            loss=candidate.trace.beside(reference.trace),
+        )
+        self.context.progress.pair(self.context.folder(), pair, work)
+        if request.inspect is not None:
+            if self.mode == ABA:
+                candidate.trace.refuse_shorter(reference.trace)
+            reports = (reference.trace.worker.report, candidate.trace.worker.report)
+            self.context.losses.check_block(request.sets, reports, pair.loss)
+        return pair
+
+    def _compared(
+        self,
+        reports: Sequence[WorkerReport],
         pairs: Sequence[Pair],
         estimate: Estimate,
         *,
         stopped: str,
         work: WorkPerStep | None = None,
-    ) -> Comparison:
-        looked = self.context.gpus.take()
-        meter = self.context.meter
-        return Comparison(
+        noise: AaNoise = UNKNOWN_NOISE,
+    ) -> Compared:
+        telemetry = self.context.gpus.take()
+        comparison = Comparison(
             estimate=estimate,
             reference_step_s=statistics.median(t for p in pairs for t in p.reference_s),
             candidate_step_s=statistics.median(t for p in pairs for t in p.candidate_s),
             pair_count=len(pairs),
             mode=self.mode,
             stopped=stopped,
-            warnings=looked.warnings,
-            energy=meter.use_of(pairs),
-            during=looked.during,
+            warnings=telemetry.warnings,
+            energy=self.context.meter.use_of(pairs),
+            during=telemetry.during,
             work=work,
         )
+        return Compared(reports=reports, pairs=pairs, comparison=comparison, noise=noise)
 
 
 # ---------------------------------------------------------------------- interleaved pairs
 
 
 class Interleaved(Comparer):
-    """Both processes side by side; isolated where the two turn out not to fit into the device's
-    memory.
-    """
+    """Both processes side by side; isolated where the two do not fit into the device's memory."""
 
     mode = INTERLEAVED
 
     def _compare(self, request: ComparisonRequest) -> Compared:
+        if request.is_aa:
+            return self._aa_run()
         context = self.context
         with contextlib.ExitStack() as stack:
-            if request.is_proof or request.against is not None:
-                reference, candidate = context.start_both(
-                    *request.sets, request.folder, name=request.name
-                )
+            if request.is_proof or request.against:
+                reference, candidate = context.start_both(*request.sets)
                 stack.callback(reference.close)
                 trace = LossTrace(context.spec, reference)
             else:
                 trace = context.reference()
-                candidate = context.start(request.candidate, request.folder)
+                candidate = context.start(request.candidate, context.folder())
             stack.callback(candidate.close)
-            return self._run(request, (trace, LossTrace(context.spec, candidate)))
-
-    def _run(self, request: ComparisonRequest, traces: tuple[LossTrace, LossTrace]) -> Compared:
-        reports = (traces[0].worker.report, traces[1].worker.report)
-        work = work_between(request.sets, reports)
-        if request.inspect is not None and request.inspect(*reports):
-            return Compared(reference=reports[0], candidate=reports[1])
-
-        def check(pair: Pair) -> None:
+            reports = (trace.worker.report, candidate.report)
+            work = work_between(request.sets, reports)
             if request.inspect is not None:
-                self.context.losses.check_block(request.sets, reports, pair.loss)
-
-        blocks = InterleavedBlocks(self.context, request.folder, traces, work)
-        pairs, stopped = blocks.measure(request.rule.stop, seed=request.name, check=check)
+                request.inspect(reports)
+            traces = (trace, LossTrace(context.spec, candidate))
+            pairs, stopped = self.run_blocks(request, traces, work, seed=context.assignment.name)
         estimate = request.rule.estimate([log_ratio(p, work) for p in pairs])
-        comparison = self._figures(pairs, estimate, stopped=stopped, work=work)
-        return Compared(
-            reference=reports[0], candidate=reports[1], pairs=pairs, comparison=comparison
-        )
+        return self._compared(reports, pairs, estimate, stopped=stopped, work=work)
 
     def for_sets(self, *sets: FlagSet) -> Comparer:
         """Isolated for sets that turned out not to fit beside another process."""
         return self._isolated() if self.context.share.is_known_isolated(*sets) else self
 
-    def instead(self, error: WorkerFailed, sets: tuple[FlagSet, FlagSet]) -> Comparer | None:
-        """Isolated, if pausing, one port, lock or the device's memory is why, and the study leaves
-        the choice.
-        """
-        if not self.context.spec.workload.can_wait:
-            is_reference = isinstance(error, ReferenceFailed) or not sets[1]
-            if why := why_not_paused(self.context, error, is_reference=is_reference):
-                return self._unpaused(why)
-        if self.context.spec.measure.mode == "auto" and (what := collision_of(error.failure)):
-            self.context.progress.incident(
-                f"two processes of this program want the same {what}, so they run one at a time "
-                "from now on, as by "
-                f'measure.mode = "{ABA}": {error.failure.message}'
-            )
-            return self._isolated()
-        if not self.context.share.is_too_small(error.failure):
-            return None
-        failed = sets[0] if isinstance(error, ReferenceFailed) else sets[1]
-        if failed or not isinstance(
-            error, ReferenceFailed
-        ):  # of the study's reference the A/A run tells
-            self.context.share.remember(failed)
-        return self._isolated()
+    def instead(self, error: WorkerFailed, sets: Sets) -> Comparer | None:
+        """Isolated, if pausing, one port, lock or the memory is why, and the study leaves it open.
 
-    def _unpaused(self, why: str) -> Comparer:
-        """Isolated, for a program that must not be paused; LaunchError if the study asks for it."""
-        if self.context.spec.measure.mode == INTERLEAVED:
+        Raises:
+            LaunchError: If the program must not be paused, but the study asks for it.
+        """
+        context = self.context
+        mode = context.spec.measure.mode
+        is_reference = isinstance(error, ReferenceFailed)
+        failed_set = sets[not is_reference]
+        resource = collision_of(error.failure)
+        why = ""
+        if not context.spec.workload.can_wait:
+            why = why_not_paused(context, error, is_reference=is_reference or not sets[1])
+        if why and mode == INTERLEAVED:
             raise LaunchError(
                 f'measure.mode = "{INTERLEAVED}" must be able to pause the program, but {why}; '
                 f'write "auto" or "{ABA}"'
             )
-        self.context.progress.incident(
-            f"this program is not paused while another one runs, for {why}; it runs one process "
-            "at a time, as by "
-            f'measure.mode = "{ABA}"'
-        )
+        if why:
+            context.progress.incident(
+                f"this program is not paused while another one runs, for {why}; it runs one "
+                f'process at a time, as by measure.mode = "{ABA}"'
+            )
+        elif mode == "auto" and resource:
+            context.progress.incident(
+                f"two processes of this program want the same {resource}, so they run one at a "
+                f'time from now on, as by measure.mode = "{ABA}": {error.failure.message}'
+            )
+        elif not context.share.is_too_small(error.failure):
+            return None
+        elif failed_set or not is_reference:  # of the study's reference the A/A run tells
+            context.share.remember(failed_set)
         return self._isolated()
 
     def _isolated(self) -> Comparer:
         self.context.release_reference()
         return Isolated(self.context)
 
-    def _aa_run(self, folder: Path) -> AaRun:
-        """One process after the other beside the living reference; raw pairs of all in one file, in
-        order.
-        """
+    def _aa_run(self) -> Compared:
+        """One process after the other beside the living reference; raw pairs of all in one file."""
         context = self.context
         spec = context.spec
         trace = context.reference()
-        reference = trace.worker
-        report = reference.report
-        block_steps = context.steps_for(reference)
+        report = trace.worker.report
+        block_steps = context.steps_for(trace.worker)
         refuse_long_pause(report, block_steps)
         count = aa_pairs(report, block_steps)
         start_s = report.start_s  # in the end it starts once more, in another rounding
-        each_s = beside_reference_s(report, steps=2 * count * block_steps)
+        each_s = start_s + 2 * count * block_steps * report.step_s
         refuse_short_budget(
             spec, report, begun_s=context.assignment.at_s, aa_s=start_s + LEAST_AA * each_s
         )
@@ -411,30 +397,31 @@ class Interleaved(Comparer):
         planned_s = AA_SHARE * budget_s - 2.0 * start_s
         limit_s = context.now_s + AA_SHARE / 2.0 * budget_s  # the plan may be too short
         pairs: list[Pair] = []
-        reports: list[WorkerReport] = []
-        groups: list[Floats] = []
-        ages: list[npt.NDArray[np.int64]] = []
+        reports = [report]
+        groups = []
+        ages = []
 
         def stop(ratios: list[float]) -> str | None:
-            is_late = len(ratios) >= LEAST_AA_PAIRS and context.now_s > limit_s
-            return fixed(LEAST_AA_PAIRS if is_late else count).stop(ratios)
+            needed = LEAST_AA_PAIRS if context.now_s > limit_s else count
+            return "they are enough" if len(ratios) >= needed else None
 
+        request = ComparisonRequest(candidate=FlagSet(), rule=StoppingRule(stop, estimate_pairs))
         for number in range(spec.measure.aa_processes):
             is_long = (number + 1) * each_s > planned_s or context.now_s > limit_s
             if number >= LEAST_AA and is_long:
                 break
-            beside = folder if number == 0 else context.folder_in(folder, f"second-{number + 1}")
-            with contextlib.closing(context.start(FlagSet(), beside)) as second:
-                second_trace = LossTrace(spec, second)
-                blocks = InterleavedBlocks(context, folder, (trace, second_trace))
+            names = [f"second-{number + 1}"] if number > 0 else []
+            with contextlib.closing(context.start(FlagSet(), context.folder(*names))) as worker:
+                fresh = LossTrace(spec, worker)
                 seed = f"floor/{len(pairs)}" if pairs else "floor"
-                new_pairs, _ = blocks.measure(stop, seed=seed, begin=len(pairs))
-                reports.append(second.report)
+                new_pairs, _ = self.run_blocks(request, (trace, fresh), seed=seed, begin=len(pairs))
+                reports.append(worker.report)
             ago = block_steps * np.arange(len(new_pairs))[::-1]
-            ages.append(np.asarray([second_trace.done - ago, trace.done - ago]))
+            ages.append(np.asarray([fresh.done - ago, trace.done - ago]))
             if report.line_s and number == 0:
-                refuse_dishonest(report, new_pairs, reference.run_block(LONG_BLOCKS * block_steps))
-                trace.take(LONG_BLOCKS * block_steps)
+                long_steps = LONG_BLOCKS * block_steps
+                refuse_dishonest(report, new_pairs, trace.worker.run_block(long_steps))
+                trace.take(long_steps)
             pairs += new_pairs
             groups.append(np.asarray([log_ratio(p) for p in new_pairs]))
         settled = settling(groups, ages)
@@ -450,65 +437,50 @@ class Interleaved(Comparer):
                 noise, pairs, context.sizes, has_own_blocks=spec.measure.block_s != "auto"
             )
         stopped = f"all {len(pairs)} pairs with {len(groups)} processes run"
-        comparison = self._figures(pairs, noise.estimate, stopped=stopped)
-        return AaRun(
-            reference=report, seconds=reports, pairs=pairs, comparison=comparison, noise=noise
-        )
+        return self._compared(reports, pairs, noise.estimate, stopped=stopped, noise=noise)
 
-
-@dataclass(frozen=True, slots=True)
-class InterleavedBlocks:
-    """Pairs of blocks of two living processes."""
-
-    context: MeasurementContext
-    folder: Path
-    traces: tuple[LossTrace, LossTrace]
-    """Reference and candidate, idle."""
-    work: WorkPerStep | None = None
-    """What a step of each arm does, where it differs: ratios are then of time per unit of it."""
-
-    def measure(
+    def run_blocks(
         self,
-        stop: Callable[[list[float]], str | None],
+        request: ComparisonRequest,
+        traces: tuple[LossTrace, LossTrace],
+        work: WorkPerStep | None = None,
         *,
         seed: str,
-        check: Callable[[Pair], None] = lambda pair: None,
         begin: int = 0,
     ) -> tuple[list[Pair], str]:
-        """Runs pairs of blocks, numbered from `begin`, until `stop` gives a reason; gives them and
-        that reason.
+        """Runs pairs of blocks of two idle processes until the rule gives a reason to stop.
+
+        Args:
+            work: What a step of each arm does, where it differs: ratios are per unit of it.
+            seed: Of the order of blocks.
+            begin: Number of the first pair.
         """
         context = self.context
-        rng = random.Random(f"{context.spec.seed}/{seed}")
-        steps = context.steps_for(self.traces[0].worker)
-        for trace in self.traces:
+        coin = random.Random(f"{context.spec.seed}/{seed}")
+        steps = context.steps_for(traces[0].worker)
+        for trace in traces:
             trace.settle(context.settle_steps)
         pairs: list[Pair] = []
-        ratios: list[float] = []
+        ratios = []
         while True:
-            order = [*Arm] if rng.random() < 0.5 else [*reversed(Arm)]
-            pair = self._pair(begin + len(pairs), order, steps)
-            context.progress.pair(self.folder, pair, self.work)
-            check(pair)
+            order = [*Arm] if coin.random() < 0.5 else [*reversed(Arm)]
+            runs = [self._block(arm, traces[arm is Arm.CANDIDATE], steps) for arm in order]
+            for trace in traces:
+                trace.take(steps)
+            pair = self._keep(request, begin + len(pairs), runs, work)
             pairs.append(pair)
-            ratios.append(log_ratio(pair, self.work))
+            ratios.append(log_ratio(pair, work))
             # For other people's processes, between two pairs, when nothing is timed.
             context.gpus.look()
-            if (reason := stop(ratios)) is not None:
+            reason = request.rule.stop(ratios)
+            if reason is not None:
                 return pairs, reason
 
-    def _pair(self, index: int, order: Sequence[Arm], steps: int) -> Pair:
-        at_s = self.context.now_s
-        blocks = {arm: self._block(arm, steps) for arm in order}
-        for trace in self.traces:
-            trace.take(steps)
-        told = self.traces[1].beside(self.traces[0])
-        return _make_pair(index, order[0], at_s, blocks[Arm.REFERENCE], blocks[Arm.CANDIDATE], told)
-
-    def _block(self, arm: Arm, steps: int) -> Timed:
-        worker = self.traces[arm is Arm.CANDIDATE].worker
+    def _block(self, arm: Arm, trace: LossTrace, steps: int) -> Run:
+        worker = trace.worker
         sizes = self.context.sizes
-        begun = time.monotonic()
+        at_s = self.context.now_s
+        begun_s = time.monotonic()
         try:
             with self.context.gpus.block(arm, settle_s=sizes.settle_s):
                 times_s, joules = self.context.meter.measure(lambda: worker.run_block(steps))
@@ -516,42 +488,10 @@ class InterleavedBlocks:
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
-        if (
-            worker.report.line_s and joules is not None and worker.last_clock_s is not None
-        ):  # of lines that count, too
-            joules *= worker.last_clock_s / (time.monotonic() - begun)
-        return Timed(*sizes.split(times_s), joules, worker.last_clock_s)
-
-
-class Timed(NamedTuple):
-    """Seconds of the steps of a block or run: those in which the device settles, and those that
-    count.
-    """
-
-    settling_s: tuple[float, ...]
-    counted_s: tuple[float, ...]
-    joules: float | None
-    clock_s: float | None
-    """Of all steps, by a clock that is not the program's."""
-
-
-def _make_pair(
-    index: int, first: Arm, at_s: float, reference: Timed, candidate: Timed, loss: SameStep | None
-) -> Pair:
-    return Pair(
-        index=index,
-        first=first,
-        reference_s=reference.counted_s,
-        candidate_s=candidate.counted_s,
-        reference_settling_s=reference.settling_s or None,
-        candidate_settling_s=candidate.settling_s or None,
-        at_s=round(at_s, 3),
-        reference_j=reference.joules,
-        candidate_j=candidate.joules,
-        reference_clock_s=reference.clock_s,
-        candidate_clock_s=candidate.clock_s,
-        loss=loss,
-    )
+        clock_s = worker.last_clock_s
+        if worker.report.line_s and joules is not None and clock_s is not None:
+            joules *= clock_s / (time.monotonic() - begun_s)  # of lines that count, too
+        return Run(arm, at_s, trace, sizes.split(times_s), joules, clock_s)
 
 
 def shortened(
@@ -575,14 +515,12 @@ def shortened(
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
-    """Pairs of blocks with each process of an A/A run: a third of the time of its start, and as
-    `moments` asks.
-    """
+    """Pairs with each process of an A/A run: a third of its start's time, and as `moments` asks."""
     pair_s = 2 * steps * report.step_s
     if pair_s <= 0:
         return MOST_AA_PAIRS
-    least = max(LEAST_AA_PAIRS, fewest_pairs(AA_PAIRS, pair_s))
-    count = min(MOST_AA_PAIRS, max(least, round(report.start_s / 3 / pair_s)))
+    fewest = max(LEAST_AA_PAIRS, fewest_pairs(AA_PAIRS, pair_s))
+    count = min(MOST_AA_PAIRS, max(fewest, round(report.start_s / 3 / pair_s)))
     return max(count, moments(report.start_s, pair_s))
 
 
@@ -596,95 +534,87 @@ def pair_duration_s(pairs: Sequence[Pair]) -> float:
 # ---------------------------------------------------------------------- isolated runs
 
 
-class Run(NamedTuple):
-    """One fresh run."""
-
-    arm: Arm
-    at_s: float
-    timed: Timed
-    trace: LossTrace
-
-
 class Isolated(Comparer):
-    """Fresh runs, one after the other; nothing else may be running here."""
+    """Fresh runs, one after the other; nothing else may be running here.
+
+    Args:
+        beside: Interleaved blocks of each arm in the pairs with which its runs are compared; 0 if
+            all are isolated.
+    """
 
     mode = ABA
 
-    def __init__(self, context: MeasurementContext, *, beside: int | None = None) -> None:
+    def __init__(self, context: MeasurementContext, *, beside: int = 0) -> None:
         super().__init__(context)
         self._beside = beside
-        """Interleaved blocks of each arm in the pairs with which its runs are compared; None if all
-        are isolated.
-        """
         self._run_steps: int | None = None
 
     def _compare(self, request: ComparisonRequest) -> Compared:
         """One fresh run of either in a proof, else as many ABA runs as the study asks for."""
-        reports: dict[Arm, WorkerReport] = {}
+        latest: dict[Arm, WorkerReport] = {}
         pairs: list[Pair] = []
         work: WorkPerStep | None = None
         for order in self._orders(request):
             before: Run | None = None
             for arm in order:
                 with contextlib.closing(self._start(request, arm)) as worker:
-                    reports[arm] = worker.report
+                    latest[arm] = worker.report
                     if before is not None:
-                        both = (reports[Arm.REFERENCE], reports[Arm.CANDIDATE])
-                        work = work_between(request.sets, both)
-                        if not pairs and request.inspect is not None and request.inspect(*both):
-                            return Compared(reference=both[0], candidate=both[1])
+                        reports = (latest[Arm.REFERENCE], latest[Arm.CANDIDATE])
+                        work = work_between(request.sets, reports)
+                        if not pairs and request.inspect is not None:
+                            request.inspect(reports)
                     run = self._run(request, arm, worker)
                 if before is not None:
-                    pairs.append(self._keep(request, len(pairs), before, run, work))
+                    pairs.append(self._keep(request, len(pairs), (before, run), work))
                 before = run
         estimate_of = estimate_pairs if request.is_proof else estimate_aba
         estimate = estimate_of([log_ratio(pair, work) for pair in pairs])
-        comparison = self._figures(pairs, estimate, stopped="all runs measured", work=work)
-        return Compared(
-            reference=reports[Arm.REFERENCE],
-            candidate=reports[Arm.CANDIDATE],
-            pairs=pairs,
-            comparison=comparison,
+        noise = UNKNOWN_NOISE
+        if request.is_aa:
+            latest[Arm.REFERENCE] = self.context.first_report
+            noise = noise_of_aba_runs(pairs, start_s=self.context.first_report.start_s)
+        return self._compared(
+            (latest[Arm.REFERENCE], latest[Arm.CANDIDATE]),
+            pairs,
+            estimate,
+            stopped="all runs measured",
+            work=work,
+            noise=noise,
         )
 
     def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
-        """The arms in order: neighbours make a pair. In a proof a coin, seeded by the name, decides
-        who goes first.
-        """
+        """The arms in order, of which neighbours make a pair; in a proof a coin decides."""
         if not request.is_proof:
             return [[*Arm, Arm.REFERENCE]] * self.context.spec.measure.aba_runs
-        is_last = random.Random(f"{self.context.spec.seed}/{request.name}").random() < 0.5
+        context = self.context
+        coin = random.Random(f"{context.spec.seed}/{context.assignment.name}")
+        is_last = coin.random() < 0.5
         return [[*reversed(Arm)] if is_last else [*Arm]]
 
     def _start(self, request: ComparisonRequest, arm: Arm) -> Worker:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
         is_candidate = arm is Arm.CANDIDATE
-        folder = (
-            request.folder if is_candidate else self.context.folder_in(request.folder, "reference")
-        )
+        names = [] if is_candidate else ["reference"]
         with self._blaming(arm):
-            worker = self.context.start(request.sets[is_candidate], folder, isolated=True)
-        return worker
+            return self.context.start(
+                request.sets[is_candidate], self.context.folder(*names), isolated=True
+            )
 
     def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context = self.context
-        at_s = context.now_s
-        if (
-            not any(request.sets) and self._run_steps is None
-        ):  # the first run of all: is there time for the others?
-            run_s = beside_reference_s(worker.report, steps=self._steps_of(worker))
-            left_s = (
-                3 * context.spec.measure.aba_runs * run_s
-            )  # one in another rounding is yet to start
+        if request.is_aa and self._run_steps is None:  # the first: is there time for the others?
+            run_s = worker.report.start_s + self._steps_of(worker) * worker.report.step_s
+            # One in another rounding is yet to start.
+            left_s = 3 * context.spec.measure.aba_runs * run_s
             refuse_short_budget(
                 context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s
             )
-        trace = LossTrace(context.spec, worker)
         with self._blaming(arm):
-            timed = self._measure(trace, arm)
+            run = self._measure(arm, LossTrace(context.spec, worker))
         if arm is Arm.REFERENCE:
             context.has_run = True
-        return Run(arm, at_s, timed, trace)
+        return run
 
     @contextlib.contextmanager
     def _blaming(self, arm: Arm) -> Iterator[None]:
@@ -698,92 +628,66 @@ class Isolated(Comparer):
                 raise LaunchError(self.context.reference_cannot_run(error.failure)) from error
             raise ReferenceFailed(error) from error
 
-    def _keep(
-        self,
-        request: ComparisonRequest,
-        index: int,
-        first: Run,
-        second: Run,
-        work: WorkPerStep | None,
-    ) -> Pair:
-        """Stores two runs as a pair, and holds the candidate's losses against the reference's."""
-        reference, candidate = (first, second) if first.arm is Arm.REFERENCE else (second, first)
-        told = candidate.trace.beside(reference.trace)
-        pair = _make_pair(index, first.arm, first.at_s, reference.timed, candidate.timed, told)
-        self.context.progress.pair(request.folder, pair, work)
-        if request.inspect is not None:
-            candidate.trace.refuse_shorter(reference.trace)
-            reports = (reference.trace.worker.report, candidate.trace.worker.report)
-            self.context.losses.check_block(request.sets, reports, pair.loss)
-        return pair
-
-    def _measure(self, trace: LossTrace, arm: Arm) -> Timed:
+    def _measure(self, arm: Arm, trace: LossTrace) -> Run:
         """The steps of one run."""
         worker = trace.worker
         sizes = self.context.sizes
         can_wait = self.context.spec.workload.can_wait
+        at_s = self.context.now_s
         steps = self._run_steps or self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
         # In blocks where it can be, as if interleaved: each has new batches, so that nothing is
         # learned by heart.
-        block = math.ceil(steps / (self._beside or 1)) if can_wait else steps
+        block = math.ceil(steps / max(1, self._beside)) if can_wait else steps
         trace.settle(self.context.settle_steps)
-        begun = time.monotonic()
+        begun_s = time.monotonic()
         times: tuple[float, ...] = ()
-        joules: list[float | None] = []
-        clocks: list[float | None] = []
+        joules = []
+        clocks = []
         while len(times) < steps:
             count = min(block, steps - len(times))
             with self.context.gpus.block(arm, settle_s=max(0.0, sizes.steady_s - sum(times))):
                 run_block = functools.partial(worker.run_block, count)
-                more, drawn = self.context.meter.measure(run_block)
-            times += more
+                times_s, drawn = self.context.meter.measure(run_block)
+            times += times_s
             joules.append(drawn)
             clocks.append(worker.last_clock_s)
             trace.take(count)
-        metered_s = time.monotonic() - begun
+        metered_s = time.monotonic() - begun_s
         if not can_wait and abs(sum(times) - metered_s) >= LARGEST_GAP * metered_s:
-            joules = [
-                None
-            ]  # it runs on whether it is asked or not, so that its steps are not all that drew them
+            # It runs on whether it is asked or not, so that its steps are not all that drew them.
+            joules = [None]
         self.context.gpus.look()
-        return Timed(*sizes.split_isolated(times), _sum_if_known(joules), _sum_if_known(clocks))
+        return Run(
+            arm,
+            at_s,
+            trace,
+            sizes.split_isolated(times),
+            _sum_if_known(joules),
+            _sum_if_known(clocks),
+        )
 
     def _steps_of(self, worker: Worker) -> int:
-        least = self.context.spec.measure.run_steps
-        blocks = self._beside or 0
-        if not self.context.spec.workload.can_wait:  # it may end: no longer than in its pairs
-            return max(least, blocks * self.context.steps_for(worker))
-        start_s = worker.report.start_s if blocks else 0.0
-        return self.context.sizes.isolated_steps(
-            worker.report.step_s, blocks=max(1, blocks), least=least, start_s=start_s
-        )
-
-    def _aa_run(self, folder: Path) -> AaRun:
-        """Each isolated run is a fresh process already, so they are few."""
-        measure = self.context.spec.measure
-        request = ComparisonRequest(
-            candidate=FlagSet(), folder=folder, name="floor", rule=fixed(measure.aba_runs)
-        )
-        compared = self._compare(request)
-        assert compared.comparison is not None
-        first = self.context.first_report
-        return AaRun(
-            reference=first,
-            seconds=[compared.candidate],
-            pairs=compared.pairs,
-            comparison=compared.comparison,
-            noise=noise_of_aba_runs(compared.pairs, start_s=first.start_s),
+        context = self.context
+        fewest = context.spec.measure.run_steps
+        if not context.spec.workload.can_wait:  # it may end: no longer than in its pairs
+            return max(fewest, self._beside * context.steps_for(worker))
+        report = worker.report
+        return context.sizes.isolated_steps(
+            report.step_s,
+            blocks=max(1, self._beside),
+            least=fewest,
+            start_s=report.start_s if self._beside else 0.0,
         )
 
 
 def _sum_if_known(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if len(known_values) == len(values) else None
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """Returns what ABA runs of the reference with itself, stored as pairs, say about this machine.
+    """Returns what ABA runs of the reference with itself, stored as pairs, say of this machine.
 
     With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and
     these against each other have 2 v, independently; of equal runs both are 0 in the mean, so none

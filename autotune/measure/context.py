@@ -1,9 +1,8 @@
-"""Where measurements are made: starts workers, keeps the living reference, and knows which program
-a worker holds.
-"""
+"""Where measurements are made: starts workers, and keeps the living reference."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -17,10 +16,12 @@ from typing import Protocol, TypeVar
 
 from autotune.child.steps import plain
 from autotune.machine.environment import caller_environment
-from autotune.machine.telemetry import NO_WATCH, GpuWatch, open_meter, open_watch
+from autotune.machine.telemetry import NO_WATCH, open_meter, open_watch
 from autotune.measure.loss_gate import (
     LossGate,
     LossTrace,
+    Reports,
+    Sets,
     not_comparable,
     not_finite,
     refuse_not_finite,
@@ -67,9 +68,7 @@ class ProgressSink(Protocol):
         """What is under way."""
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """One more raw pair of blocks of the measurement in a folder, to be kept; `work` where a
-        step's differs.
-        """
+        """One more raw pair of the measurement in a folder, to be kept; `work` where it differs."""
 
     def incident(self, what: str) -> None:
         """Something happened to the tuner, not to a trial."""
@@ -90,7 +89,12 @@ class MeasurementContext:
         """Whether a reference ever ran: one that never did cannot run at all."""
         self.restarts = 0
         self.share = MemoryShare(spec)
-        self.gpus = _open_watch(spec)
+        self.gpus = NO_WATCH
+        if spec.device.platform == "cuda":
+            count = spec.device.count
+            if count is not None:
+                count = max(1, count // spec.device.node_count)
+            self.gpus = open_watch(caller_environment(), count)
         self.meter = open_meter(spec, self.gpus)
         self._launcher = launcher
         self._reference: LossTrace | None = None
@@ -106,20 +110,18 @@ class MeasurementContext:
             self._first_report = aa_run.reference
             self.losses = LossGate(self.spec, aa_run.loss_spread)
             self._launcher.limits = time_limits_after(self.spec, aa_run)
-        is_aa_run = isinstance(assignment.task, AaTask)
-        is_search = isinstance(assignment.task, TrialTask | AblationTask)
         # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times
         # its own kernels.
         is_allowed = self.spec.device.rank_count == 1
+        is_search = is_allowed and isinstance(assignment.task, TrialTask | AblationTask)
         times_kernels = self.spec.block_sizes.in_order
         self._launcher.caches.begin(
-            programs=is_allowed and (is_search or not times_kernels),
-            kernels=is_allowed and is_search and times_kernels,
-            anew=is_aa_run,  # it tells how long a first start takes
+            programs=is_search or (is_allowed and not times_kernels),
+            kernels=is_search and times_kernels,
+            # It tells how long a first start takes.
+            anew=isinstance(assignment.task, AaTask),
         )
-        self._launcher.keep_spare(
-            is_search and is_allowed and len(os.sched_getaffinity(0)) >= CORES_FOR_SPARE
-        )
+        self._launcher.keep_spare(is_search and len(os.sched_getaffinity(0)) >= CORES_FOR_SPARE)
 
     @property
     def settle_steps(self) -> int:
@@ -133,9 +135,7 @@ class MeasurementContext:
 
     @property
     def first_report(self) -> WorkerReport:
-        """The report of the lane's first process: others may load what it compiled, and so start
-        sooner.
-        """
+        """The report of the lane's first process; later ones may load what it has compiled."""
         assert self._first_report is not None
         return self._first_report
 
@@ -144,15 +144,14 @@ class MeasurementContext:
         """Seconds since the study began."""
         return self.assignment.at_s + time.monotonic() - self._began_s
 
-    def folder_in(self, folder: Path, name: str) -> Path:
-        """A folder inside that of a measurement, for the logs of another process."""
-        return self.folders.folder(*Path(self.folders.relative(folder)).parts, name)
+    def folder(self, *names: str) -> Path:
+        """The folder of the task in hand, or one inside it for the logs of another process."""
+        return self.folders.folder(*self.assignment.folder, *names)
 
     # ------------------------------------------------------------------ workers
 
     def start(self, settings: FlagSet, folder: Path, *, isolated: bool = False) -> Worker:
-        """Starts a worker under the baseline plus `settings`; faults of the machine are retried,
-        others never.
+        """Starts a worker under the baseline plus `settings`; retries faults of the machine only.
 
         Raises:
             WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
@@ -170,53 +169,46 @@ class MeasurementContext:
                 if share and self.share.is_refused(error.failure):
                     if not self.share.is_programs_own:
                         self.share.is_programs_own = True
-                        said = (
-                            "the program sets its share of the GPU's memory itself, so it is "
-                            "left to it"
+                        self.progress.incident(
+                            "the program sets its share of the GPU's memory itself, so it is left "
+                            f"to it: {error}"
                         )
-                        self.progress.incident(f"{said}: {error}")
                     continue
                 # A kill is a fault of the machine where no setting could have caused it.
                 is_reference = not settings and may_be_killed_from_outside(error.failure)
                 if not error.infrastructure and not is_reference:
                     raise
                 if attempt == INFRASTRUCTURE_RETRIES:
-                    if (
-                        error.failure.kind is FailureKind.NODE_LOST
-                    ):  # no trial can run here any more
-                        raise NodeLostError(
-                            f"all nodes of a trial must start it but: {error}; everything so far "
-                            "is kept; run the same "
-                            "command again on other nodes, and it continues"
-                        ) from error
-                    raise
+                    if error.failure.kind is not FailureKind.NODE_LOST:
+                        raise
+                    raise NodeLostError(
+                        f"all nodes of a trial must start it but: {error}; everything so far is "
+                        "kept; run the same command again on other nodes, and it continues"
+                    ) from error
                 self.progress.incident(f"start tried again after: {error}")
                 attempt += 1
                 time.sleep(0.5 * attempt)
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
-        """Seconds between lines of the user's program under the baseline plus `settings`; see
-        `Launcher`.
-        """
-        merged = self.spec.baseline.merge(settings).merge(self.share.given(settings, isolated=True))
+        """Seconds between lines of the user's program under a set; see `Launcher`."""
+        merged = self.spec.baseline.merge(settings)
         return self._launcher.pace_outside(merged, folder, limit_s=limit_s)
 
-    def where_it_fits(self, work: Callable[[bool], R], *, isolated: bool) -> R:
-        """Has `work` start and end a process, told whether it is alone; alone where memory was
-        short beside another.
-        """
+    def where_it_fits(
+        self, settings: FlagSet, folder: Path, use: Callable[[Worker], R], *, isolated: bool
+    ) -> R:
+        """Uses a worker and ends it; alone if asked for, or if memory was short beside another."""
         try:
-            return work(isolated)
+            with contextlib.closing(self.start(settings, folder, isolated=isolated)) as worker:
+                return use(worker)
         except WorkerFailed as error:
             if isolated or not self.share.is_too_small(error.failure):
                 raise
-        self.release_reference()
-        return work(True)
+            self.release_reference()
+            return self.where_it_fits(settings, folder, use, isolated=True)
 
     def _checked(self, worker: Worker, settings: FlagSet, *, isolated: bool) -> Worker:
-        """A worker whose report holds what the study file says of its work; ended if it is not
-        within the limits.
-        """
+        """A worker whose report says what its steps do; ended if it is not within the limits."""
         try:
             if not isolated:
                 worker.pause()
@@ -233,24 +225,22 @@ class MeasurementContext:
             raise
         return worker
 
-    def start_both(
-        self, reference: FlagSet, candidate: FlagSet, folder: Path, *, name: str
-    ) -> tuple[Worker, Worker]:
+    def start_both(self, reference: FlagSet, candidate: FlagSet) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, one after the other.
 
-        A coin, seeded by `name`, decides who is first: the second chooses its kernels, memory and
-        cores beside another.
+        A coin, seeded by the task's name, decides who is first: the second chooses its kernels,
+        memory and cores beside another.
 
         Raises:
             WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever
                 became of the other.
         """
         arms = {
-            Arm.REFERENCE: (reference, self.folder_in(folder, "reference")),
-            Arm.CANDIDATE: (candidate, folder),
+            Arm.REFERENCE: (reference, self.folder("reference")),
+            Arm.CANDIDATE: (candidate, self.folder()),
         }
         order = [*Arm]
-        random.Random(f"{self.spec.seed}/{name}/start").shuffle(order)
+        random.Random(f"{self.spec.seed}/{self.assignment.name}/start").shuffle(order)
 
         def start(arm: Arm) -> Worker | WorkerFailed:
             try:
@@ -258,31 +248,26 @@ class MeasurementContext:
             except WorkerFailed as error:
                 return error
 
-        with ThreadPoolExecutor(
-            max_workers=1 if self.spec.block_sizes.in_order else len(order)
-        ) as pool:
+        with ThreadPoolExecutor(1 if self.spec.block_sizes.in_order else len(order)) as pool:
             futures = {arm: pool.submit(start, arm) for arm in order}
             try:
-                first = result_of(futures[Arm.REFERENCE])
-                second = result_of(futures[Arm.CANDIDATE])
-            except (
-                BaseException
-            ):  # interrupted, or nothing can start here: do not wait until all have compiled
+                of_reference, of_candidate = (result_of(futures[arm]) for arm in Arm)
+            except BaseException:
+                # Interrupted, or nothing can start here: do not wait until all have compiled.
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.close()
                 raise
-        if isinstance(first, WorkerFailed):
-            if not isinstance(second, WorkerFailed):
-                second.close()
-            raise ReferenceFailed(first) from first
-        if isinstance(second, WorkerFailed):
-            first.close()
-            raise second
-        return first, second
+        if isinstance(of_reference, WorkerFailed):
+            if not isinstance(of_candidate, WorkerFailed):
+                of_candidate.close()
+            raise ReferenceFailed(of_reference) from of_reference
+        if isinstance(of_candidate, WorkerFailed):
+            of_reference.close()
+            raise of_candidate
+        return of_reference, of_candidate
 
     def reference(self) -> LossTrace:
-        """The living reference, started when first asked for and, a few times, after it died; and
-        its losses so far.
+        """The living reference and its losses, started when first asked for or after it died.
 
         Raises:
             ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
@@ -326,28 +311,23 @@ class MeasurementContext:
             ) from error
 
     def release_reference(self) -> None:
-        """Ends the living reference, so that another process is alone; it is started again when
-        next asked for.
-        """
+        """Ends the living reference, so that another process is alone, until it is asked for."""
         if self._reference is not None:
             self._reference.worker.close()
             self._reference = None
 
     def reference_cannot_run(self, failure: Failure) -> str:
         """Returns what to tell a user whose reference cannot run."""
-        lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
-        log = (
-            f"  its log is {failure.log}; its last lines:\n{lines}\n"
-            if failure.log is not None
-            else ""
-        )
-        advice = (
-            _why_no_gpu(self.spec) if is_without_gpu(failure) else f"  {self.share.advice(failure)}"
-        )
+        log = ""
+        if failure.log is not None:
+            lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
+            log = f"  its log is {failure.log}; its last lines:\n{lines}\n"
+        advice = f"  {self.share.advice(failure)}"
+        if is_without_gpu(failure):
+            advice = _why_no_gpu(self.spec)
         return (
             f"the reference (baseline settings: {self.spec.baseline}) must run but did not: "
-            f"{failure.kind}: "
-            f"{failure.message}\n{log}{advice}, then run the same command again"
+            f"{failure.kind}: {failure.message}\n{log}{advice}, then run the same command again"
         )
 
     def close(self) -> None:
@@ -365,12 +345,9 @@ class MeasurementContext:
         return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
-        """Names what really runs: the compiled program, plus the settings that are read at run
-        time.
-        """
+        """Names what really runs: the compiled program, and the settings that are read later."""
         merged = self.spec.baseline.merge(settings)
-        read = self.assignment.runtime
-        runtime = {n: v for n, v in merged.items() if n in read}
+        runtime = {n: v for n, v in merged.items() if n in self.assignment.runtime}
         body = json.dumps([report.fingerprint, runtime, report.process_count], sort_keys=True)
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
@@ -386,27 +363,13 @@ def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
     return limits_after(spec.measure, start_s=start_s, step_s=aa_run.comparison.reference_step_s)
 
 
-def _open_watch(spec: StudySpec) -> GpuWatch:
-    """A watch over the GPUs of a study; one that sees nothing in a study on CPUs."""
-    if spec.device.platform != "cuda":
-        return NO_WATCH
-    count = spec.device.count
-    return open_watch(
-        caller_environment(), None if count is None else max(1, count // spec.device.node_count)
-    )
-
-
 def _why_no_gpu(spec: StudySpec) -> str:
-    """Returns what keeps JAX from the GPUs of this machine, one line each with the command that
-    mends it.
-    """
-    found = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
-    lines = [f"    {f.problem}: {f.command}" for f in found] or [
-        "    nothing that keeps JAX from a GPU"
-    ]
-    return "\n".join(
-        ["  `autotune doctor` finds here:", *lines, '  or write device.platform = "cpu"']
-    )
+    """Returns what keeps JAX from the GPUs here, a line each with the command that mends it."""
+    findings = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
+    lines = [f"    {finding.problem}: {finding.command}\n" for finding in findings]
+    if not findings:
+        lines = ["    nothing that keeps JAX from a GPU\n"]
+    return f'  `autotune doctor` finds here:\n{"".join(lines)}  or write device.platform = "cpu"'
 
 
 # ---------------------------------------------------------------------- work of a step
@@ -416,63 +379,52 @@ HOW_TO_SAY = (
 )
 
 
-def work_between(
-    settings: tuple[FlagSet, FlagSet], reports: tuple[WorkerReport, WorkerReport]
-) -> WorkPerStep | None:
-    """Returns what a step of reference and candidate does; None where both do the same, or neither
-    tells.
+def work_between(sets: Sets, reports: Reports) -> WorkPerStep | None:
+    """Returns what a step of each arm does; None where both do the same, or neither tells.
 
     Raises:
         WorkerFailed: If one of them tells and the other does not, or if they differ though their
             options are the same.
     """
-    reference = reports[0].tokens_per_step or 0
-    candidate = reports[1].tokens_per_step or 0
+    reference, candidate = (report.tokens_per_step or 0 for report in reports)
     if reference == candidate:
         return None
     if not (reference and candidate):
         raise not_comparable(
             "both arms must report their work per step but the reference says "
-            f"{reference or 'nothing'}, the candidate "
-            f"{candidate or 'nothing'}; {HOW_TO_SAY}"
+            f"{reference or 'nothing'}, the candidate {candidate or 'nothing'}; {HOW_TO_SAY}"
         )
-    if settings[0].of_kind("option") == settings[1].of_kind("option"):
+    if sets[0].of_kind("option") == sets[1].of_kind("option"):
         raise not_comparable(
             f"a step must do the same under the same options but the reference says {reference} "
-            "tokens and the "
-            f"candidate {candidate}; flags change how fast it is, so the program reports "
-            "something else than it does"
+            f"tokens and the candidate {candidate}; flags change how fast it is, so the program "
+            "reports something else than it does"
         )
     return WorkPerStep(reference=reference, candidate=candidate)
 
 
 def with_declared_work(spec: StudySpec, settings: FlagSet, report: WorkerReport) -> WorkerReport:
-    """A report with what the study file says of a step; a WorkerFailed if the program says another
-    number of tokens.
-    """
+    """A report with the study's work of a step; WorkerFailed if the program says another one."""
     try:
         declared = spec.work_under(settings)
     except ValueError as error:
         raise not_comparable(str(error)) from None
     if declared is None:
         return report
-    told = report.tokens_per_step
-    if told and told != declared:
+    tokens = report.tokens_per_step
+    if tokens and tokens != declared:
         raise not_comparable(
             f"`workload.tokens_per_step` gives {declared} for {settings.of_kind('option')} but "
-            "the program says "
-            f"{told} tokens a step; mend the expression, or take it out"
+            f"the program says {tokens} tokens a step; mend the expression, or take it out"
         )
     return report.model_copy(update={"tokens_per_step": declared})
 
 
 def refuse_untold_work(spec: StudySpec, reference: WorkerReport) -> None:
-    """Refuses a search of options whose effect on the work of a step nobody tells, by a
-    LaunchError.
-    """
+    """Refuses a search of options whose effect on a step's work nobody tells, by a LaunchError."""
     if spec.workload.entry is not None and spec.search.options and not reference.tokens_per_step:
         raise LaunchError(
             "where options are searched, the work of a step must be known but the workload does "
-            "not tell its tokens "
-            f"per step, so half a batch would pass for twice the speed; {HOW_TO_SAY}"
+            "not tell its tokens per step, so half a batch would pass for twice the speed; "
+            f"{HOW_TO_SAY}"
         )

@@ -22,9 +22,7 @@ LEAST_AA = 2
 """Processes beside the living reference that an A/A run needs to tell a spread."""
 
 PROOF_AA_RUNS = 6.0
-"""What a study with one proof takes, about, over its least A/A run: 18 pairs of processes after 4
-starts.
-"""
+"""What a study with one proof takes, about, over its least A/A run."""
 
 RECENT = 20
 """Latest pairs of processes from which their duration is estimated."""
@@ -53,15 +51,14 @@ class Durations:
 
 
 def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None where the A/A run does not say how long a
-    pair takes.
+    """Returns the durations of a study's pieces; None if the A/A run does not tell a pair's.
 
     Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
     """
     noise = result.noise
     if not noise.pair_s:
         return None
-    most = spec.measure.pairs_cap
+    cap = spec.measure.pairs_cap
     sizes = spec.block_sizes.learned(noise)
     step_s = result.comparison.reference_step_s
     start_s = noise.start_s
@@ -73,15 +70,13 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
         block_pair_s = max(noise.pair_s, 2 * sizes.steps(step_s) * step_s)
         pairs = proof_size(noise, starts=sizes.starts)
         pair_s = both_start_s + pairs * block_pair_s
-        trial_s = start_s + trial_plan(noise, most=most).first * block_pair_s
-        ablation_s = (
-            both_start_s + trial_plan(noise, most=most, starts=sizes.starts).first * block_pair_s
-        )
+        trial_s = start_s + trial_plan(noise, most=cap).first_look * block_pair_s
+        ablation_plan = trial_plan(noise, most=cap, starts=sizes.starts)
+        ablation_s = both_start_s + ablation_plan.first_look * block_pair_s
         steps_s = pairs * block_pair_s / 2.0
         if spec.workload.can_wait:
-            least = spec.measure.run_steps
             steps_s = step_s * sizes.isolated_steps(
-                step_s, start_s=start_s, blocks=pairs, least=least
+                step_s, start_s=start_s, blocks=pairs, least=spec.measure.run_steps
             )
         if spec.confirm.isolated:
             isolated_s = ISOLATED_PAIRS * 2.0 * (start_s + steps_s)
@@ -89,12 +84,11 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
         pair_s = 2.0 * start_s + noise.pair_s
         trial_s = spec.measure.aba_runs * 1.5 * pair_s
         ablation_s = trial_s
-    took = [
+    durations_s = [
         r.duration_s for r in runs if r.duration_s and r.stage != ISOLATED and r.failure is None
-    ][-RECENT:]
-    longer = (
-        max(1.0, statistics.median(took) / pair_s) if took else 1.0
-    )  # candidates may choose kernels
+    ]
+    # Candidates may choose kernels, so their processes may take longer.
+    longer = max(1.0, statistics.median(durations_s[-RECENT:] or [pair_s]) / pair_s)
     soak_s = 0.0
     if spec.confirm.soak:
         line_s = max(step_s, result.reference.line_s)
@@ -128,29 +122,19 @@ def refuse_short_budget(
         return
     raise LaunchError(
         "search.time_budget must hold the A/A run, search and proof but is "
-        f"{format_seconds(budget_s)}: the "
-        f"reference takes {format_seconds(reference.start_s)} to start, so the A/A run would end "
-        "only after "
-        f"{format_seconds(used_s + aa_s)}, and a proof takes several times that. Give it at least "
+        f"{format_seconds(budget_s)}: the reference takes {format_seconds(reference.start_s)} to "
+        f"start, so the A/A run would end only after {format_seconds(used_s + aa_s)}, and a proof "
+        "takes several times that. Give it at least "
         f"{format_seconds(used_s + PROOF_AA_RUNS * aa_s)}, or make the reference start faster (a "
         "smaller model)"
     )
-
-
-def beside_reference_s(reference: WorkerReport, *, steps: int) -> float:
-    """Returns the seconds of a process of an A/A run beside the living reference, in which both run
-    so many steps.
-    """
-    return reference.start_s + steps * reference.step_s
 
 
 # ---------------------------------------------------------------------- power analysis
 
 
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain that is proven 9 times in 10, and the time of proofs; None where it
-    is not known.
-    """
+    """Returns the smallest gain proven 9 times in 10, and the time of proofs; None if not known."""
     noise = result.noise
     confirm = spec.confirm
     takes = durations_of(spec, result, ())
@@ -168,14 +152,14 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
         isolated=confirm.isolated if is_interleaved else 0,
         min_effect=spec.measure.min_effect,
     )
-    proof_s = proofs_s(spec, takes)
     return PowerAnalysis(
-        pair_sd=pair_sd, most=confirm.processes, smallest=smallest, proof_s=proof_s
+        pair_sd=pair_sd,
+        most=confirm.processes,
+        smallest=smallest,
+        proof_s=proofs_s(spec, takes),
     )
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are planned for the proof of the best finalist on one lane, isolated
-    runs included.
-    """
+    """Returns the seconds planned for one proof on one lane, its isolated runs included."""
     return planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

@@ -1,5 +1,4 @@
-"""The program of a lane that is a process of its own, on this machine or another: takes tasks,
-tells results.
+"""The program of a lane that is a process of its own: takes tasks, sends results.
 
 Run behind a guard as ``python -m autotune.measure.lane``. Its first message is the study; see
 `cluster.engine`. Its logs go into the run directory where that is a disk that both see, and are
@@ -48,9 +47,9 @@ class _Progress:
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
         """See `autotune.measure.context.ProgressSink`."""
-        differs = {} if work is None else {"work": work.model_dump()}
-        parts = self._folders.relative(folder).split("/")
-        self.send("pair", folder=parts, pair=pair.model_dump(mode="json"), **differs)
+        fields = {} if work is None else {"work": work.model_dump()}
+        names = self._folders.relative(folder).split("/")
+        self.send("pair", folder=names, pair=pair.model_dump(mode="json"), **fields)
 
     def incident(self, what: str) -> None:
         """See `autotune.measure.context.ProgressSink`."""
@@ -79,49 +78,40 @@ def main() -> int:
     """Serves one driver until it is gone."""
     channel = Channel()
     with contextlib.ExitStack() as stack:
-        told = channel.receive()
-        if told["type"] != "study":
+        study = channel.receive()
+        if study["type"] != "study":
             return 0
         scratch = Scratch(LANE)
         stack.callback(scratch.close)
-        folders = Folders(Path(told["run"] or scratch.path))
+        folders = Folders(Path(study["run"] or scratch.path))
         progress = _Progress(channel, folders)
         progress.send("alive")
         stack.enter_context(progress.alive())
         try:
-            sees_run = told["run"] is not None
-            spec = StudySpec.model_validate(told["study"])
-            make_launcher = pkgutil.resolve_name(told["launcher"])
-            launcher = make_launcher(spec, told["study_dir"], told["devices"])
+            spec = StudySpec.model_validate(study["study"])
+            make_launcher = pkgutil.resolve_name(study["launcher"])
+            launcher = make_launcher(spec, study["study_dir"], study["devices"])
             runner = TaskRunner(spec, folders, launcher, progress)
         except AutotuneError as error:
             channel.receive()
             progress.send("error", message=str(error))
             return 1
         stack.callback(runner.close)
-        while (told := channel.receive())["type"] == "task":
-            _do(
-                runner,
-                Assignment.model_validate(told["assignment"]),
-                progress,
-                None if sees_run else folders,
-            )
-    return 0
-
-
-def _do(
-    runner: TaskRunner, assignment: Assignment, progress: _Progress, logs: Folders | None
-) -> None:
-    """Does one task and sends its result, after the logs where the driver cannot see them."""
-    try:
-        record = runner.do(assignment)
-    except AutotuneError as error:
-        progress.send("error", message=str(error), is_stopped=isinstance(error, StoppedError))
-        return
-    finally:
-        if logs is not None:
-            _send_logs(progress, logs, assignment.folder)
-    progress.send("result", record=record.model_dump(mode="json", exclude_none=True))
+        while True:
+            message = channel.receive()
+            if message["type"] != "task":
+                return 0
+            assignment = Assignment.model_validate(message["assignment"])
+            try:
+                record = runner.do(assignment)
+            except AutotuneError as error:
+                is_stopped = isinstance(error, StoppedError)
+                progress.send("error", message=str(error), is_stopped=is_stopped)
+                continue
+            finally:
+                if study["run"] is None:  # the driver cannot see the logs
+                    _send_logs(progress, folders, assignment.folder)
+            progress.send("result", record=record.model_dump(mode="json", exclude_none=True))
 
 
 def _send_logs(progress: _Progress, folders: Folders, folder: tuple[str, ...]) -> None:

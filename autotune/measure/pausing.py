@@ -1,6 +1,4 @@
-"""Whether a program that does not wait for orders can be measured by pausing it while another one
-runs.
-"""
+"""Whether a program that does not wait for orders can be measured by pausing it."""
 
 from __future__ import annotations
 
@@ -16,14 +14,10 @@ from autotune.stats.estimates import estimate_pairs
 from autotune.workers.base import PAUSE_PHASE, CannotPause, WorkerFailed
 
 LONGEST_PAUSE_S = 30.0
-"""Longest planned block of one arm, for which the other is paused: `jax.distributed` gives a
-process up after 100 s.
-"""
+"""Longest planned pause of an arm: `jax.distributed` gives a process up after 100 s."""
 
 AFTER_PAUSE = 0.1
-"""Share by which the first half of a block may be slower or faster than the second, and blocks than
-a long one's end beside what they scatter.
-"""
+"""Share by which halves of a block may differ, or blocks from a long one's end beside scatter."""
 
 SCATTER = 3.0
 """How many standard deviations of a block that is."""
@@ -32,21 +26,17 @@ LONG_BLOCKS = 3
 """Blocks that a long one of the A/A run is as long as."""
 
 WENT_ON = 0.1
-"""Share of a step's time before the first pause below which steps after one cannot have been made
-after it.
-"""
+"""Share of a step's time before the first pause below which a program has gone on in a pause."""
 
 
 def refuse_long_pause(report: WorkerReport, steps: int) -> None:
-    """Refuses, by `CannotPause`, to pause another process for as long as a block of so many steps
-    takes.
-    """
+    """Refuses, by `CannotPause`, blocks of so many steps that would pause others for too long."""
     block_s = report.line_s * (steps + PAUSED_LINES)
     if block_s > LONGEST_PAUSE_S:
         raise CannotPause(
             f"it prints a line every {format_seconds(report.line_s)}, so a block would pause the "
-            "other process "
-            f"for {format_seconds(block_s)}, longer than {format_seconds(LONGEST_PAUSE_S)}"
+            f"other process for {format_seconds(block_s)}, longer than "
+            f"{format_seconds(LONGEST_PAUSE_S)}"
         )
 
 
@@ -65,10 +55,9 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
     if after_s < WENT_ON * before_s:
         raise CannotPause(
             f"a step took {format_seconds(before_s)} before the first pause and "
-            f"{format_seconds(after_s)} after one, "
-            "as if the program had gone on meanwhile"
+            f"{format_seconds(after_s)} after one, as if the program had gone on meanwhile"
         )
-    ratios: list[float] = []
+    ratios = []
     for times in blocks:
         half = len(times) // 2
         ratios.append(math.log(block_step_s(times[:half]) / block_step_s(times[-half:])))
@@ -86,9 +75,7 @@ def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequen
 
 
 def why_not_paused(context: MeasurementContext, error: WorkerFailed, *, is_reference: bool) -> str:
-    """Why a program that failed is to be paused no more, as a clause; empty if that would change
-    nothing.
-    """
+    """Why a program that failed is to be paused no more, as a clause; empty if it may be."""
     failure = error.failure
     if failure.phase == PAUSE_PHASE:
         return failure.message
@@ -100,8 +87,6 @@ def why_not_paused(context: MeasurementContext, error: WorkerFailed, *, is_refer
     )
     if failure.exit_status == 0 and (is_lasting or not is_reference):
         return f"it is too short to live through a comparison ({failure.message})"
-    return (
-        f"after a pause it did not go on as before ({failure.message})"
-        if is_reference and is_lasting
-        else ""
-    )
+    if is_reference and is_lasting:
+        return f"after a pause it did not go on as before ({failure.message})"
+    return ""

@@ -1,11 +1,7 @@
-"""Does the tasks of one lane: the far side of `autotune.study.lanes`, in this process or in one of
-its own.
-"""
+"""Does the tasks of one lane: the far side of `autotune.study.lanes`, here or in a process."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import socket
 import time
 from dataclasses import replace
@@ -14,23 +10,24 @@ from pathlib import Path
 from autotune.cluster.engine import JOINED, Engine, Message, Told
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import (
-    AaRun,
     Compared,
     Comparer,
     ComparisonRequest,
     Interleaved,
     Isolated,
+    SameProgram,
     StoppingRule,
     fixed,
     sequential,
 )
 from autotune.measure.context import MeasurementContext, ProgressSink, ReferenceFailed
 from autotune.measure.failing import minimise_failure, most_again
-from autotune.measure.loss_gate import ROUNDINGS, spread_of_aa_run, spread_of_rounding
+from autotune.measure.loss_gate import ROUNDINGS, Reports, spread_of_aa_run, spread_of_rounding
 from autotune.measure.soak import soak_isolated
 from autotune.measure.tasks import (
     AaTask,
     AblationTask,
+    AnyTask,
     Assignment,
     FailingSetTask,
     PairTask,
@@ -62,7 +59,7 @@ from autotune.rundir.store import Folders
 from autotune.stats.aa_noise import trial_plan
 from autotune.stats.estimates import Estimate, Verdict, judge
 from autotune.stats.loss_check import LossSpread
-from autotune.workers.base import Launcher, WorkerFailed
+from autotune.workers.base import Launcher, Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
 MOST_LOST_IN_A_ROW = 3
@@ -73,9 +70,7 @@ ONLY_LANE = ""
 
 
 class TaskRunner:
-    """One lane's measurement context, and how it compares: that may change once the A/A run tells
-    what fits.
-    """
+    """One lane's measurement context, and how it compares once the A/A run tells what fits."""
 
     def __init__(
         self, spec: StudySpec, folders: Folders, launcher: Launcher, progress: ProgressSink
@@ -85,7 +80,6 @@ class TaskRunner:
         self.comparer = self._open_comparer(spec.measure.mode)
 
     def _open_comparer(self, mode: str) -> Comparer:
-        """Returns how a study compares."""
         return Isolated(self.context) if mode == ABA else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
@@ -97,24 +91,23 @@ class TaskRunner:
         """
         task = assignment.task
         context = self.context
-        started = time.monotonic()
+        begun_s = time.monotonic()
         context.begin(assignment)
-        if (
-            assignment.aa_run is not None
-            and assignment.aa_run.comparison.mode != self.comparer.mode
-        ):
-            self.comparer = self._open_comparer(assignment.aa_run.comparison.mode)
+        if assignment.aa_run is not None:
+            mode = assignment.aa_run.comparison.mode
+            if mode != self.comparer.mode:
+                self.comparer = self._open_comparer(mode)
         if isinstance(task, PairTask | AblationTask | SoakTask) or self.comparer.mode == ABA:
             # Proofs start fresh processes of both arms, and nothing else may run beside.
             context.release_reference()
-        folder = context.folders.folder(*assignment.folder)
+        context.folder()  # its record names it, whatever becomes of the task
         try:
-            record = self._record(assignment, folder)
+            record = self._record(task)
             self._lost_in_a_row = 0
         except WorkerFailed as error:
-            self._lost_in_a_row = (
-                self._lost_in_a_row + 1 if isinstance(error, ReferenceFailed) else 0
-            )
+            self._lost_in_a_row += 1
+            if not isinstance(error, ReferenceFailed):
+                self._lost_in_a_row = 0
             if self._lost_in_a_row >= MOST_LOST_IN_A_ROW or isinstance(task, AaTask):
                 raise LaunchError(
                     f"the reference must stay alive but {error.failure.message}. Look at "
@@ -122,34 +115,31 @@ class TaskRunner:
                     "the same command again"
                 ) from error
             record = task.failed(error.failure)
-        done: dict[str, object] = {"directory": "/".join(assignment.folder)}
+        update: dict[str, object] = {"directory": "/".join(assignment.folder)}
         if not isinstance(task, AaTask):
-            done["duration_s"] = round(time.monotonic() - started, 3)
+            update["duration_s"] = round(time.monotonic() - begun_s, 3)
         failure: Failure | None = getattr(record, "failure", None)
         if failure is not None and failure.log is not None:
             path = Path(failure.log)
             is_inside = path.is_relative_to(context.folders.path)
             log = context.folders.relative(path) if is_inside else path.name
-            done["failure"] = failure.model_copy(update={"log": log})
-        return record.model_copy(update=done)
+            update["failure"] = failure.model_copy(update={"log": log})
+        return record.model_copy(update=update)
 
-    def _record(self, assignment: Assignment, folder: Path) -> AnyRecord:
-        name = assignment.name
-        match assignment.task:
+    def _record(self, task: AnyTask) -> AnyRecord:
+        match task:
             case AaTask():
-                return self._measure_aa(folder)
-            case TrialTask() as task:
-                return self._trial(task, folder, name)
-            case PairTask() as task:
-                return self._pair(task, folder, name)
-            case AblationTask() as task:
-                return self._ablation(task, folder, name)
-            case SoakTask() as task:
-                return soak_isolated(self.context, task, folder)
-            case FailingSetTask() as task:
-                return minimise_failure(
-                    self.context, task, folder, isolated=self.comparer.mode == ABA
-                )
+                return self._measure_aa()
+            case TrialTask():
+                return self._trial(task)
+            case PairTask():
+                return self._pair(task)
+            case AblationTask():
+                return self._ablation(task)
+            case SoakTask():
+                return soak_isolated(self.context, task)
+            case FailingSetTask():
+                return minimise_failure(self.context, task, isolated=self.comparer.mode == ABA)
 
     def close(self) -> None:
         """Ends every process of the lane."""
@@ -157,64 +147,58 @@ class TaskRunner:
 
     # ------------------------------------------------------------------ A/A run
 
-    def _measure_aa(self, folder: Path) -> AaRecord:
+    def _measure_aa(self) -> AaRecord:
         """The reference against other processes of itself."""
-        aa_run = self._aa_run(folder)
-        reports = [aa_run.reference, *aa_run.seconds]
-        spread = spread_of_aa_run(reports, aa_run.pairs)
+        aa_run = self._aa_run()
+        spread = spread_of_aa_run(aa_run.reports, aa_run.pairs)
         if spread.has_other_data:
             self.context.progress.incident(
                 f"losses of equal runs differ by {max(spread.losses):.0%}, so their data or its "
-                "order differs: sets "
-                "are compared by the mean loss of a long run; a fixed seed lets every step be "
-                "compared"
+                "order differs: sets are compared by the mean loss of a long run; a fixed seed "
+                "lets every step be compared"
             )
         else:
-            spread = spread.joined(self._rounding(aa_run, folder))
+            spread = spread.joined(self._rounding(aa_run))
         return AaRecord(
             noise=aa_run.noise,
-            reference=aa_run.reference,
+            reference=aa_run.reports[0],
             comparison=aa_run.comparison,
             provenance=describe_machine(),
             loss_spread=spread,
-            directory=self.context.folders.relative(folder),
+            directory="/".join(self.context.assignment.folder),
         )
 
-    def _aa_run(self, folder: Path) -> AaRun:
+    def _aa_run(self) -> Compared:
         while True:
             try:
-                return self.comparer.aa_run(folder)
+                return self.comparer.aa_run()
             except ReferenceFailed:
                 raise
             except WorkerFailed as error:
-                if (
-                    error.failure.phase != "step"
-                    and error.failure.kind is not FailureKind.WRONG_LOSS
-                ):
+                failure = error.failure
+                if failure.phase != "step" and failure.kind is not FailureKind.WRONG_LOSS:
                     raise LaunchError(
                         f"a second reference must run beside the first but did not: {error}; its "
-                        "log is "
-                        f"{error.failure.log}. If both cannot have the same "
-                        f"{collision_of(error.failure) or 'memory'}, "
-                        'let them run one at a time (measure.mode = "auto" or "aba")'
+                        f"log is {failure.log}. If both cannot have the same "
+                        f"{collision_of(failure) or 'memory'}, let them run one at a time "
+                        '(measure.mode = "auto" or "aba")'
                     ) from error
                 self.context.lose_reference(error)
 
-    def _rounding(self, aa_run: AaRun, folder: Path) -> LossSpread:
-        """How far the reference in another rounding is off, over the steps that the A/A run's
-        reference reported.
-        """
+    def _rounding(self, aa_run: Compared) -> LossSpread:
+        """How far the reference in another rounding is off, over the steps that it reported."""
         context = self.context
-        beside = context.folder_in(folder, "rounding")
 
-        def look(settings: FlagSet, isolated: bool) -> LossSpread:
-            with contextlib.closing(context.start(settings, beside, isolated=isolated)) as worker:
-                return spread_of_rounding(context.spec, worker, aa_run.reference, aa_run.pairs)
+        def look(worker: Worker) -> LossSpread:
+            return spread_of_rounding(context.spec, worker, aa_run.reports[0], aa_run.pairs)
 
         for settings in ROUNDINGS:
             try:
                 return context.where_it_fits(
-                    functools.partial(look, settings), isolated=aa_run.comparison.mode == ABA
+                    settings,
+                    context.folder("rounding"),
+                    look,
+                    isolated=aa_run.comparison.mode == ABA,
                 )
             except (WorkerFailed, ValueError) as error:
                 context.progress.incident(
@@ -222,8 +206,7 @@ class TaskRunner:
                 )
         return LossSpread()
 
-    # ------------------------------------------------------------------ trials, proofs and
-    # ablations
+    # ------------------------------------------------------------------ trials, proofs, ablations
 
     def _rule(
         self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0
@@ -235,10 +218,8 @@ class TaskRunner:
             plan, min_effect=measure.min_effect, incumbent=incumbent, spread=noise.spread, most=most
         )
 
-    def _trial(self, task: TrialTask, folder: Path, name: str) -> TrialResult:
-        """Measures a set, unless its program is known already; then the driver adds the duplicate's
-        figures.
-        """
+    def _trial(self, task: TrialTask) -> TrialResult:
+        """Measures a set, unless its program is known: then the driver adds the figures of that."""
         context = self.context
         settings = task.config.settings
         report: WorkerReport | None = None
@@ -246,21 +227,21 @@ class TaskRunner:
         key: str | None = None
         same_as: int | None = None
 
-        def inspect(reference: WorkerReport, candidate: WorkerReport) -> bool:
+        def inspect(reports: Reports) -> None:
             nonlocal report, key, loss, same_as
-            report = candidate
-            key = context.program_key(settings, candidate)
-            loss = context.losses.check(settings, (reference, candidate))
-            programs = {
-                **context.assignment.programs,
-                context.program_key(FlagSet(), reference): REFERENCE_NUMBER,
-            }
+            report = reports[1]
+            key = context.program_key(settings, report)
+            loss = context.losses.check(settings, reports)
+            reference_key = context.program_key(FlagSet(), reports[0])
+            programs = {**context.assignment.programs, reference_key: REFERENCE_NUMBER}
             same_as = programs.get(key)
-            return same_as is not None
+            if same_as is not None:
+                raise SameProgram
 
-        rule = self._rule(task.most, task.incumbent)
         request = ComparisonRequest(
-            candidate=settings, folder=folder, name=name, rule=rule, inspect=inspect
+            candidate=settings,
+            rule=self._rule(task.most, task.incumbent),
+            inspect=inspect,
         )
         try:
             compared = self._compare(request)
@@ -268,32 +249,33 @@ class TaskRunner:
             raise
         except WorkerFailed as error:
             outcome = TrialOutcome(status=TrialStatus.FAILED, failure=error.failure)
+        except SameProgram:
+            outcome = TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=same_as)
         else:
-            if compared.comparison is None:
-                outcome = TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=same_as)
-            else:
-                loss = context.losses.with_blocks(loss, compared.pairs, compared.reference)
-                outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=compared.comparison)
-                if context.program_key(settings, compared.candidate) != key:
-                    # it compiles more as it runs, or another program each time
-                    report = compared.candidate
-                    key = None
-        known = {
-            "worker": report,
-            "program_key": key,
-            "compiled_key": task.compiled_key,
-            "loss": loss,
-        }
-        return TrialResult(**dict(task.config), **dict(outcome), **known)
+            reference, candidate = compared.reports
+            loss = context.losses.with_blocks(loss, compared.pairs, reference)
+            outcome = TrialOutcome(status=TrialStatus.MEASURED, comparison=compared.comparison)
+            if context.program_key(settings, candidate) != key:
+                # it compiles more as it runs, or another program each time
+                report = candidate
+                key = None
+        return TrialResult(
+            **dict(task.config),
+            **dict(outcome),
+            worker=report,
+            program_key=key,
+            compiled_key=task.compiled_key,
+            loss=loss,
+        )
 
     def _compare(self, request: ComparisonRequest) -> Compared:
-        """Returns the comparison of a set, which is started again before it is blamed for a
-        failure.
+        """Compares a set, which is started again before it is blamed for a failure.
 
         Raises:
+            SameProgram: If there is nothing to measure.
             WorkerFailed: If it failed each time.
         """
-        failures: list[Failure] = []
+        failures = []
         while True:
             try:
                 compared = self.comparer.compare(request)
@@ -307,38 +289,32 @@ class TaskRunner:
                 self.context.progress.incident(
                     f"started again before its settings are blamed: {error}"
                 )
-        if not failures or compared.comparison is None:
+        if not failures:
             return compared
         flaky = f"flaky: {failures[0].kind} in {len(failures)} of {len(failures) + 1} starts"
         warnings = (*compared.comparison.warnings, flaky)
-        return replace(
-            compared, comparison=compared.comparison.model_copy(update={"warnings": warnings})
-        )
+        comparison = compared.comparison.model_copy(update={"warnings": warnings})
+        return replace(compared, comparison=comparison)
 
-    def _pair(self, task: PairTask, folder: Path, name: str) -> AnyRecord:
+    def _pair(self, task: PairTask) -> AnyRecord:
         """One fresh pair of processes."""
         losses = self.context.losses
         loss: LossCheck | None = None
 
-        def inspect(reference: WorkerReport, candidate: WorkerReport) -> bool:
+        def inspect(reports: Reports) -> None:
             nonlocal loss
-            loss = losses.check(task.settings, (reference, candidate))
-            return False
+            loss = losses.check(task.settings, reports)
 
         comparer = Isolated(self.context, beside=task.pairs) if task.is_isolated else self.comparer
-        rule = fixed(task.pairs)
         compared = comparer.compare(
             ComparisonRequest(
                 candidate=task.settings,
-                folder=folder,
-                name=name,
-                rule=rule,
+                rule=fixed(task.pairs),
                 is_proof=True,
                 inspect=inspect,
             )
         )
         figures = compared.comparison
-        assert figures is not None
         return task.base().model_copy(
             update={
                 **figures_of(compared.pairs, figures.work),
@@ -346,68 +322,62 @@ class TaskRunner:
                 "warnings": figures.warnings,
                 "during": figures.during,
                 "work": figures.work,
-                "loss": losses.with_blocks(loss, compared.pairs, compared.reference),
+                "loss": losses.with_blocks(loss, compared.pairs, compared.reports[0]),
                 "is_isolated": task.is_isolated or figures.mode != self.comparer.mode,
             }
         )
 
-    def _ablation(self, task: AblationTask, folder: Path, name: str) -> AblationResult:
+    def _ablation(self, task: AblationTask) -> AblationResult:
         """A set without one setting, or several, against the whole set."""
         context = self.context
-        settings = task.settings
-        min_effect = context.spec.measure.min_effect
-        less = task.rest
 
-        def is_one_program(whole: WorkerReport, without: WorkerReport) -> bool:
-            return context.program_key(settings, whole) == context.program_key(less, without)
+        def inspect(reports: Reports) -> None:
+            whole_key = context.program_key(task.settings, reports[0])
+            if whole_key == context.program_key(task.rest, reports[1]):
+                raise SameProgram
 
-        rule = self._rule(task.most, starts=context.spec.block_sizes.starts)
         request = ComparisonRequest(
-            candidate=less,
-            folder=folder,
-            name=name,
-            rule=rule,
-            against=settings,
-            inspect=is_one_program,
+            candidate=task.rest,
+            rule=self._rule(task.most, starts=context.spec.block_sizes.starts),
+            against=task.settings,
+            inspect=inspect,
         )
-        base = AblationResult(settings=settings, left_out=task.left_out, kept=True, reason="")
+        comparison: Comparison | None = None
         try:
-            compared = self.comparer.compare(request)
+            comparison = self.comparer.compare(request).comparison
+        except SameProgram:
+            pass
         except WorkerFailed as error:
-            return base.model_copy(
-                update={"failure": error.failure, "reason": "the rest does not run without it"}
-            )
-        kept, reason = pays(compared.comparison, min_effect)
-        return base.model_copy(
-            update={"comparison": compared.comparison, "kept": kept, "reason": reason}
+            return task.failed(error.failure, "the rest does not run without it")
+        is_kept, reason = pays(comparison, context.spec.measure.min_effect)
+        return AblationResult(
+            settings=task.settings,
+            left_out=task.left_out,
+            comparison=comparison,
+            kept=is_kept,
+            reason=reason,
         )
 
 
 def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
-    """Whether a setting stays, from what leaving it out does (None: nothing, the program is the
-    same), and why.
-    """
+    """Whether a setting stays, and why, from what leaving it out does (None: the same program)."""
     if comparison is None:
         return False, "the program is the same without it"
     # Of the set without it, in two processes: no proof either.
     verdict = judge(comparison.estimate, min_effect=min_effect)
     if verdict is Verdict.SLOWER:
         return True, "it seems to pay"
-    if (
-        verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0
-    ):  # to lose what pays costs more than a passenger
+    if verdict is Verdict.UNRESOLVED and comparison.estimate.ratio > 1.0:
+        # To lose what pays costs more than a passenger.
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
 
 
-# ---------------------------------------------------------------------- this process as the only
-# lane
+# ---------------------------------------------------------------------- this process as only lane
 
 
 class LocalExecutor(Engine):
-    """The engine of a study with one lane: this very process; see
-    `autotune.cluster.engine.Engine`.
-    """
+    """The engine of a study with one lane: this very process; see `Engine`."""
 
     words = "this process"
 

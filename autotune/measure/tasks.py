@@ -1,5 +1,4 @@
-"""Tasks: what a lane is asked to do, whole, and what the driver records if no lane lives through
-it.
+"""Tasks: what a lane is asked to do, and what the driver records if no lane lives through it.
 
 A task is data, for it may travel to another machine. What comes back is a record of the study,
 measured under the driver's own rules: an assignment carries all that the lane needs to know of
@@ -8,7 +7,6 @@ other trials.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -37,23 +35,13 @@ from autotune.stats.estimates import Estimate
 from autotune.stats.long_run import SOAK_LOOKS
 
 
-class Task(Record):
-    """One piece of work whose failure is a result of the study."""
-
-    @abstractmethod
-    def failed(self, failure: Failure) -> AnyRecord:
-        """The record of this task when it failed, or killed lane after lane."""
-
-
 class AaTask(Record):
-    """The A/A run, each lane's first task. It has no record of a failure: without a reference there
-    is no lane.
-    """
+    """The A/A run, each lane's first task; if it fails there is no lane, and no record."""
 
     kind: Literal["aa_run"] = "aa_run"
 
 
-class TrialTask(Task):
+class TrialTask(Record):
     """One set against the reference."""
 
     kind: Literal["trial"] = "trial"
@@ -66,14 +54,16 @@ class TrialTask(Task):
     """Pairs of blocks for which there is time; None for as many as the study allows."""
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`."""
-        status = TrialStatus.FAILED
+        """Its record when it failed, or killed lane after lane."""
         return TrialResult(
-            **dict(self.config), status=status, failure=failure, compiled_key=self.compiled_key
+            **dict(self.config),
+            status=TrialStatus.FAILED,
+            failure=failure,
+            compiled_key=self.compiled_key,
         )
 
 
-class PairTask(Task):
+class PairTask(Record):
     """One fresh pair of processes of a proof; see `ConfirmRun`."""
 
     kind: Literal["pair"] = "pair"
@@ -101,14 +91,12 @@ class PairTask(Task):
         )
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`."""
+        """Its record when it failed, or killed lane after lane."""
         return self.base().model_copy(update={"failure": failure})
 
 
-class AblationTask(Task):
-    """A set without one setting, or without several, against the whole set; `most` as in
-    `TrialTask`.
-    """
+class AblationTask(Record):
+    """A set without one setting or several, against the whole set; `most` as in `TrialTask`."""
 
     kind: Literal["ablation"] = "ablation"
     settings: Settings
@@ -120,13 +108,18 @@ class AblationTask(Task):
         """The set without them."""
         return self.settings.without(*names_left_out(self.left_out))
 
-    def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`: what cannot be told to be useless stays."""
-        base = AblationResult(settings=self.settings, left_out=self.left_out, kept=True, reason="")
-        return base.model_copy(update={"failure": failure, "reason": "it could not be left out"})
+    def failed(self, failure: Failure, reason: str = "it could not be left out") -> AblationResult:
+        """Its record when it failed: what cannot be told to be useless stays."""
+        return AblationResult(
+            settings=self.settings,
+            left_out=self.left_out,
+            kept=True,
+            failure=failure,
+            reason=reason,
+        )
 
 
-class SoakTask(Task):
+class SoakTask(Record):
     """The winner alone for a while."""
 
     kind: Literal["soak"] = "soak"
@@ -136,9 +129,7 @@ class SoakTask(Task):
     basis: LossBasis = LossBasis.STEPS
     """By what its loss can be compared with the reference's."""
     proven: Estimate | None = None
-    """Ratio of the typical step, per unit of work, with the interval that holds over all looks at
-    the proof.
-    """
+    """Ratio of the typical step, per unit of work, with the interval over all looks."""
     process_sd: float = 0.0
     """Standard deviation of that from one pair of processes to the next, alone or not."""
     proven_steps: int = 0
@@ -147,17 +138,13 @@ class SoakTask(Task):
     """Long runs of each arm, at most."""
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`."""
+        """Its record when it failed, or killed lane after lane."""
         return SoakRecord(
-            settings=self.settings,
-            steps_s=0.0,
-            step_count=0,
-            starts=0,
-            failure=failure,
+            settings=self.settings, steps_s=0.0, step_count=0, starts=0, failure=failure
         )
 
 
-class FailingSetTask(Task):
+class FailingSetTask(Record):
     """Looking for the smallest part of a failing set that fails alike."""
 
     kind: Literal["failing_set"] = "failing_set"
@@ -168,7 +155,7 @@ class FailingSetTask(Task):
     """Parts of which it is known from other trials whether they fail so."""
 
     def failed(self, failure: Failure) -> AnyRecord:
-        """See `Task`: the whole set is what is known to fail."""
+        """Its record when it failed: the whole set is what is known to fail."""
         return FailingSetRecord(
             trial=self.trial,
             failure_kind=self.failure_kind,
@@ -197,9 +184,7 @@ class Assignment(Record):
     aa_run: AaRecord | None = None
     """The lane's A/A run; None before it."""
     runtime: tuple[str, ...] = ()
-    """Names among the settings in question that are read when a program runs, not when it is
-    compiled: programs that are equal but for those must both be measured.
-    """
+    """Names of settings that are read when a program runs; programs that differ so are measured."""
     programs: dict[str, int] = Field(default_factory=dict)
     """Names of the programs that were measured, each with its trial's number."""
     at_s: float = 0.0
@@ -225,11 +210,7 @@ class PendingTask:
 
     @property
     def own_folder(self) -> tuple[str, ...]:
-        """The folder of this attempt: a lane that only seemed lost may still write logs into the
-        last one's.
-        """
-        return (
-            self.folder
-            if not self.lost
-            else (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")
-        )
+        """The folder of this attempt: a lane that only seemed lost may still write into another."""
+        if not self.lost:
+            return self.folder
+        return (*self.folder[:-1], f"{self.folder[-1]}.{self.lost + 1}")

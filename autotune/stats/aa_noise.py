@@ -1,5 +1,4 @@
-"""Noise of a machine from A/A runs, and the number of pairs of blocks that a proof should run for
-it.
+"""Noise of a machine from A/A runs, and how many pairs of blocks a proof should run for it.
 
 Pairs of blocks have noise, which more pairs average out; each process has a constant deviation,
 which only more processes average out. So the reference is started several times beside one living
@@ -33,16 +32,14 @@ from autotune.stats.estimates import (
     SequentialPlan,
     error_of_mean,
     finite,
-    from_logs,
+    from_half,
     hodges_lehmann,
     student_quantile,
     widen,
 )
 
 CAUTION = 0.9
-"""Confidence of the upper limit from which it is announced what can be proven: with it the
-announced power of 90 % is held on average (tests/study/test_compare.py).
-"""
+"""Confidence of the upper limit behind the announced power (tests/study/test_compare.py)."""
 
 ALPHA_SETTLING = 0.001
 """Share of A/A runs without one in which a change point is found."""
@@ -59,9 +56,7 @@ class AaNoise:
     process_sd: NotNegative
     """Standard deviation of the constant deviation of one process, in log."""
     within_sd: NotNegative
-    """Standard deviation of one pair's log ratio about the centre of its processes; 0 where a run
-    is one figure.
-    """
+    """Likewise of a pair's log ratio about its processes' centre; 0 where a run is one figure."""
     degrees: Annotated[int, Field(ge=1)]
     """Degrees of freedom of `process_sd`."""
     spread: NotNegative
@@ -69,23 +64,17 @@ class AaNoise:
     start_s: NotNegative
     """Seconds until a process is ready; 0 where that is not known."""
     pair_s: NotNegative
-    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 where that is not
-    known.
-    """
+    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 if not known."""
     settle_steps: int = 0
     """First steps of each process that are not measured; see `settling`."""
     settle_s: NotNegative | None = None
-    """First seconds of each later block that do not count; None: as planned. See
-    `settling_seconds`.
-    """
+    """First seconds of later blocks that do not count (`settling_seconds`); None: as planned."""
     counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Seconds that count of each later block, over those of the A/A run; see `share_to_count`."""
 
     @property
     def later_sd(self) -> float:
-        """`within_sd` of later, shorter blocks: at most this, for noise that steps have in common
-        grows no more.
-        """
+        """The largest `within_sd` of later, shorter blocks; noise common to steps grows no more."""
         return self.within_sd / math.sqrt(self.counted_share)
 
     @property
@@ -97,9 +86,19 @@ class AaNoise:
         """Upper confidence limit of `process_sd`: few processes often agree by luck."""
         from scipy.special import chdtri  # 0.2 s to import, so not before it is needed
 
-        noise = _noise_of_centres(self.within_sd, self.estimate.pair_count, self.degrees)
-        most = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, CAUTION))
-        return math.sqrt(max(0.0, most - noise))
+        noise = self.noise_of_centres
+        limit = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, CAUTION))
+        return math.sqrt(max(0.0, limit - noise))
+
+    @property
+    def noise_of_centres(self) -> float:
+        """What pairs of blocks have added to the variance of the centres of processes."""
+        return _noise_of_centres(self.within_sd, self.estimate.pair_count, self.degrees)
+
+    @property
+    def visible_sd(self) -> float:
+        """What processes may differ by though they seem equal: what the A/A run could see."""
+        return max(self.process_sd, math.sqrt(self.noise_of_centres))
 
 
 UNKNOWN_NOISE = AaNoise(
@@ -124,8 +123,8 @@ def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
         variance: Of the centres of equal processes, with so many degrees of freedom.
         noise: What pairs of blocks have added to it.
     """
-    student, normal = student_quantile(1.0 - LEVEL, degrees), NORMAL.inv_cdf(0.95)
-    return math.sqrt(2.0 * max(0.0, student**2 * variance - normal**2 * noise))
+    of_processes = student_quantile(1.0 - LEVEL, degrees) ** 2 * variance
+    return math.sqrt(2.0 * max(0.0, of_processes - NORMAL.inv_cdf(0.95) ** 2 * noise))
 
 
 class Settling(NamedTuple):
@@ -138,8 +137,7 @@ class Settling(NamedTuple):
 
 
 def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:
-    """Finds the age at which processes become faster, by one change point that all processes have
-    in common.
+    """Finds the age at which processes become faster, by one change point common to all of them.
 
     The living process is older than the others, so the age shows; constant deviations of processes
     take no part.
@@ -151,27 +149,27 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     """
 
     def young(age: int) -> list[Floats]:
-        """Returns by how much more of each block's second process is young than of the living
-        one.
-        """
-        return [(second <= age).astype(float) - (living <= age) for second, living in ages]
+        """Returns how much more of each block's second process is young than of the living one."""
+        return [(fresh <= age).astype(float) - (living <= age) for fresh, living in ages]
 
     y = _centred(log_ratios)
     degrees = len(y) - len(log_ratios) - 1
-    gain, best_age, best_cost = 0.0, 0, 0.0
+    gain = 0.0
+    best_age = 0
+    best_cost = 0.0
     grid = np.unique(np.concatenate([a.ravel() for a in ages]))[:-1].tolist()
     for age in grid:
         g = _centred(young(age))
         size = float(np.linalg.norm(g))
         if size > 1e-5 and float(g @ y) / size > gain:
             gain = float(g @ y) / size
-            best_age, best_cost = age, gain / size
+            best_age = age
+            best_cost = gain / size
     sd = math.sqrt(max(float(y @ y) - gain**2, 1e-18) / max(1, degrees))
     if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), degrees) * sd:
         return Settling(0, list(log_ratios))
-    return Settling(
-        best_age, [r - best_cost * x for r, x in zip(log_ratios, young(best_age), strict=True)]
-    )
+    settled = [r - best_cost * x for r, x in zip(log_ratios, young(best_age), strict=True)]
+    return Settling(best_age, settled)
 
 
 def _centred(groups: Sequence[Floats]) -> Floats:
@@ -192,8 +190,7 @@ SETTLING_CUTS = 12
 def settling_seconds(
     blocks: Sequence[tuple[Sequence[float], Sequence[float]]], planned_s: float
 ) -> float | None:
-    """Returns the seconds after which blocks have settled, with a margin; None where they do not
-    show it.
+    """Returns the seconds after which blocks have settled, with a margin; None if they hide it.
 
     A device that follows its power shows by its first steps after a pause how long it takes. Where
     these are like the later ones nothing is known of it, for both arms of an A/A run draw the same
@@ -205,41 +202,31 @@ def settling_seconds(
     """
     if planned_s <= 0.0 or len(blocks) < 2:
         return None
-    divided = [_Settling.of(*block) for block in blocks]
+    steps = [_settling_steps(*block) for block in blocks]
     cuts = np.linspace(0.0, planned_s, SETTLING_CUTS, endpoint=False)[1:].tolist()
-    least, _ = _off([block.share_off[block.begin_s < cuts[0]] for block in divided])
-    if least <= SETTLED:
+    low, _ = _off([share_off[begin_s < cuts[0]] for begin_s, _, share_off in steps])
+    if low <= SETTLED:
         return None
     settled_s = planned_s
     for cut_s in reversed(cuts):
-        _, most = _off([block.share_off[block.begin_s >= cut_s] for block in divided])
-        if most > SETTLED:
+        _, high = _off([share_off[begin_s >= cut_s] for begin_s, _, share_off in steps])
+        if high > SETTLED:
             break
         settled_s = statistics.fmean(
-            float(np.max(block.end_s[block.begin_s < cut_s])) for block in divided
+            float(np.max(end_s[begin_s < cut_s])) for begin_s, end_s, _ in steps
         )
     return min(planned_s, SETTLING_MARGIN * settled_s)
 
 
-class _Settling(NamedTuple):
-    """The settling steps of one block: when they begin and end, and by how much they are off those
-    that count.
-    """
-
-    begin_s: Floats
-    end_s: Floats
-    share_off: Floats
-
-    @classmethod
-    def of(cls, settling_s: Sequence[float], counted_s: Sequence[float]) -> _Settling:
-        end_s = np.cumsum(settling_s)
-        return cls(end_s - settling_s, end_s, np.log(settling_s) - np.mean(np.log(counted_s)))
+def _settling_steps(settling_s: Sequence[float], counted_s: Sequence[float]) -> Floats:
+    """Begin and end of each settling step of a block, and how far it is off those that count."""
+    end_s = np.cumsum(settling_s)
+    share_off = np.log(settling_s) - np.mean(np.log(counted_s))
+    return np.asarray([end_s - settling_s, end_s, share_off])
 
 
 def _off(shares_of_blocks: Sequence[Floats]) -> tuple[float, float]:
-    """Returns by how much steps are off on average, as a share of a step: the ends of its
-    interval.
-    """
+    """Both ends of the interval of how far steps are off on average, as a share of a step."""
     shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
     if len(shares) < 2:
         return 0.0, math.inf if shares else 0.0  # no step begins there
@@ -256,8 +243,7 @@ def read_aa_noise(
     least: int = 8,
     settle_steps: int = 0,
 ) -> AaNoise:
-    """Reads the noise of this machine from A/A pairs of several processes, each against the same
-    living one.
+    """Reads the noise of this machine from A/A pairs of processes, each against one living process.
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
@@ -271,23 +257,20 @@ def read_aa_noise(
     if not processes:
         raise ValueError("an A/A run needs at least one second process but got none")
     groups = [finite(p, least=least) for p in processes]
-    centres = np.asarray([float(hodges_lehmann(g, level=LEVEL)[0]) for g in groups])
+    centres = np.asarray([hodges_lehmann(g, level=LEVEL)[0] for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     degrees = len(groups)
     count = sum(map(len, groups))
-    within_sd = math.sqrt(
-        sum(float(r @ r) for r in residuals) / (count - degrees)
-    )  # each centre took one degree
+    # Each centre took one degree of freedom.
+    within_sd = math.sqrt(sum(float(r @ r) for r in residuals) / (count - degrees))
     noise = _noise_of_centres(within_sd, count, degrees)
     # The living process is one draw more, at 0: its deviation is what all centres have in common.
     variance = float(np.var([0.0, *centres], ddof=1))
-    process_sd = math.sqrt(max(0.0, variance - noise))
     spread = spread_of(variance, degrees, noise=noise)
-    centre = float(np.mean(centres))
     half = NORMAL.inv_cdf((1.0 + LEVEL) / 2.0) * within_sd / math.sqrt(count)
     return AaNoise(
-        estimate=widen(from_logs(centre, centre - half, centre + half, count=count), spread),
-        process_sd=process_sd,
+        estimate=widen(from_half(centres.mean(), half, count=count), spread),
+        process_sd=math.sqrt(max(0.0, variance - noise)),
         within_sd=within_sd,
         degrees=degrees,
         spread=spread,
@@ -298,23 +281,24 @@ def read_aa_noise(
 
 
 def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
-    """Returns what pairs of blocks add to the variance of the centres and the zero among them
-    (which has none).
-    """
+    """What pairs of blocks add to the variance of the centres and the zero, which has none."""
     return within_sd**2 * degrees / count * degrees / (degrees + 1) if count else 0.0
 
 
-LEAST, MOST, DEFAULT_PROOF_SIZE = 4, 40, 20
-"""Fewest and most pairs of blocks in a process, and how many where it is not known what is best."""
+LEAST = 4
+MOST = 40
+"""Fewest and most pairs of blocks in a process."""
+
+DEFAULT_PROOF_SIZE = 20
+"""Pairs of blocks in a process where it is not known what is best."""
 
 STARTS = 1.5
-"""What starting two processes at once takes, over starting one: they share the machine that
-compiles them.
-"""
+"""What starting two processes at once takes, over starting one: they share the machine."""
 
 MEASURED_S = 4.0
-"""Seconds for which a process is measured at least, where starting a pair of them takes twice that
-or more: on a shared machine what others do comes and goes within seconds.
+"""Seconds for which a process is measured at least, if starting a pair takes twice that or more.
+
+On a shared machine what others do comes and goes within seconds.
 """
 
 
@@ -351,8 +335,7 @@ def proof_size(noise: AaNoise, *, starts: float = STARTS) -> int:
 
 
 def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialPlan:
-    """When a trial is looked at, from the A/A run: from its first pairs on, up to where another
-    process tells more.
+    """When a trial is looked at: from its first pairs on, up to where another process tells more.
 
     Args:
         most: Pairs of blocks after which a trial ends in any case.
@@ -360,10 +343,10 @@ def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialP
     """
     if not (noise.start_s and noise.pair_s and noise.within_sd):
         return SequentialPlan(cap=most)
-    first = min(TRIAL_FIRST_LOOK, max(1, moments(starts * noise.start_s, noise.pair_s)))
+    first_look = min(TRIAL_FIRST_LOOK, max(1, moments(starts * noise.start_s, noise.pair_s)))
     return SequentialPlan(
-        cap=min(most, _best_size(noise, starts, least=first)),
-        first=first,
+        cap=min(most, _best_size(noise, starts, least=first_look)),
+        first_look=first_look,
         pair_sd=noise.later_sd,
         degrees=noise.within_degrees,
     )
@@ -373,8 +356,7 @@ LEAST_SHARE = 0.25
 
 
 def share_to_count(noise: AaNoise, *, counted_s: float, settle_s: float) -> float:
-    """Returns the share of the counted seconds of a block that tells most in the time of a trial
-    with one pair of them.
+    """Share of a block's counted seconds that tells most in the time of a trial with one pair.
 
     Where processes differ by more than blocks do, longer ones tell nothing: with `u` counted
     seconds a trial has the variance 2 p^2 + w^2 counted / u and costs start + 2 settle + 2 u
@@ -384,36 +366,30 @@ def share_to_count(noise: AaNoise, *, counted_s: float, settle_s: float) -> floa
         counted_s: Of a block of the A/A run.
         settle_s: Of later blocks.
     """
-    process_sd = _process_sd_at_least(noise)
-    if not process_sd:
+    if not noise.visible_sd:
         return 1.0
-    other_s = noise.start_s + 2.0 * settle_s
-    best_s = noise.within_sd / (2.0 * process_sd) * math.sqrt(counted_s * other_s)
+    unmeasured_s = noise.start_s + 2.0 * settle_s
+    best_s = noise.within_sd / (2.0 * noise.visible_sd) * math.sqrt(counted_s * unmeasured_s)
     return min(1.0, max(LEAST_SHARE, best_s / counted_s))
-
-
-def _process_sd_at_least(noise: AaNoise) -> float:
-    """Returns what processes may differ by though they seem equal: what the A/A run could see."""
-    seen = math.sqrt(_noise_of_centres(noise.within_sd, noise.estimate.pair_count, noise.degrees))
-    return max(noise.process_sd, seen)
 
 
 def _best_size(noise: AaNoise, starts: float, *, least: int) -> int:
     start_s = starts * noise.start_s
-    process_sd = _process_sd_at_least(noise)  # taken for equal, they would get the most pairs
-    least = max(least, moments(start_s, noise.pair_s))
-    return pairs_in_process(noise.later_sd, process_sd, start_s, noise.pair_s, least=least)
+    # Processes that are taken for equal would get the most pairs, so their visible spread counts.
+    return pairs_in_process(
+        noise.later_sd,
+        noise.visible_sd,
+        start_s,
+        noise.pair_s,
+        least=max(least, moments(start_s, noise.pair_s)),
+    )
 
 
 def fewest_pairs(count: int, pair_s: float) -> int:
-    """So many pairs of blocks, or fewer where a pair averages so much by itself that they last
-    `MEASURED_S`.
-    """
+    """So many pairs of blocks, or as few as last `MEASURED_S` if those are fewer."""
     return min(count, max(1, math.ceil(MEASURED_S / pair_s))) if pair_s > 0.0 else count
 
 
 def moments(start_s: float, pair_s: float) -> int:
-    """Pairs of blocks in `MEASURED_S`, or in half of what starting takes if that is less; at most
-    `MOST`.
-    """
+    """Pairs in `MEASURED_S`, or in half of what starting takes if that is less; at most `MOST`."""
     return min(MOST, round(min(MEASURED_S, start_s / 2.0) / pair_s))

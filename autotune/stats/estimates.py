@@ -38,15 +38,14 @@ DEFAULT_MIN_EFFECT = 0.005
 
 NORMAL = NormalDist()
 
-TRIAL_FIRST_LOOK, TRIAL_GROWTH = 8, 1.5
-"""Pairs before the first look at a trial where the noise of a pair is not known, and the ratio of
-successive looks.
-"""
+TRIAL_FIRST_LOOK = 8
+"""Pairs before the first look at a trial where the noise of a pair is not known."""
+
+TRIAL_GROWTH = 1.5
+"""Ratio of successive looks at a trial."""
 
 NARROWEST = 1.05
-"""A trial ends when its interval is wider by no more than this factor than what its processes alone
-make it.
-"""
+"""A trial ends when its interval is at most so many times as wide as its processes make it."""
 
 
 class Verdict(StrEnum):
@@ -96,8 +95,18 @@ def from_logs(
     centre: float, low: float, high: float, *, level: float = LEVEL, count: int
 ) -> Estimate:
     """The estimate of a log ratio and the ends of its interval, from so many independent units."""
-    low, high = math.exp(low), math.exp(high)
-    return Estimate(ratio=math.exp(centre), low=low, high=high, level=level, pair_count=count)
+    return Estimate(
+        ratio=math.exp(centre),
+        low=math.exp(low),
+        high=math.exp(high),
+        level=level,
+        pair_count=count,
+    )
+
+
+def from_half(centre: float, half: float, *, count: int) -> Estimate:
+    """The estimate of a log ratio whose interval reaches as far on either side."""
+    return from_logs(centre, centre - half, centre + half, count=count)
 
 
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
@@ -105,12 +114,10 @@ REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
 
 
 def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:
-    """Geometric mean of the ratios of several workloads, at least one; its interval holds wherever
-    all of theirs do.
-    """
-    centre, low, high = np.mean([e.logs for e in estimates], axis=0).tolist()
+    """Geometric mean of the ratios of workloads; its interval holds wherever all of theirs do."""
+    logs = np.mean([e.logs for e in estimates], axis=0).tolist()
     level = max(0.0, 1.0 - sum(1.0 - e.level for e in estimates))
-    return from_logs(centre, low, high, level=level, count=min(e.pair_count for e in estimates))
+    return from_logs(*logs, level=level, count=min(e.pair_count for e in estimates))
 
 
 def standard_error(estimate: Estimate) -> float:
@@ -132,23 +139,17 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
     return Verdict.UNRESOLVED
 
 
-def finding_of(
-    estimate: Estimate, *, min_effect: float, provable: float | None = None
-) -> TrialFinding:
-    """Returns what a trial says of a set; promising and open ones get a proof, promising ones
-    first.
+def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None) -> TrialFinding:
+    """Returns what a trial says of a set; promising ones get a proof first, then open ones.
 
     Args:
         provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
     """
     if estimate.low >= 1.0 - min_effect:
         return TrialFinding.NOT_PROMISING
-    least = 0.0 if provable is None else provable
-    return (
-        TrialFinding.PROMISING
-        if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - least
-        else TrialFinding.OPEN
-    )
+    if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - (provable or 0.0):
+        return TrialFinding.PROMISING
+    return TrialFinding.OPEN
 
 
 def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
@@ -157,8 +158,8 @@ def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
     if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
         raise ValueError(
             f"log ratios must be a list of at least {least} finite numbers but got "
-            f"{array.tolist()!r:.200}; "
-            "a block or process without a time must not reach the statistics"
+            f"{array.tolist()!r:.200}; a block or process without a time must not reach the "
+            "statistics"
         )
     return array
 
@@ -177,9 +178,8 @@ def error_of_mean(values: Sequence[float] | Floats) -> float:
 
 def is_surely_positive(values: Sequence[float] | Floats, *, alpha: float) -> bool:
     """Returns whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
-    return float(np.mean(values)) > student_quantile(2 * alpha, len(values) - 1) * error_of_mean(
-        values
-    )
+    half = student_quantile(2 * alpha, len(values) - 1) * error_of_mean(values)
+    return float(np.mean(values)) > half
 
 
 LEAST_TIMED = 20
@@ -187,8 +187,7 @@ LEAST_TIMED = 20
 
 
 def clock_resolution(step_times_s: Sequence[float]) -> float:
-    """Share of a step that a clock can tell, where it is so coarse that noise does not average it
-    out; else 0.
+    """Share of a step that a clock can tell, if too coarse for noise to average it out; else 0.
 
     Such times are few different values. Where all are one value, its tick may be as long as a step,
     and steps that differ by a half may look equal.
@@ -200,7 +199,9 @@ def clock_resolution(step_times_s: Sequence[float]) -> float:
     if len(values) == 1:
         return 0.5
     tick = float(np.min(np.diff(values)))
-    return tick / float(np.median(times)) if float(np.std(times)) < tick / 2.0 else 0.0
+    if times.std() >= tick / 2.0:
+        return 0.0
+    return tick / float(np.median(times))
 
 
 # ---------------------------------------------------------------------- one process pair
@@ -216,13 +217,11 @@ def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL
             least one.
     """
     values = finite(log_ratios, least=1)
-    centre, low, high = hodges_lehmann(values, level=level).tolist()
-    return from_logs(centre, low, high, level=level, count=len(values))
+    return from_logs(*hodges_lehmann(values, level=level), level=level, count=len(values))
 
 
 def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
-    """Estimate and both ends of the signed-rank interval, on the log scale, for many samples at
-    once.
+    """Estimate and both ends of the signed-rank interval of logs, for many samples at once.
 
     Args:
         log_ratios: Pair differences, `[..., n]`.
@@ -254,8 +253,7 @@ def _signed_rank_cdf(n: int) -> Floats:
 
 
 def widen(estimate: Estimate, spread: float) -> Estimate:
-    """The same ratio with an interval that also holds what one pair of equal processes may differ
-    by.
+    """Widens an interval by what one pair of equal processes may differ by.
 
     Args:
         estimate: Of one pair of processes.
@@ -265,8 +263,11 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
     if spread <= 0.0:
         return estimate
     centre, low, high = estimate.logs
-    low = math.exp(centre - math.hypot(centre - low, spread))
-    return replace(estimate, low=low, high=math.exp(centre + math.hypot(high - centre, spread)))
+    return replace(
+        estimate,
+        low=math.exp(centre - math.hypot(centre - low, spread)),
+        high=math.exp(centre + math.hypot(high - centre, spread)),
+    )
 
 
 # ---------------------------------------------------------------------- sequential stop of a trial
@@ -284,19 +285,17 @@ class SequentialPlan:
 
     cap: int = 40
     """Pairs after which a trial ends in any case."""
-    first: int = TRIAL_FIRST_LOOK
+    first_look: int = TRIAL_FIRST_LOOK
     """Pairs before the first look."""
     pair_sd: float | None = None
-    """Standard deviation of the log ratio of one pair, as the A/A run showed it; None where that is
-    not known.
-    """
+    """Standard deviation of the log ratio of one pair in the A/A run; None if not known."""
     degrees: int = 0
     """Degrees of freedom of `pair_sd`."""
 
     @cached_property
     def looks(self) -> tuple[int, ...]:
         """The pair counts at which to decide; the last one is `cap`."""
-        looks = [min(self.first, self.cap)]
+        looks = [min(self.first_look, self.cap)]
         while looks[-1] < self.cap:
             looks.append(min(self.cap, max(looks[-1] + 1, round(looks[-1] * TRIAL_GROWTH))))
         # A last look just before the cap would cost level and save nothing.
@@ -318,58 +317,50 @@ class SequentialPlan:
         count = len(log_ratios)
         degrees = self.degrees + count - 1
         squares = self.degrees * self.pair_sd**2 + count * float(np.var(log_ratios))
-        half = student_quantile(1.0 - self.nominal_level, degrees) * math.sqrt(
-            squares / degrees / count
-        )
-        centre = math.log(estimate.ratio)
-        return from_logs(centre, centre - half, centre + half, count=count)
+        error = math.sqrt(squares / degrees / count)
+        half = student_quantile(1.0 - self.nominal_level, degrees) * error
+        return from_half(math.log(estimate.ratio), half, count=count)
 
 
 @lru_cache(maxsize=64)
 def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
-    """Value that the standardised statistic exceeds at any of the looks with probability 1 -
-    level.
-    """
+    """Value that the statistic exceeds at any of the looks with probability 1 - level."""
     from scipy.optimize import brentq
 
-    return float(
-        brentq(lambda critical: _stay_probability(looks, critical) - level, 1.0, 8.0, xtol=1e-7)
-    )
+    def excess(critical: float) -> float:
+        """Probability of a walk that stays inside +-critical * sqrt(n) at all looks, less level."""
+        walk = Walk()
+        for n in looks:
+            walk = walk.go_on(n, -critical, critical, nodes=64)
+        return float(walk.weights.sum()) - level
+
+    return float(brentq(excess, 1.0, 8.0, xtol=1e-7))
 
 
 class Walk(NamedTuple):
-    """A random walk that has stayed within bounds so far: points where it may be, with the
-    probability of each.
-    """
+    """A random walk that has stayed within bounds so far: where it may be, and how probably."""
 
     points: Floats = np.zeros(1)
     weights: Floats = np.ones(1)
+    age: int = 0
+    """Steps of variance 1 that it has made."""
 
-    def step(self, step_sd: float, low: float, high: float, *, nodes: int) -> Walk:
-        """Goes on by a normal step, to between two bounds, by Gauss-Legendre quadrature."""
+    def go_on(self, age: int, low: float, high: float, *, nodes: int) -> Walk:
+        """Goes on to an age, between bounds in standard deviations, by Gauss-Legendre's rule."""
         x, w = _legendre(nodes)
-        reach = (high - low) / 2.0
-        points = low + reach * (1.0 + x)
+        step_sd = math.sqrt(age - self.age)
+        begin = low * math.sqrt(age)
+        reach = (high * math.sqrt(age) - begin) / 2.0
+        points = begin + reach * (1.0 + x)
         kernel = np.exp(-0.5 * ((points[:, None] - self.points) / step_sd) ** 2) / (
             step_sd * math.sqrt(2.0 * math.pi)
         )
-        return Walk(points, kernel @ self.weights * w * reach)
+        return Walk(points, kernel @ self.weights * w * reach, age)
 
 
 @lru_cache(maxsize=4)
 def _legendre(nodes: int) -> tuple[Floats, Floats]:
     return np.polynomial.legendre.leggauss(nodes)
-
-
-def _stay_probability(looks: tuple[int, ...], critical: float) -> float:
-    """Probability that a standard random walk stays inside +-critical * sqrt(n) at every look."""
-    walk = Walk()
-    previous = 0
-    for n in looks:
-        bound = critical * math.sqrt(n)
-        walk = walk.step(math.sqrt(n - previous), -bound, bound, nodes=64)
-        previous = n
-    return float(walk.weights.sum())
 
 
 def reason_to_stop(
@@ -394,8 +385,8 @@ def reason_to_stop(
     if incumbent is not None:
         # The interval of their quotient decides: the incumbent's estimate alone would favour
         # whoever was lucky first.
-        for name, other in (("the reference", REFERENCE), ("the best so far", incumbent)):
-            if least_ratio(estimate, other) > 1.0 - min_effect:
+        for name, rival in (("the reference", REFERENCE), ("the best so far", incumbent)):
+            if least_ratio(estimate, rival) > 1.0 - min_effect:
                 return f"surely no gain of {min_effect:.1%} or more over {name}"
     if estimate.pair_count >= plan.cap:
         return f"cap of {plan.cap} pairs reached"
@@ -405,27 +396,21 @@ def reason_to_stop(
     return None
 
 
-def least_ratio(candidate: Estimate, other: Estimate) -> float:
-    """Lower end of the interval of candidate / other, for two independent estimates (Zou and
-    Donner).
-    """
+def least_ratio(candidate: Estimate, rival: Estimate) -> float:
+    """Lower end of the interval of candidate / rival, independent estimates (Zou and Donner)."""
     centre, low, _ = candidate.logs
-    other_centre, _, other_high = other.logs
-    return math.exp(centre - other_centre - math.hypot(centre - low, other_high - other_centre))
+    rival_centre, _, rival_high = rival.logs
+    return math.exp(centre - rival_centre - math.hypot(centre - low, rival_high - rival_centre))
 
 
-# ---------------------------------------------------------------------- several processes, and ABA
-# runs
+# ---------------------------------------------------------------------- several processes, ABA runs
 
 
 def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
-    """Mean ratio with Student's interval over fresh process pairs, given log of each pair's own
-    estimate.
-    """
+    """Mean ratio with Student's interval over fresh process pairs, from the log ratio of each."""
     values = finite(process_log_ratios, least=2)
     half = student_quantile(1.0 - LEVEL, len(values) - 1) * error_of_mean(values)
-    centre = float(np.mean(values))
-    return from_logs(centre, centre - half, centre + half, count=len(values))
+    return from_half(values.mean(), half, count=len(values))
 
 
 def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
@@ -442,17 +427,14 @@ def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
     """
     values, drifts = aba_runs(log_ratios)
     n = len(values)
-    variance = 0.75 * float(np.mean(drifts**2))
+    variance = 0.75 * np.mean(drifts**2)
     if n > 1:
-        variance = max(variance, float(np.var(values, ddof=1)))
+        variance = max(variance, values.var(ddof=1))
     half = student_quantile(1.0 - LEVEL, max(1, n - 1)) * math.sqrt(variance / n)
-    centre = float(np.mean(values))
-    return from_logs(centre, centre - half, centre + half, count=n)
+    return from_half(values.mean(), half, count=n)
 
 
 def aba_runs(log_ratios: Sequence[float] | Floats) -> tuple[Floats, Floats]:
-    """Log ratio of each ABA run against the mean of both references, and the drift between
-    these.
-    """
+    """Log ratio of each ABA run against the mean of its references, and the drift between these."""
     before, after = finite(log_ratios, least=2).reshape(-1, 2).T
     return (before + after) / 2.0, before - after

@@ -40,8 +40,8 @@ _KNOWN = tomllib.loads(
     (resources.files("autotune") / "data" / "number_formats.toml").read_text("utf-8")
 )
 FORMATS = {
-    n: Format(n, known["mantissa"], 2.0 ** known["rounding_exponent"])
-    for n, known in _KNOWN.items()
+    n: Format(n, table["mantissa"], 2.0 ** table["rounding_exponent"])
+    for n, table in _KNOWN.items()
 }
 
 _NUMBERED = re.compile(
@@ -60,11 +60,15 @@ def formats_of(dtype: str) -> list[Format]:
     Raises:
         ValueError: If it names none that is known.
     """
+    refusal = ValueError(
+        f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer has "
+        f"no rounding, but is {dtype!r:.100}; name the one in which the loss is computed"
+    )
     text = dtype.lower()
     for plain, full in _PLAIN.items():
         text = re.sub(rf"(?<![a-z\d]){plain}(?![a-z\d]|_\d)", full, text)
-    formats: list[Format] = []
-    narrow: list[Format] = []
+    formats = []
+    narrow = []
     for kind, digits, mantissa in _NUMBERED.findall(text):
         bits = int(digits)
         if kind[0] not in _PREFIX:
@@ -73,32 +77,26 @@ def formats_of(dtype: str) -> list[Format]:
             continue
         if kind[0] == "c":
             bits //= 2
-        if (known := FORMATS.get(f"{_PREFIX[kind[0]]}{bits}")) is None:
-            formats.clear()
-            break
-        formats.append(known._replace(mantissa=int(mantissa)) if mantissa else known)
+        variant = FORMATS.get(f"{_PREFIX[kind[0]]}{bits}")
+        if variant is None:
+            raise refusal
+        if mantissa:
+            variant = variant._replace(mantissa=int(mantissa))
+        formats.append(variant)
     if not formats:
-        raise ValueError(
-            f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer "
-            "has no rounding, but "
-            f"is {dtype!r:.100}; name the one in which the loss is computed"
-        )
+        raise refusal
     return formats + narrow
 
 
 @functools.cache
 def rounding_of(dtype: str) -> float:
-    """Relative rounding error of the first step's loss in a format; ValueError if that is no
-    floating-point one.
-    """
+    """Relative rounding error of the first step's loss in a format; raises as `formats_of`."""
     return max(f.rounding for f in formats_of(dtype))
 
 
 @functools.cache
 def spacing_of(dtype: str) -> float:
-    """Relative distance of neighbours in a format: what storing loses; ValueError if it is no
-    floating-point one.
-    """
+    """Relative distance of neighbours in a format: what storing loses; raises as `formats_of`."""
     return max(2.0**-f.mantissa for f in formats_of(dtype))
 
 
@@ -109,7 +107,8 @@ def is_float32(dtype: str) -> bool:
 
 # ---------------------------------------------------------------------- step by step
 
-LOSS, GRAD_NORM = "loss", "gradient norm"
+LOSS = "loss"
+GRAD_NORM = "gradient norm"
 
 
 class Mismatch(NamedTuple):
@@ -128,42 +127,39 @@ class Mismatch(NamedTuple):
 
 _GRAD_NORM_FACTOR = 4.0
 MARGIN = 4.0
-"""How many times the largest difference seen among references a candidate may be off: they are
-few.
-"""
+"""How many times the largest difference among references, which are few, a candidate may be off."""
 
 AHEAD = 2
-"""References are looked at up to this many times the step: with 1, 2 to 11 % of simulated sets in
-another rounding were called wrong, with 2 at most 0.2 %.
+"""References are looked at up to this many times the step.
+
+With 1, 2 to 11 % of simulated sets in another rounding were called wrong, with 2 at most 0.2 %.
 """
 
 MOST_TOLERANCE = 0.25
 """Past this, a difference is no rounding, unless references themselves were seen so far apart."""
 
 FEW_STEPS = 20
-"""Within so many steps, rounding that no reference shows is taken to grow with the step; later with
-its third power.
+"""Steps within which rounding that no reference shows grows with the step; later with its cube.
 
 Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
 first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 """
 
 SMALL = 0.2
-"""Where no reference shows what rounding does, a loss that has fallen below this share of the first
-one is allowed what one of that size is: of the same two programs 0.350 and 0.465 were seen at step
-387.
+"""A loss below this share of the first one may be off as one of that size is, if roundings hide.
+
+Of the same two programs 0.350 and 0.465 were seen at step 387.
 """
 
 EQUAL_RUNS = 0.05
-"""Largest relative difference of the losses of two runs that see the same data in the same order,
-within their first `FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the
+"""Largest relative difference of the losses of runs that see the same data in the same order.
+
+Within their first `FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the
 first five steps, 4.0 % at step 27.
 """
 
 _STEEPEST = 2.0
-"""Power of the step with which differences are taken to grow, at most, past the last step that
-references told.
-"""
+"""Largest power of the step with which differences grow past the last step of references."""
 
 
 class StepLoss(NamedTuple):
@@ -175,11 +171,9 @@ class StepLoss(NamedTuple):
     @property
     def values(self) -> dict[str, float]:
         """What is reported, by quantity."""
-        return (
-            {LOSS: self.loss}
-            if self.grad_norm is None
-            else {LOSS: self.loss, GRAD_NORM: self.grad_norm}
-        )
+        if self.grad_norm is None:
+            return {LOSS: self.loss}
+        return {LOSS: self.loss, GRAD_NORM: self.grad_norm}
 
 
 Trace = Mapping[int, StepLoss]
@@ -188,9 +182,7 @@ Trace = Mapping[int, StepLoss]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpread:
-    """Spread of the loss between processes of the reference, by step; one of them may run in
-    another rounding.
-    """
+    """Spread of the loss between processes of the reference, by step."""
 
     steps: tuple[int, ...] = ()
     """Steps, ascending, at which they were compared."""
@@ -199,9 +191,7 @@ class LossSpread:
     norms: tuple[float, ...] = ()
     """Largest relative difference of their gradient norms."""
     is_rounded: bool = False
-    """Whether one in another rounding was among them and differed: if not, the tolerance follows
-    from the arithmetic alone.
-    """
+    """Whether one in another rounding differed; else the tolerance follows from the arithmetic."""
 
     def __post_init__(self) -> None:
         """Refuses what no references show; a record may have been edited.
@@ -209,13 +199,12 @@ class LossSpread:
         Raises:
             ValueError: If steps do not ascend, or differences are not finite, below 0, or fall.
         """
-        is_whole = len(self.steps) == len(self.losses) == len(self.norms)
-        is_rising = all(a < b for a, b in itertools.pairwise((-1, *self.steps)))
+        is_valid = len(self.steps) == len(self.losses) == len(self.norms)
+        is_valid &= all(a < b for a, b in itertools.pairwise((-1, *self.steps)))
         for values in (self.losses, self.norms):
-            is_rising = is_rising and all(
-                a <= b for a, b in itertools.pairwise((0.0, *values, sys.float_info.max))
-            )
-        if not (is_whole and is_rising):
+            bounded = (0.0, *values, sys.float_info.max)
+            is_valid &= all(a <= b for a, b in itertools.pairwise(bounded))
+        if not is_valid:
             raise ValueError(
                 "steps and differences of a spread of losses must be finite and never fall but "
                 f"are {self}"
@@ -223,13 +212,9 @@ class LossSpread:
 
     @property
     def has_other_data(self) -> bool:
-        """Whether equal runs differ too much in their first steps to have seen the same data in the
-        same order.
-        """
-        first = [
-            loss for step, loss in zip(self.steps, self.losses, strict=True) if step < FEW_STEPS
-        ]
-        return bool(first) and first[-1] > EQUAL_RUNS
+        """Whether equal runs differ too much in their first steps to have seen the same data."""
+        early = zip(self.steps, self.losses, strict=True)
+        return any(loss > EQUAL_RUNS for step, loss in early if step < FEW_STEPS)
 
     def seen(self, step: int, quantity: str = LOSS) -> float:
         """The largest relative difference among references at or before a step.
@@ -240,16 +225,15 @@ class LossSpread:
         values = self.losses if quantity == LOSS else self.norms
         if not values:
             return 0.0
-        last = self.steps[-1]
-        if step <= last or last == 0:
+        end = self.steps[-1]
+        if step <= end or end == 0:
             return float(np.interp(step, self.steps, values))
-        middle = float(np.interp(last / 2, self.steps, values))
+        middle = float(np.interp(end / 2, self.steps, values))
         power = math.log2(values[-1] / middle) if middle > 0 else 1.0
-        return values[-1] * math.pow(step / last, min(max(power, 1.0), _STEEPEST))
+        return values[-1] * math.pow(step / end, min(max(power, 1.0), _STEEPEST))
 
     def tolerance(self, step: int, *, dtype: str, quantity: str = LOSS) -> float:
-        """Returns how far a candidate may be off at a step, relative to the reference; always
-        finite.
+        """Largest relative difference from the reference allowed at a step; always finite.
 
         `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in
         `dtype` may cause at the first step. Where no reference in another rounding was seen, that
@@ -257,28 +241,19 @@ class LossSpread:
         """
         factor = _GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0
         rounding = rounding_of(dtype) * factor
-        seen = MARGIN * self.seen(AHEAD * step, quantity)
-        allowed = max(rounding, seen) if self.is_rounded else seen + _unseen_growth(step) * rounding
-        shown = (
-            MARGIN * self.seen(min(AHEAD * step, self.steps[-1]), quantity) if self.steps else 0.0
-        )
-        return min(allowed, max(MOST_TOLERANCE * factor, shown))
+        expected = MARGIN * self.seen(AHEAD * step, quantity)
+        allowed = max(rounding, expected)
+        if not self.is_rounded:
+            steps = step + 1
+            allowed = expected + steps * max(1.0, steps / FEW_STEPS) ** 2 * rounding
+        observed = MARGIN * self.seen(min([AHEAD * step, *self.steps[-1:]]), quantity)
+        return min(allowed, max(MOST_TOLERANCE * factor, observed))
 
     def joined(self, other: LossSpread) -> LossSpread:
         """Both together."""
-        differences = zip(
-            self.steps + other.steps,
-            self.losses + other.losses,
-            self.norms + other.norms,
-            strict=True,
-        )
+        steps = self.steps + other.steps
+        differences = zip(steps, self.losses + other.losses, self.norms + other.norms, strict=True)
         return _spread(differences, is_rounded=self.is_rounded or other.is_rounded)
-
-
-def _unseen_growth(step: int) -> float:
-    """Returns how many times the rounding of the first step a later one may show."""
-    steps = step + 1
-    return steps * max(1.0, steps / FEW_STEPS) ** 2
 
 
 def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> LossSpread:
@@ -293,32 +268,25 @@ def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> 
     """
     differences = []
     for step in set(first) & set(second):
-        values = second[step].values
-        apart = {
-            q: relative_difference(value, values[q])
-            for q, value in first[step].values.items()
-            if q in values
-        }
-        differences.append((step, apart[LOSS], apart.get(GRAD_NORM, 0.0)))
-    spread = _spread(differences, is_rounded=is_rounded)
-    return replace(spread, is_rounded=is_rounded and any(spread.losses))
+        loss, norm = first[step]
+        other_loss, other_norm = second[step]
+        norm_difference = 0.0
+        if norm is not None and other_norm is not None:
+            norm_difference = relative_difference(norm, other_norm)
+        differences.append((step, relative_difference(loss, other_loss), norm_difference))
+    has_differed = any(loss for _, loss, _ in differences)
+    return _spread(differences, is_rounded=is_rounded and has_differed)
 
 
 def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool) -> LossSpread:
     """A spread from steps, each with a difference of loss and one of gradient norm."""
-    losses: dict[int, float] = {}
-    norms: dict[int, float] = {}
-    largest_loss = 0.0
-    largest_norm = 0.0
-    for step, loss, norm in sorted(differences):
-        largest_loss = max(largest_loss, loss)
-        largest_norm = max(largest_norm, norm)
-        losses[step] = largest_loss
-        norms[step] = largest_norm
+    table = np.asarray(sorted(differences), dtype=np.float64).reshape(-1, 3)
+    largest = np.maximum.accumulate(table).tolist()
+    by_step = {int(step): (loss, norm) for step, loss, norm in largest}
     return LossSpread(
-        steps=tuple(losses),
-        losses=tuple(losses.values()),
-        norms=tuple(norms.values()),
+        steps=tuple(by_step),
+        losses=tuple(loss for loss, _ in by_step.values()),
+        norms=tuple(norm for _, norm in by_step.values()),
         is_rounded=is_rounded,
     )
 
@@ -326,10 +294,7 @@ def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool
 def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[int, StepLoss]:
     """The trace of a process's first steps."""
     norms = itertools.chain(grad_norms, itertools.repeat(None))
-    return {
-        step: StepLoss(loss, norm)
-        for step, (loss, norm) in enumerate(zip(losses, norms, strict=False))
-    }
+    return dict(enumerate(map(StepLoss, losses, norms)))
 
 
 def compare_traces(
@@ -340,8 +305,7 @@ def compare_traces(
     dtype: str,
     spacing: Mapping[str, float] | None = None,
 ) -> Mismatch | None:
-    """Compares loss and global gradient norm at every step that the reference tells; None if all
-    are within tolerance.
+    """Compares loss and gradient norm at each step of the reference; None if all are close enough.
 
     A candidate that told less, or anything that is not finite, is wrong.
 
@@ -358,27 +322,26 @@ def compare_traces(
     for step in sorted(reference):
         candidates = candidate[step].values if step in candidate else {}
         for quantity, expected in reference[step].values.items():
-            got = candidates.get(quantity)
+            actual = candidates.get(quantity)
             if not math.isfinite(expected):
                 raise ValueError(
                     f"a reference's {quantity} must be finite but is {expected} at step {step}"
                 )
             tolerance = spread.tolerance(step, dtype=dtype, quantity=quantity)
-            stored = (spacing or {}).get(quantity, 0.0)
             if not spread.is_rounded:
                 small = SMALL * begins.setdefault(quantity, abs(expected))
                 tolerance *= max(1.0, small / max(abs(expected), 1e-12))
-            difference = math.inf if got is None else relative_difference(expected, got)
-            if difference > (tolerance := tolerance + stored):
-                return Mismatch(step, quantity, expected, got, tolerance)
+            tolerance += (spacing or {}).get(quantity, 0.0)
+            if actual is None or relative_difference(expected, actual) > tolerance:
+                return Mismatch(step, quantity, expected, actual, tolerance)
     return None
 
 
-def relative_difference(expected: float, got: float) -> float:
+def relative_difference(expected: float, actual: float) -> float:
     """Of two numbers, infinite when one is not finite."""
-    if not (math.isfinite(expected) and math.isfinite(got)):
+    if not (math.isfinite(expected) and math.isfinite(actual)):
         return math.inf
-    return abs(got - expected) / max(abs(expected), 1e-12)
+    return abs(actual - expected) / max(abs(expected), 1e-12)
 
 
 # ---------------------------------------------------------------------- at equal work
@@ -387,9 +350,7 @@ SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
 
 SPREAD_MARGIN = 2.0
-"""How many times the largest change between neighbouring steps losses may be off: few steps show
-little of it.
-"""
+"""How many times the largest change between neighbouring steps losses may be off."""
 
 LEAST_POINTS = 4
 """Losses of each arm that a soak must have told for them to be compared."""
@@ -439,32 +400,26 @@ def compare_first_steps(
     scatter = math.sqrt(max(1.0, work[0] / work[1]))  # a mean over fewer rows scatters more
     spread = neighbour_spread(reference) * scatter
     tolerance = max(least_tolerance, spread)  # at the first step: weights are the same there
-    if (
-        reason := _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])
-    ) is not None:
+    reason = _tell_tale(reference, candidate, norms, is_other_batch=work[0] != work[1])
+    if reason:
         return Comparability(is_ok=False, tolerance=tolerance, reason=reason)
     largest = 0.0
     points = 0
-    reason = ""
     for updates, loss in enumerate(candidate):
-        done, rest = divmod(updates * work[1], work[0])
-        if rest or done >= len(reference):
+        steps, remainder = divmod(updates * work[1], work[0])
+        if remainder or steps >= len(reference):
             continue
         points += 1
         if updates:
             tolerance = max(least_tolerance, spread * SPREAD_MARGIN)
-        between = reference[min(updates, done) : max(updates, done) + 1]
-        least = min(between)
-        most = max(between)
-        nearest = min(max(loss, least), most)
-        largest = max(
-            largest, math.copysign(relative_difference(nearest, loss), loss - nearest), key=abs
-        )
+        between = reference[min(updates, steps) : max(updates, steps) + 1]
+        nearest = min(max(loss, min(between)), max(between))
+        difference = math.copysign(relative_difference(nearest, loss), loss - nearest)
+        largest = max(largest, difference, key=abs)
         if abs(largest) > tolerance:
             reason = (
                 f"its loss after {updates} updates is {loss:.6g}, the reference's after as much "
-                "work and as many "
-                f"updates lie between {least:.6g} and {most:.6g}"
+                f"work and as many updates lie between {min(between):.6g} and {max(between):.6g}"
             )
             break
     return Comparability(
@@ -473,9 +428,7 @@ def compare_first_steps(
 
 
 def neighbour_spread(losses: Sequence[float]) -> float:
-    """Largest relative change between two neighbouring steps: what another batch, or one more
-    update, may make.
-    """
+    """Largest relative change between neighbouring steps, as another batch may make."""
     return max((relative_difference(a, b) for a, b in itertools.pairwise(losses)), default=0.0)
 
 
@@ -485,51 +438,44 @@ def _tell_tale(
     norms: tuple[Sequence[float], Sequence[float]],
     *,
     is_other_batch: bool,
-) -> str | None:
-    """Sign of a program that only pretends to train; None where the reference would look the
-    same.
-    """
-    if len(candidate) > 1 and neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(
-        reference
-    ):
+) -> str:
+    """Sign of a program that only pretends to train; empty if the reference would look the same."""
+    if len(candidate) > 1 and _stands_still(candidate, reference):
         return "its loss does not change from step to step, the reference's does"
-    told = (
-        all(norms) and norms[0][0] > 0
-    )  # weights may start such that every batch has the same loss
-    if not (is_other_batch and told):
-        return None
-    first = max(
-        relative_difference(reference[0], candidate[0]),
-        relative_difference(norms[0][0], norms[1][0]),
-    )
-    if first <= SAME_ROWS:
+    # Weights may start such that every batch has the same loss, so the norm has to be told.
+    if (
+        is_other_batch
+        and all(norms)
+        and norms[0][0] > 0
+        and relative_difference(reference[0], candidate[0]) <= SAME_ROWS
+        and relative_difference(norms[0][0], norms[1][0]) <= SAME_ROWS
+    ):
         return (
             "its first loss and gradient norm are the reference's: it trains the same rows, "
             "not another batch"
         )
-    return None
+    return ""
+
+
+def _stands_still(candidate: Sequence[float], reference: Sequence[float]) -> bool:
+    """Whether a candidate's loss does not change though the reference's does."""
+    return neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference)
 
 
 CURVE_TOLERANCE = 0.005
-"""Share by which the mean loss of a run may miss the reference's, beside what single steps
-scatter.
-"""
+"""Share by which the mean loss of a run may miss the reference's, beside what steps scatter."""
 
 CURVE_ALPHA = 0.002
 """Share of honest runs of which the scatter of single steps may make one part look off."""
 
-CURVE_PARTS = (2, 4)
-"""The whole curve, its last half and its last quarter are looked at: what goes wrong late hides in
-the whole.
-"""
+CURVE_PARTS = (1, 2, 4)
+"""The whole curve, its last half and its last quarter count: late faults hide in the whole."""
 
 END_PART = 8
 """The last eighth is looked at by itself: a fault within the last quarter makes that scatter."""
 
 END_SCALE = 4.0
-"""Times `least_scale` below which a loss is small: so far apart as `MOST_TOLERANCE` of that honest
-runs were seen.
-"""
+"""Times `least_scale` below which a loss is small: honest runs are `MOST_TOLERANCE` of it apart."""
 
 
 def compare_curves(
@@ -538,8 +484,7 @@ def compare_curves(
     *,
     least_scale: float,
 ) -> Comparability:
-    """Compares the losses of two long runs of the same work, step by step and over the whole of
-    both.
+    """Compares the losses of two long runs of the same work, step by step and over the whole.
 
     Rounding makes single steps differ, above and below; a program that computes something else is
     off in the mean.
@@ -549,46 +494,42 @@ def compare_curves(
         least_scale: Of what a difference is a share, at least: what is learned by heart has a loss
             near 0, and any two runs of it differ by far.
     """
-    told = dict(candidate)
+    losses = dict(candidate)
     apart = [
-        (told[step] - loss) / max(abs(loss), least_scale, 1e-12)
+        (losses[step] - loss) / max(abs(loss), least_scale, 1e-12)
         for step, loss in reference
-        if step in told
+        if step in losses
     ]
+    count = len(apart)
     result = Comparability(
-        is_ok=None,
-        points=len(apart),
-        reason=f"only {len(apart)} losses are reported of equal steps",
+        is_ok=None, points=count, reason=f"only {count} losses are reported of equal steps"
     )
     if not all(map(math.isfinite, apart)):
-        return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
-    if len(apart) < LEAST_POINTS:
+        return _not_finite(result)
+    if count < LEAST_POINTS:
         return result
-    end = apart[-max(LEAST_POINTS, len(apart) // END_PART) :]
+    end = apart[-max(LEAST_POINTS, count // END_PART) :]
     small = END_SCALE * least_scale / max(abs(reference[-1][1]), least_scale, 1e-12)
-    result = _compare_part(end, median(end), MOST_TOLERANCE * max(1.0, small))
-    for part in (apart, *(apart[-(len(apart) // n) :] for n in CURVE_PARTS)):
-        if len(part) < LEAST_POINTS or not result.is_ok:
-            break
-        allowed = CURVE_TOLERANCE + student_quantile(CURVE_ALPHA, len(part) - 1) * error_of_mean(
-            part
-        )
-        result = _compare_part(part, fmean(part), allowed)
+    differences = [(len(end), median(end), MOST_TOLERANCE * max(1.0, small))]
+    for divisor in CURVE_PARTS:
+        steps = apart[-(count // divisor) :]
+        if len(steps) >= LEAST_POINTS:
+            scatter = student_quantile(CURVE_ALPHA, len(steps) - 1) * error_of_mean(steps)
+            differences.append((len(steps), fmean(steps), CURVE_TOLERANCE + scatter))
+    for points, difference, allowed in differences:
+        result = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
+        if abs(difference) > allowed:
+            over = f" over the last {points} steps that both reported"
+            return replace(result, is_ok=False, reason=_off(difference) + over)
     return result
-
-
-def _compare_part(apart: Sequence[float], difference: float, allowed: float) -> Comparability:
-    is_ok = abs(difference) <= allowed
-    reason = (
-        "" if is_ok else f"{_off(difference)} over the last {len(apart)} steps that both reported"
-    )
-    return Comparability(
-        is_ok=is_ok, difference=difference, tolerance=allowed, points=len(apart), reason=reason
-    )
 
 
 def _off(difference: float) -> str:
     return f"its loss is {'above' if difference > 0 else 'below'}"
+
+
+def _not_finite(result: Comparability) -> Comparability:
+    return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
 
 
 def compare_long_runs(
@@ -603,8 +544,7 @@ def compare_long_runs(
     Each is work done so far, and the loss there, in order and in the same unit of work.
 
     Args:
-        tolerance: Relative difference of the mean losses that is allowed, beside what scatter of
-            the points makes.
+        tolerance: Relative difference of the mean losses that is allowed, beside scatter.
         is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong
             as one above: with a smaller batch there are more updates in as much work, and a lower
             loss is no fault.
@@ -612,23 +552,23 @@ def compare_long_runs(
     if not reference or not candidate:
         return Comparability(is_ok=None, reason="one of them reports no loss")
     end = min(reference[-1][0], candidate[-1][0])
-    base, mine = (
+    expected, actual = (
         [loss for work, loss in run if end / 2 <= work <= end] for run in (reference, candidate)
     )
-    points = min(len(base), len(mine))
+    points = min(len(expected), len(actual))
     result = Comparability(is_ok=None, points=points)
-    if not all(map(math.isfinite, mine)):
-        return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
+    if not all(map(math.isfinite, actual)):
+        return _not_finite(result)
     if points < LEAST_POINTS:
         return replace(result, reason=f"only {points} losses are reported of as much work")
-    if not any(base):
+    if not any(expected):
         return replace(result, reason="the reference's loss is 0 throughout")
-    scale = abs(fmean(base))
-    difference = (fmean(mine) - fmean(base)) / scale
-    scatter = 2.0 * math.hypot(error_of_mean(base), error_of_mean(mine)) / scale
+    scale = abs(fmean(expected))
+    difference = (fmean(actual) - fmean(expected)) / scale
+    scatter = 2.0 * math.hypot(error_of_mean(expected), error_of_mean(actual)) / scale
     allowed = tolerance + scatter
     result = replace(result, is_ok=False, difference=difference, tolerance=allowed)
-    if neighbour_spread(mine) <= SAME_ROWS < neighbour_spread(base):
+    if _stands_still(actual, expected):
         return replace(result, reason="its loss does not change, the reference's does")
     if difference > allowed or (is_same_work and difference < -allowed):
         return replace(result, reason=_off(difference))

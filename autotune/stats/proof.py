@@ -1,5 +1,4 @@
-"""Sequential proof over fresh pairs of processes: its error over all looks, and the smallest gain
-that it finds.
+"""Sequential proof over fresh pairs of processes: its error, and the smallest gain that it finds.
 
 The unit is a pair of fresh processes, for two processes differ by more than their blocks do. A plan
 spends its error over all looks that there can ever be, so going on later, up to a larger cap, is
@@ -41,20 +40,17 @@ FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
 
 LEAST_PAIRS = 6
-"""Pairs of processes before a set is called faster: with the isolated runs after them, at least ten
-of its processes. Of slow ones that are one in five, 89 % of such proofs see one (with twelve pairs
-97 %; `benchmarks.truth` has both).
+"""Pairs of processes before a set is called faster.
+
+With the isolated runs after them these are ten of its processes at least. Of slow ones that are one
+in five, 89 % of such proofs see one (with twelve pairs 97 %; `benchmarks.truth` has both).
 """
 
 ERROR = 0.005
-"""One-sided error of all proofs of a study together: of studies without a better set, so many name
-a winner at most.
-"""
+"""One-sided error of all proofs of a study: so many studies without a better set name a winner."""
 
 OTHER_SIDE = 5.0
-"""How many times as often a proof may err in saying that a set is slower, no different, or gains no
-more than so much: in 2.5 % of studies.
-"""
+"""How many times as often a proof may err in calling a set slower, no different or below a gain."""
 
 EQUAL_SIDES = 1.0
 """Likewise of two variants, which call either one faster as seldom: in 0.5 % of comparisons."""
@@ -66,28 +62,23 @@ ISOLATED_PAIRS = FIRST_LOOK
 """Isolated runs of each arm before the first look at them."""
 
 GROWTH = 2.0
-"""Power of the share of the base at which error is spent: little at first, when Student's tails are
-wide.
-"""
+"""Power of the share of the base at which error is spent: little at first, where tails are wide."""
 
 RESERVE = 0.1
 """Share of a plan's error that is kept for looks beyond its base."""
 
 STUDENT_MARGIN = 1.2
-"""By how much the looks' error may exceed its sum, for levels are of a normal walk and intervals
-Student's; at most 1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and
-bases from 4 to 60.
+"""By how much the looks' error may exceed its sum, for levels are normal and intervals Student's.
+
+At most 1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and bases from 4
+to 60.
 """
 
 HOPELESS = 0.05
-"""Chance of proving a gain, were the effect as good as it may still be, below which a proof
-ends.
-"""
+"""A proof ends below this chance of proving a gain, were the effect as good as it may still be."""
 
 OPTIMISM = 0.1
-"""One-sided level of the effect that a set is given the benefit of: that of the better end of an 80
-% interval.
-"""
+"""One-sided level of the effect in whose favour a set is judged: the end of an 80 % interval."""
 
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
@@ -101,12 +92,11 @@ class ProofPlan:
     """How a proof spends its error over its looks."""
 
     base: int
-    """Pairs of processes within which most of the error is spent: the cap when the proof was
-    planned.
-    """
+    """Pairs of processes within which most of the error is spent: the cap as it was planned."""
     error: float
-    """Chance, over all looks that there can ever be, that a gain is overstated: the upper end of
-    the interval is below the true ratio. The lower end may miss `other_side` times as often.
+    """Chance, over all looks that can ever be, that the upper end is below the true ratio.
+
+    The lower end may miss `other_side` times as often.
     """
     least: int = FIRST_LOOK
     """Pairs of processes before a set is called faster, or the cap if that is lower."""
@@ -116,18 +106,15 @@ class ProofPlan:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
             raise ValueError(
                 f"a proof must be planned for {FIRST_LOOK} to 10000 pairs of processes with an "
-                "error between 0 and 0.1 "
-                f"but got {self.base} and {self.error:g}"
+                f"error between 0 and 0.1 but got {self.base} and {self.error:g}"
             )
 
     def nominal(self, count: int, *, times: float = 1.0) -> float:
-        """One-sided level at one look for the error, or for so many times of it; 0 before the first
-        look.
-        """
+        """One-sided level at one look for so many times the error; 0 before the first look."""
         if count < FIRST_LOOK:
             return 0.0
-        most = max(24, 1 << (count - 1).bit_length())  # rounded up, so that few lists are kept
-        return float(_nominal_levels(self.base, times * self.error, most)[count - FIRST_LOOK])
+        size = max(24, 1 << (count - 1).bit_length())  # rounded up, so that few lists are kept
+        return _nominal_levels(self.base, times * self.error, size)[count - FIRST_LOOK]
 
     def upper(self, counts: Sequence[int]) -> Floats:
         """Distance of the interval's upper end from the mean at some looks, in standard errors."""
@@ -140,11 +127,10 @@ class ProofPlan:
     def _distances(self, counts: Sequence[int], times: float) -> Floats:
         from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
 
-        return np.asarray([-float(stdtrit(n - 1, self.nominal(n, times=times))) for n in counts])
+        return np.asarray([-stdtrit(n - 1, self.nominal(n, times=times)) for n in counts])
 
     def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
-        """Mean ratio with the interval that holds at all looks together (a repeated confidence
-        interval).
+        """Mean ratio with the interval that holds at all looks (a repeated confidence interval).
 
         Args:
             log_ratios: Log ratio of each fresh pair of processes, at least two; before the first
@@ -152,28 +138,25 @@ class ProofPlan:
         """
         values = finite(log_ratios, least=2)
         n = len(values)
-        centre = float(np.mean(values))
+        centre = values.mean()
         low = -math.inf
         high = math.inf
         if n >= FIRST_LOOK:
             error = error_of_mean(values)
-            low = max(-700.0, centre - float(self.lower([n])[0]) * error)
-            high = min(700.0, centre + float(self.upper([n])[0]) * error)
+            low = max(-700.0, centre - self.lower([n])[0] * error)
+            high = min(700.0, centre + self.upper([n])[0] * error)
         return from_logs(
             centre, low, high, level=1.0 - (1.0 + self.other_side) * self.error, count=n
         )
 
     def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
-        """What the pairs so far say: faster at the plan's error, anything else at the error of the
-        other side.
-        """
+        """What the pairs say: faster at the plan's error, else at the error of the other side."""
         estimate = self.estimate(log_ratios)
         if estimate.high < 1.0 - min_effect or estimate.low <= 0.0:
             return judge(estimate, min_effect=min_effect)
-        found = judge(
-            replace(estimate, high=estimate.ratio**2 / estimate.low), min_effect=min_effect
-        )
-        return Verdict.UNRESOLVED if found is Verdict.FASTER else found
+        symmetric = replace(estimate, high=estimate.ratio**2 / estimate.low)
+        verdict = judge(symmetric, min_effect=min_effect)
+        return Verdict.UNRESOLVED if verdict is Verdict.FASTER else verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +196,8 @@ def look(
     values = finite(log_ratios, least=0)
     unclear = 0
     for count in range(FIRST_LOOK, min(len(values), most) + 1):
-        seen = values[:count]
-        verdict = plan.verdict(seen, min_effect=min_effect)
+        pairs = values[:count]
+        verdict = plan.verdict(pairs, min_effect=min_effect)
         holds = verdict is Verdict.FASTER
         if holds and count < min(plan.least, most):
             continue
@@ -228,26 +211,23 @@ def look(
             reason = f"verdict reached: {verdict}"
         elif not ends_without_gain:
             continue
-        elif plan.estimate(seen).low > 1.0 - min_effect:
+        elif plan.estimate(pairs).low > 1.0 - min_effect:
             reason = f"surely no gain of {min_effect:.1%} or more"
-        elif count < most and _is_hopeless_after(seen, plan, most=most, min_effect=min_effect):
+        elif count < most and _is_hopeless_after(pairs, plan, most=most, min_effect=min_effect):
             reason = f"it can hardly be proven any more with {most} pairs of processes"
         else:
             continue
         return ProofLook(stop=True, holds=holds, reason=reason, used=count)
-    if len(values) >= most:
-        return ProofLook(
-            stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most
-        )
-    return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
+    if len(values) < most:
+        return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
+    return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)
 
 
-def _is_hopeless_after(seen: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
-    mean = np.mean(seen, keepdims=True)
-    sd = np.std(seen, ddof=1, keepdims=True)
-    return bool(
-        is_hopeless(np.asarray([len(seen)]), mean, sd, plan, most=most, min_effect=min_effect)[0]
-    )
+def _is_hopeless_after(pairs: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
+    n = np.asarray([len(pairs)])
+    mean = np.mean(pairs, keepdims=True)
+    sd = np.std(pairs, ddof=1, keepdims=True)
+    return bool(is_hopeless(n, mean, sd, plan, most=most, min_effect=min_effect)[0])
 
 
 def is_hopeless(
@@ -259,8 +239,7 @@ def is_hopeless(
     most: int,
     min_effect: float,
 ) -> npt.NDArray[np.bool_]:
-    """Returns whether a gain can hardly be proven at the cap any more, were the true effect as good
-    as it may still be.
+    """Whether a gain can hardly be proven at the cap, were the effect as good as it may still be.
 
     It is not where as many pairs again tell that there is none.
     """
@@ -269,9 +248,9 @@ def is_hopeless(
     sd = np.maximum(sd, 1e-12)
     benefit = -stdtrit(n - 1, OPTIMISM) * sd / np.sqrt(n)
     needed = math.log1p(-min_effect) - plan.upper([most])[0] * sd / math.sqrt(most)
-    rest = most - n
-    expected = (n * mean + rest * (mean - benefit)) / most
-    chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(rest) / most))
+    missing = most - n
+    expected = (n * mean + missing * (mean - benefit)) / most
+    chance: Floats = ndtr((needed - expected) / (sd * np.sqrt(missing) / most))
     soon = np.minimum(2 * n, most)
     half = plan.lower(soon.tolist()) * sd / np.sqrt(soon)
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (
@@ -285,9 +264,7 @@ def is_hopeless(
 
 
 def share_spent(base: int, count: int) -> float:
-    """Share of a plan's error that may be spent by the look at so many pairs; it stays below 1 for
-    ever.
-    """
+    """Share of a plan's error that may be spent by the look at so many pairs; always below 1."""
     if count < FIRST_LOOK:
         return 0.0
     if count <= base:
@@ -297,8 +274,7 @@ def share_spent(base: int, count: int) -> float:
 
 @lru_cache(maxsize=64)
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
-    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend the plan's error, no
-    more and no less.
+    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend just the plan's error.
 
     A standard normal walk below the bounds so far is followed; each bound is where the error of its
     look is spent.
@@ -307,58 +283,48 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     from scipy.special import ndtr
 
     walk = Walk()
-    previous = 0
-    levels: list[float] = []
+    levels = []
     for n in range(FIRST_LOOK, most + 1):
-        step_sd = math.sqrt(n - previous)
+        step_sd = math.sqrt(n - walk.age)
         root = math.sqrt(n)
-        due = error * (share_spent(base, n) - share_spent(base, previous)) / STUDENT_MARGIN
+        due = error * (share_spent(base, n) - share_spent(base, walk.age)) / STUDENT_MARGIN
 
         def over(bound: float) -> float:
             return float(walk.weights @ ndtr((walk.points - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn
 
         bound = float(brentq(over, 0.0, 12.0))
         levels.append(float(ndtr(-bound)))
-        walk = walk.step(step_sd, _LOWEST * root, bound * root, nodes=_NODES)
-        previous = n
+        walk = walk.go_on(n, _LOWEST, bound, nodes=_NODES)
     return tuple(levels)
 
 
 FIRST_SHARE = 0.9
-"""Share of a study's error for the sets that it proves first; sets of later sessions get half of
-what is left.
-"""
+"""Share of a study's error for the sets that it proves first; later ones get half of the rest."""
 
 
 def allot(total: float, used: float, count: int) -> float:
-    """Share of a study's error for each of `count` more proofs; the sum of all shares stays below
-    the total.
+    """Share of a study's error for each of `count` more proofs; all together stay below the total.
 
     Args:
         used: What earlier proofs of the study were given.
     """
-    left = total * FIRST_SHARE if used == 0.0 else max(0.0, total - used) / 2.0
-    return left / count
+    if used == 0.0:
+        return total * FIRST_SHARE / count
+    return max(0.0, total - used) / 2.0 / count
 
 
 def unseen_share(count: int) -> float:
-    """Largest share of slow processes of which so many processes show none in one case of
-    twenty.
-    """
+    """Largest share of slow processes of which so many show none in one case of twenty."""
     return float(1.0 - 0.05 ** (1.0 / count))
 
 
 def planned_pairs(most: int) -> int:
-    """Fresh pairs of processes that are planned for the proof of one finalist; few proofs take
-    more.
-    """
+    """Fresh pairs of processes planned for the proof of one finalist; few proofs take more."""
     return min(most, 2 * LEAST_PAIRS)
 
 
 def alone_plan(most: int) -> ProofPlan:
-    """Plan of the isolated runs of a proven set: whether it is faster at all, by whatever it may
-    be.
-    """
+    """Plan of the isolated runs of a proven set: whether it is faster at all."""
     return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)
 
 
@@ -370,8 +336,7 @@ def smallest_gain(
     isolated: int = 0,
     min_effect: float = DEFAULT_MIN_EFFECT,
 ) -> float | None:
-    """The smallest gain found 9 times in 10 within a cap, to a tenth of a per cent; None above 50
-    %.
+    """The smallest gain found 9 times in 10 within a cap, to 0.1 %; None above 50 %.
 
     Beyond what the last look excludes by as many standard errors as keep that power in simulated
     proofs (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do. Of two
@@ -383,8 +348,8 @@ def smallest_gain(
     proofs = [(ProofPlan(base=most, error=allot(ERROR, 0.0, finalists)), most, min_effect)]
     if isolated:
         proofs.append((alone_plan(isolated), max(isolated, FIRST_LOOK), 0.0))
-    found = 0.0
-    for plan, count, least in proofs:
-        beyond = float(plan.upper([count])[0]) + 1.7 + 9.0 / count
-        found = max(found, -math.expm1(math.log1p(-least) - beyond * pair_sd / math.sqrt(count)))
-    return math.ceil(1000 * found) / 1000 if found <= 0.5 else None
+    gain = 0.0
+    for plan, count, bound in proofs:
+        beyond = plan.upper([count])[0] + 1.7 + 9.0 / count
+        gain = max(gain, -math.expm1(math.log1p(-bound) - beyond * pair_sd / math.sqrt(count)))
+    return math.ceil(1000 * gain) / 1000 if gain <= 0.5 else None

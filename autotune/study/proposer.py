@@ -94,7 +94,7 @@ def known_memory(
     if (
         aa_run is None
         or not (peak := aa_run.reference.peak_bytes)
-        or not (limit := limit_bytes(spec, aa_run))
+        or not (limit := limit_bytes(spec, aa_run, FlagSet()))
     ):
         return None
 

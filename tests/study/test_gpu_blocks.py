@@ -21,6 +21,7 @@ from autotune.machine import telemetry
 from autotune.machine.telemetry import GpuWatch
 from autotune.measure.context import MeasurementContext, ReferenceFailed
 from autotune.measure.runner import TaskRunner
+from autotune.measure.tasks import Assignment
 from autotune.model.block_sizes import CPU_SIZES
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, ArmOfGpus, FailureKind, GpusDuring, held_in_one_arm
@@ -135,8 +136,9 @@ def start(tmp_path: Path, platform: str, name: str = "n", fails: tuple[str, ...]
     spec = replay_study(study={"device": {"platform": platform}})
     launcher, folders = Watched(spec, fails=fails), Folders(tmp_path)
     context = MeasurementContext(spec, folders, launcher, Told())
+    context.assignment = Assignment(folder=("confirm", name), name=name)
     try:
-        context.start_both(FlagSet(), FlagSet({"xla_a": "1"}), folders.folder("confirm", name), name=name)
+        context.start_both(FlagSet(), FlagSet({"xla_a": "1"}))
     except WorkerFailed as error:
         launcher.order.append(f"{type(error).__name__} {error.failure.message}")
     return launcher

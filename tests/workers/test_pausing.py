@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.measure.compare import AaRun, Interleaved
+from autotune.measure.compare import Compared, Interleaved
 from autotune.measure.context import MeasurementContext
 from autotune.measure.pausing import refuse_dishonest, refuse_long_pause
+from autotune.measure.tasks import Assignment
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import ABA, INTERLEAVED, Arm, Pair
 from autotune.model.records import AaRecord, AblationResult, ConfirmRun, Outcome, TrialResult
@@ -190,15 +191,16 @@ def test_a_line_every_ten_seconds_is_too_seldom() -> None:
 
 
 @pytest.fixture
-def aa_run(tmp_path: Path) -> Iterator[Callable[..., tuple[AaRun, Told]]]:
+def aa_run(tmp_path: Path) -> Iterator[Callable[..., tuple[Compared, Told]]]:
     """The A/A run of a program that is paused where it can be: `aa_run(workload, mode=...)`."""
     made: list[MeasurementContext] = []
 
-    def run(workload: dict[str, Any], **measure: Any) -> tuple[AaRun, Told]:
+    def run(workload: dict[str, Any], **measure: Any) -> tuple[Compared, Told]:
         spec = study(workload, measure={"run_steps": 10, **measure})
         launcher = CommandLauncher(spec, study_dir=str(PROGRAMS), base=os.environ)
         made.append(MeasurementContext(spec, Folders(tmp_path / "run"), launcher, sink := Told()))
-        return Interleaved(made[-1]).aa_run(made[-1].folders.folder("aa")), sink
+        made[-1].assignment = Assignment(folder=("aa",))
+        return Interleaved(made[-1]).aa_run(), sink
 
     yield run
     for context in made:
@@ -224,7 +226,7 @@ def test_an_aa_run_finds_out_whether_a_program_bears_pauses(aa_run: Any, tmp_pat
     assert len(sink.incidents) == (mode == ABA), sink.incidents
     assert all("not paused" in what for what in sink.incidents)
     if mode == INTERLEAVED:
-        assert len((tmp_path / "starts").read_text().splitlines()) == 1 + len(found.seconds)
+        assert len((tmp_path / "starts").read_text().splitlines()) == len(found.reports)
         assert all(p.loss is not None for p in found.pairs)
         assert {there(p.loss).reference == there(p.loss).candidate for p in found.pairs} == {True}
 

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.measure.compare import ComparisonRequest, Interleaved, fixed
 from autotune.measure.context import MeasurementContext
+from autotune.measure.tasks import Assignment
 from autotune.model.block_sizes import BlockSizes
 from autotune.model.flags import FlagSet
 from autotune.rundir.store import Folders
@@ -58,10 +59,8 @@ def test_processes_on_one_gpu_take_turns_where_they_fit(
     benches: Any, needed: int, variables: tuple[str, ...], mode: str, told: int
 ) -> None:
     context, sink = benches(needed, *variables)
-    folder = context.folders.folder("pair")
-    request = ComparisonRequest(
-        candidate=FlagSet({"NCCL_PROTO": "LL"}), folder=folder, name="pair", rule=fixed(2), is_proof=True
-    )
+    context.assignment = Assignment(folder=("pair",), name="pair")
+    request = ComparisonRequest(candidate=FlagSet({"NCCL_PROTO": "LL"}), rule=fixed(2), is_proof=True)
     found = Interleaved(context).compare(request)
     assert there(found.comparison).mode == mode
     assert len(sink.incidents) == told, sink.incidents
