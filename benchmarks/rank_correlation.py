@@ -136,7 +136,7 @@ def _cluster(store: Store) -> tuple[Target, Topology]:
             f"the GPU must be one of `autotune targets list` but {store.path} ran on "
             f"{aa_run.reference.device_kind!r}"
         )
-    return target, topology
+    return target.on_network(spec.device.nic_bytes_per_s), topology
 
 
 def measured_programs(store: Store, screen: Screener) -> list[Measured]:

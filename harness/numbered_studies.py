@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from autotune.cluster.engine import JOINED, Engine, Message, Told
+from autotune.cluster.engine import JOINED, Engine, LaneMessage, Message
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.measurement import Stamped
@@ -49,7 +49,8 @@ class InTurn(Engine):
     def __init__(self, run: StudyRun) -> None:
         self._run = run
         self._news = deque(
-            Told(f"lane{i}", {"type": JOINED, "host": "here", "devices": 1}) for i in range(3)
+            LaneMessage(f"lane{i}", {"type": JOINED, "host": "here", "devices": 1})
+            for i in range(3)
         )
         self._tasks: deque[tuple[str, Assignment]] = deque()
         self._runners: dict[str, TaskRunner] = {}
@@ -58,12 +59,12 @@ class InTurn(Engine):
         """Keeps the task until the driver listens."""
         self._tasks.append((lane, Assignment.model_validate(message["assignment"])))
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         """Does one task, unless there is news."""
         if not self._news and self._tasks:
             lane, assignment = self._tasks.popleft()
             record = self._runner(lane).do(assignment).model_dump(mode="json", exclude_none=True)
-            self._news.append(Told(lane, {"type": "result", "record": record}))
+            self._news.append(LaneMessage(lane, {"type": "result", "record": record}))
         news = list(self._news)
         self._news.clear()
         return news

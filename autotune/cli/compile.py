@@ -92,7 +92,7 @@ def predict(
     A prediction is never a measurement. Sets of options have a step time too; what a flag gains is
     not predicted.
     """
-    from autotune.compiler.predict import predict_set, published
+    from autotune.compiler.predict import PUBLISHED, predict_set
     from autotune.model.flags import parse_set
     from autotune.results.screen_words import predicted_lines
 
@@ -102,7 +102,7 @@ def predict(
     if as_json:
         print_json(rows)
     else:
-        print("\n".join(predicted_lines(rows, published()["words"])))
+        print("\n".join(predicted_lines(rows, PUBLISHED["words"])))
 
 
 @targets_app.command("list")

@@ -1,3 +1,1 @@
-"""Engines that run lanes on this machine, in a SLURM job or on a Dask cluster; and submission of
-SLURM jobs.
-"""
+"""Engines that run lanes here, in a SLURM job or on a Dask cluster; submission of SLURM jobs."""

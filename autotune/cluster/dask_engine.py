@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import queue
@@ -20,7 +21,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from autotune.cluster.engine import (
     LEFT,
     LOG_BYTES,
     Engine,
+    LaneMessage,
     Message,
-    Told,
 )
 from autotune.machine.devices import parse_devices, reserve_devices
 from autotune.machine.environment import caller_environment, driver_python, with_packages
@@ -51,9 +52,7 @@ from autotune.workers.base import GuardedProcess
 TOPIC = "autotune"
 SAID = "said"
 ENDED = "ended"
-"""Kinds of events of a lane, beside `JOINED` and `LEFT`: its process has sent a message, and its
-task is over.
-"""
+"""Further kinds of a lane's events: its process has sent a message; its task is over."""
 
 GPU = "GPU"
 """Dask resource by which a worker declares its number of devices."""
@@ -66,10 +65,11 @@ LOOK_EVERY_S = 0.5
 """Time between two looks of a task at whether it is still wanted, seconds."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Lane:
     """The task of one worker, and its queue of units; without a name until the task has begun."""
 
+    address: str
     task: Future[None]
     units: Queue
     devices: int | None
@@ -101,11 +101,11 @@ class DaskEngine(Engine):
     ) -> None:
         self._arguments = (dict(study), command, holds_gpus)
         self._patience_s = patience_s
-        self._heard: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lanes: dict[str, _Lane] = {}  # by the worker's address
         self._useless: set[str] = set()
-        self._told: list[Told] = []
-        self._count = 0
+        self._messages: list[LaneMessage] = []
+        self._numbers = itertools.count(1)
         self._lonely_since = time.monotonic()
         self._client = _connect(scheduler)
         try:
@@ -122,34 +122,35 @@ class DaskEngine(Engine):
         """See `Engine`."""
         target = next((x for x in self._lanes.values() if x.name == lane), None)
         if target is None:
-            self._told.append(Told(lane, {"type": LEFT, "why": "there is no such lane any more"}))
+            self._messages.append(
+                LaneMessage(lane, {"type": LEFT, "why": "there is no such lane any more"})
+            )
             return
         target.is_at_work = True
         assert self._client.loop is not None
-        self._client.loop.add_callback(
-            target.units._put, json.dumps(message)
-        )  # without waiting for the scheduler
+        # Without waiting for the scheduler.
+        self._client.loop.add_callback(target.units._put, json.dumps(message))
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         """See `Engine`."""
         with contextlib.suppress(queue.Empty):
-            if not self._told:
-                self._take(self._heard.get(timeout=wait_s))
+            if not self._messages:
+                self._take(self._events.get(timeout=wait_s))
             while True:
-                self._take(self._heard.get_nowait())
-        for address in [a for a, lane in self._lanes.items() if lane.task.status == "error"]:
-            self._give_up_broken(address)
-        messages = self._told
-        self._told = []
+                self._take(self._events.get_nowait())
+        for lane in [x for x in self._lanes.values() if x.task.status == "error"]:
+            self._give_up_broken(lane)
+        messages = self._messages
+        self._messages = []
         self._refuse_to_wait_for_nobody(messages)
         return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """See `Engine`; unless `for_good` the lane joins again when its worker has cleaned up."""
-        for address in [a for a, x in self._lanes.items() if x.name == lane]:
+        for target in [x for x in self._lanes.values() if x.name == lane]:
             if for_good:
-                self._useless.add(address)
-            self._drop(address, why)
+                self._useless.add(target.address)
+            self._drop(target, why)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -160,8 +161,9 @@ class DaskEngine(Engine):
         end = time.monotonic() + CLOSE_PATIENCE_S
         while ending and self._client.status == "running" and time.monotonic() < end:
             with contextlib.suppress(queue.Empty):
-                event = self._heard.get(timeout=LOOK_EVERY_S)
-                ending -= {event.get("key")} if event.get("kind") == ENDED else set()
+                event = self._events.get(timeout=LOOK_EVERY_S)
+                if event.get("kind") == ENDED:
+                    ending.discard(event["key"])
         self._client.close()
 
     def _listen(self) -> None:
@@ -173,11 +175,11 @@ class DaskEngine(Engine):
             if isinstance(content, dict) and (
                 content.get("driver") == driver or content.get("action", "").endswith("-worker")
             ):
-                self._heard.put(content)
+                self._events.put(content)
 
         for topic in ("all", TOPIC):  # "all" is Dask's own, of workers that come and go
             self._client.subscribe_topic(topic, hear)
-        while self._heard.empty():
+        while self._events.empty():
             self._client.log_event(TOPIC, {"driver": driver, "kind": "probe"})
             time.sleep(0.05)
 
@@ -185,27 +187,25 @@ class DaskEngine(Engine):
         """Submits the task of each worker that has none."""
         for address, worker in self._client.scheduler_info()["workers"].items():
             if address not in self._lanes and address not in self._useless:
-                self._open_lane(address, worker["resources"].get(GPU))
+                devices = worker["resources"].get(GPU)
+                self._open_lane(address, int(devices) if devices else None)
 
-    def _open_lane(self, address: str, devices: float | None) -> None:
-        self._count += 1
-        key = f"{self._client.id}-{self._count}"
-        count = int(devices) if devices else None
+    def _open_lane(self, address: str, devices: int | None) -> None:
+        key = f"{self._client.id}-{next(self._numbers)}"
         task = self._client.submit(
             run_lane,
             self._client.id,
             *self._arguments,
-            count,
             key=key,
             workers=[address],
             allow_other_workers=False,
             retries=0,
             pure=False,
-            resources={GPU: count} if count else None,
+            resources={GPU: devices} if devices else None,
         )
-        self._lanes[address] = _Lane(task, Queue(key, self._client), count)
+        self._lanes[address] = _Lane(address, task, Queue(key, self._client), devices)
 
-    def _take(self, event: Mapping[str, Any]) -> None:
+    def _take(self, event: Message) -> None:
         """Handles one event of the cluster."""
         if event.get("action") == "add-worker":
             self._open_lanes()
@@ -214,86 +214,73 @@ class DaskEngine(Engine):
             self._useless.discard(address)
             if address in self._lanes:
                 self._drop(
-                    address,
+                    self._lanes[address],
                     "it was stopped, killed or silent, or its machine or network is gone",
                     is_gone=True,
                 )
-        for address, lane in list(self._lanes.items()):
+        for lane in list(self._lanes.values()):
             if lane.task.key == event.get("key"):
-                self._hear(address, lane, event)
+                self._handle(lane, event)
 
-    def _hear(self, address: str, lane: _Lane, event: Mapping[str, Any]) -> None:
+    def _handle(self, lane: _Lane, event: Message) -> None:
         """Handles an event of a lane."""
         if event["kind"] == JOINED:
             lane.name = self._name_of(event["name"])
-            message = {
-                "type": JOINED,
-                "name": lane.name,
-                "host": event["host"],
-                "devices": lane.devices,
-            }
-            self._told.append(Told(lane.name, message))
+            message = {"type": JOINED, "name": lane.name, "host": event["host"]}
+            self._messages.append(LaneMessage(lane.name, {**message, "devices": lane.devices}))
         elif event["kind"] == LEFT:
-            self._drop(address, event["why"])
+            self._drop(lane, event["why"])
         elif event["kind"] == SAID and lane.is_at_work:
             message = json.loads(event["message"])
             lane.is_at_work = message["type"] not in ANSWERS
             if message["type"] not in (JOINED, LEFT):  # only the engine sends those
-                self._told.append(Told(lane.name, message))
+                self._messages.append(LaneMessage(lane.name, message))
 
     def _name_of(self, worker: str) -> str:
         """Makes a name for a lane that is free, and safe in a path."""
-        name = (
-            re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker)).lstrip("._-")[:80]
-            or "lane"
-        )
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker))
+        name = plain.lstrip("._-")[:80] or "lane"
         names = {lane.name for lane in self._lanes.values()}
-        return next(
-            n for n in (name, *(f"{name}-{i}" for i in range(2, len(names) + 3))) if n not in names
-        )
+        candidates = [name, *(f"{name}-{i}" for i in range(2, len(names) + 3))]
+        return next(candidate for candidate in candidates if candidate not in names)
 
-    def _give_up_broken(self, address: str) -> None:
+    def _give_up_broken(self, lane: _Lane) -> None:
         """Gives up a worker that cannot run such tasks at all."""
-        lane = self._lanes[address]
         error = lane.task.exception()
-        self._useless.add(address)
-        if not lane.name and not any(x.name for x in self._lanes.values()):
+        self._useless.add(lane.address)
+        if not any(x.name for x in self._lanes.values()):
             raise LaunchError(
                 f"every worker at {self._address} must have this autotune but one says "
                 f"{type(error).__name__}: {error}"
                 "; install it in the environment of the scheduler and of all workers"
             )
-        self._drop(address, str(error))
+        self._drop(lane, str(error))
 
-    def _drop(self, address: str, why: str, *, is_gone: bool = False) -> None:
+    def _drop(self, lane: _Lane, why: str, *, is_gone: bool = False) -> None:
         """Ends a lane; its worker gets another unless it is gone or of no use."""
-        lane = self._lanes.pop(address)
+        del self._lanes[lane.address]
         lane.task.release()
         lane.units.close()
         if lane.name:
-            self._told.append(Told(lane.name, {"type": LEFT, "why": why}))
-        if not is_gone and address not in self._useless:
-            self._open_lane(address, lane.devices)
+            self._messages.append(LaneMessage(lane.name, {"type": LEFT, "why": why}))
+        if not is_gone and lane.address not in self._useless:
+            self._open_lane(lane.address, lane.devices)
 
-    def _refuse_to_wait_for_nobody(self, told: list[Told]) -> None:
-        """Raises NodeLostError when the scheduler is gone, or no worker has been there for too
-        long.
-        """
+    def _refuse_to_wait_for_nobody(self, messages: list[LaneMessage]) -> None:
+        """Raises NodeLostError if the scheduler is gone, or no worker was there for too long."""
         now_s = time.monotonic()
         if self._client.status != "running":
             raise NodeLostError(
                 f"the scheduler at {self._address} must be there but the connection to it has "
-                "ended; start it and its "
-                "workers again, then the study: it continues"
+                "ended; start it and its workers again, then the study: it continues"
             )
-        if any(x.name for x in self._lanes.values()) or told:
+        if messages or any(x.name for x in self._lanes.values()):
             self._lonely_since = now_s
         elif now_s - self._lonely_since > self._patience_s:
             raise NodeLostError(
                 f"a worker must be at {self._address} within {self._patience_s:.0f} s but none "
-                "is there; start some "
-                f"with `dask worker {self._address} --nthreads 1`, then run the study again: it "
-                "continues"
+                f"is there; start some with `dask worker {self._address} --nthreads 1`, then run "
+                "the study again: it continues"
             )
 
 
@@ -305,10 +292,9 @@ def _connect(scheduler: str) -> Client:
     is_file = scheduler.endswith(".json")
     while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
-    for name in [
-        n for n in logging.root.manager.loggerDict if n.split(".")[0] in ("distributed", "tornado")
-    ]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune itself reports lost workers
+    for name in list(logging.root.manager.loggerDict):
+        if name.split(".")[0] in ("distributed", "tornado"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune reports lost workers
     try:
         if is_file:
             address = json.loads(plain_content(file))["address"]
@@ -317,10 +303,8 @@ def _connect(scheduler: str) -> Client:
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LaunchError(
             f"a Dask scheduler must be at {scheduler} but {type(error).__name__}: {error}; start "
-            "it with `dask "
-            "scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` of Dask's "
-            "configuration, the same "
-            "on all sides"
+            "it with `dask scheduler`, or correct --scheduler; its TLS is `distributed.comm.tls` "
+            "of Dask's configuration, the same on all sides"
         ) from error
 
 
@@ -333,13 +317,12 @@ async def _reach(address: str) -> None:
 
 def _refuse_another_driver(client: Client) -> None:
     """Refuses a cluster with another driver: both studies would disturb each other's times."""
-    clients = client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients))
-    if others := [c for c in clients if c.startswith(f"Client-{TOPIC}-") and c != client.id]:
-        raise LaunchError(
-            "a Dask cluster must have one study at a time but another driver is there "
-            f"({others[0]}); wait "
-            "until it has ended, or start another cluster"
-        )
+    for name in client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.clients)):
+        if name.startswith(f"Client-{TOPIC}-") and name != client.id:
+            raise LaunchError(
+                f"a Dask cluster must have one study at a time but another driver is there ({name})"
+                "; wait until it has ended, or start another cluster"
+            )
 
 
 # ---------------------------------------------------------------------- on the workers
@@ -353,11 +336,8 @@ def run_lane(
     study: Message,
     command: Sequence[str] | None,
     holds_gpus: bool,
-    devices: int | None,
 ) -> None:
-    """Runs on a worker as long as its lane is wanted: does the units of the queue that has the name
-    of its task.
-    """
+    """Does the units of the queue named as its task, on a worker, as long as its lane is wanted."""
     worker = get_worker()
     key = str(worker.get_current_task())
     units = Queue(key)
@@ -370,51 +350,51 @@ def run_lane(
             and task.state == "executing"
         )
 
-    def tell(kind: str, **fields: Any) -> None:
+    def report(kind: str, **fields: Any) -> None:
         worker.log_event(TOPIC, {"driver": driver, "key": key, "kind": kind, **fields})
 
-    with _ONE_LANE, contextlib.ExitStack() as held:
-        held.callback(tell, ENDED)
-        held.callback(units.close)
-        tell(JOINED, name=str(worker.name), host=socket.gethostname())
+    def pass_on(lane: GuardedProcess) -> None:
+        """Passes on messages up to the answer, the end of the process, or of this task."""
+        while lane.end is None and is_wanted():
+            for message in lane.messages(LOOK_EVERY_S):
+                if message["type"] != "exit":
+                    report(SAID, message=json.dumps(message))
+                if message["type"] in ANSWERS:
+                    return
+
+    with _ONE_LANE, contextlib.ExitStack() as stack:
+        stack.callback(report, ENDED)
+        stack.callback(units.close)
+        report(JOINED, name=str(worker.name), host=socket.gethostname())
         lane: GuardedProcess | None = None
         while is_wanted():
             with contextlib.suppress(asyncio.TimeoutError):
                 unit = json.loads(units.get(timeout=LOOK_EVERY_S))
-                lane = lane or _open_process(held, study, command, holds_gpus=holds_gpus)
+                lane = lane or _open_process(stack, study, command, holds_gpus=holds_gpus)
                 lane.send(unit)
-                _carry(lane, tell, is_wanted)
+                pass_on(lane)
             if lane is not None and lane.end is not None:
-                tell(LEFT, why=lane.why_ended())
-                return
-
-
-def _carry(lane: GuardedProcess, tell: Callable[..., None], is_wanted: Callable[[], bool]) -> None:
-    """Passes the messages of a lane process on, up to the answer, its end, or the end of its
-    task.
-    """
-    while lane.end is None and is_wanted():
-        for message in lane.messages(LOOK_EVERY_S):
-            if message["type"] != "exit":
-                tell(SAID, message=json.dumps(message))
-            if message["type"] in ANSWERS:
+                report(LEFT, why=lane.why_ended())
                 return
 
 
 def _open_process(
-    held: contextlib.ExitStack, study: Message, command: Sequence[str] | None, *, holds_gpus: bool
+    stack: contextlib.ExitStack, study: Message, command: Sequence[str] | None, *, holds_gpus: bool
 ) -> GuardedProcess:
-    """Starts the lane process; `held` ends it, and then frees its devices."""
+    """Starts the lane process; `stack` ends it, and then frees its devices."""
     env = caller_environment()
     if holds_gpus and "SLURM_JOB_ID" not in env:  # SLURM reserves a job's devices
         visible = visible_gpu_ids(env)
-        held.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
+        stack.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
     scratch = Scratch(LANE)
-    held.callback(scratch.close)
-    started = list(command or (driver_python(), *LANE_COMMAND))
-    log = scratch.path / "lane.log"
-    folder = str(scratch.path)
-    lane = GuardedProcess(started, with_packages(env), log, LOG_BYTES, cwd=folder)
-    held.callback(lane.close, KILL_PATIENCE_S)
+    stack.callback(scratch.close)
+    lane = GuardedProcess(
+        list(command or (driver_python(), *LANE_COMMAND)),
+        with_packages(env),
+        scratch.path / "lane.log",
+        LOG_BYTES,
+        cwd=str(scratch.path),
+    )
+    stack.callback(lane.close, KILL_PATIENCE_S)
     lane.send(study)
     return lane

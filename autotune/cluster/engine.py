@@ -1,7 +1,7 @@
-"""The base of engines, which offer lanes that do one unit of work at a time; and the engine of
-process lanes.
+"""The base of engines, whose lanes do one unit of work at a time; and the engine of processes.
 
-It keeps no state that a study needs: a lost lane or a killed driver loses only the unit in hand.
+An engine keeps no state that a study needs: a lost lane or a killed driver loses only the unit in
+hand.
 
 Every message is a flat JSON object with a ``type``. A lane receives ``study`` once, then one
 ``unit`` after the other. It sends any number of messages for each unit, the last of them one of
@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.machine.environment import caller_environment, driver_python, with_packages
+from autotune.machine.environment import (
+    Environment,
+    caller_environment,
+    driver_python,
+    with_packages,
+)
 from autotune.machine.slurm import slurm_client_environment, slurm_step_command
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import NodeLostError
@@ -48,7 +52,7 @@ PAUSE_S = 2.0
 """Pause before a lane that ended is started again, times the number of its starts."""
 
 
-class Told(NamedTuple):
+class LaneMessage(NamedTuple):
     """A message and the lane that sent it."""
 
     lane: str
@@ -88,13 +92,11 @@ class Engine(ABC):
         """Gives a free lane a unit, without waiting; a lane that is gone answers with ``left``."""
 
     @abstractmethod
-    def news(self, wait_s: float) -> list[Told]:
-        """Returns the lanes' messages, each lane's in order; waits at most `wait_s` seconds for the
-        first one.
+    def news(self, wait_s: float) -> list[LaneMessage]:
+        """Returns the lanes' messages, each lane's in order; waits up to `wait_s` for the first.
 
         Raises:
-            LaunchError: If there is no lane and none can come any more; the message says what to
-                do.
+            LaunchError: If there is no lane and none can come any more, with what to do.
         """
 
     @abstractmethod
@@ -109,26 +111,26 @@ class Engine(ABC):
 # ---------------------------------------------------------------------- lanes that are processes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where one lane runs."""
 
     name: str
     """Name of the lane, the same in every session, so that its A/A run is not repeated."""
     host: str
-    env: Mapping[str, str]
+    env: Environment
     """Environment of the lane program, or of `through`."""
     through: Sequence[str] = ()
     """Command that starts the lane's guard on another machine, such as ``srun ...``."""
-    remote_env: Mapping[str, str] = field(default_factory=dict)
+    remote_env: Environment = field(default_factory=dict)
     """Environment of a lane program started through `through`; its node adds its own variables."""
     devices: int | None = None
     """Number of devices; None if only the reference can tell."""
-    ids: tuple[str, ...] = ()
+    ids: Sequence[str] = ()
     """Ids of its devices; empty for all of its machine."""
 
 
-@dataclass(slots=True)
+@dataclass
 class _Lane:
     place: Place
     process: GuardedProcess | None = None
@@ -142,8 +144,7 @@ class _Lane:
 
 
 class Processes(Engine):
-    """Lanes of this machine, side by side on its devices, or steps on the nodes of a SLURM job; see
-    `Engine`.
+    """Lanes side by side on this machine's devices, or steps on nodes of a job; see `Engine`.
 
     Each lane program runs behind a guard, which ends everything below it when the driver ends,
     however that was. Its log lies in the folder ``lanes`` of the run directory.
@@ -159,7 +160,7 @@ class Processes(Engine):
         self._logs.mkdir(mode=run.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
         self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
-        self._said: list[Told] = []
+        self._messages: list[LaneMessage] = []
 
     def begin(self, lane: str, message: Message) -> None:
         """See `Engine`."""
@@ -167,45 +168,36 @@ class Processes(Engine):
         if process is not None:  # otherwise its `left` is on the way
             process.send(message)
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         """See `Engine`."""
         for lane in self._lanes.values():
             self._look_after(lane)
-        if not self._said:
-            descriptors = [
-                x.process.descriptor for x in self._lanes.values() if x.process is not None
-            ]
-            select.select(descriptors, [], [], wait_s) if descriptors else time.sleep(
-                min(wait_s, 0.1)
-            )
+        if not self._messages:
+            processes = [x.process for x in self._lanes.values() if x.process is not None]
+            if not processes:
+                wait_s = min(wait_s, 0.1)
+            select.select([process.descriptor for process in processes], [], [], wait_s)
             for lane in self._lanes.values():
                 self._hear(lane)
-        if not self._said and all(x.is_given_up for x in self._lanes.values()):
+        if not self._messages and all(x.is_given_up for x in self._lanes.values()):
             whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
             raise NodeLostError(
                 f"a study must have at least one lane but all of {self.words} are gone "
-                f"({whys[:1000]}); see "
-                f"{self._logs.name}/*.log in its run directory; run the same command again, on "
-                "other nodes if need "
-                "be, and it continues"
+                f"({whys[:1000]}); see {self._logs.name}/*.log in its run directory; run the same "
+                "command again, on other nodes if need be, and it continues"
             )
-        messages = self._said
-        self._said = []
+        messages = self._messages
+        self._messages = []
         return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
-        """See `Engine`; unless `for_good` the lane is started again, for its machine may be
-        well.
-        """
-        self._end(self._lanes[lane], why)
-        if for_good:  # not set by `_end`, and `news` fails only when all lanes are given up
-            self._lanes[lane].is_given_up = True
+        """See `Engine`; unless `for_good` the lane starts again, for its machine may be well."""
+        self._end(self._lanes[lane], why, for_good=for_good)
 
     def close(self) -> None:
         """See `Engine`."""
         for lane in self._lanes.values():
-            lane.is_given_up = True
-            _begin_ending(lane)
+            self._end(lane, "the study has ended", for_good=True)
         for lane in self._lanes.values():  # they end side by side
             if lane.ending is not None:
                 lane.ending.join()
@@ -217,23 +209,18 @@ class Processes(Engine):
             if not lane.has_joined and now_s - lane.began_s > START_LIMIT_S:
                 self._end(lane, f"it did not start within {START_LIMIT_S:.0f} s")
             return
-        if (
-            lane.is_given_up
-            or now_s < lane.again_s
-            or (lane.ending is not None and lane.ending.is_alive())
-        ):
+        is_ending = lane.ending is not None and lane.ending.is_alive()
+        if is_ending or lane.is_given_up or now_s < lane.again_s:
             return
         lane.starts += 1
         lane.began_s = now_s
         lane.has_joined = False
-        lane.ending = None
         place = lane.place
-        log = self._logs / f"{place.name}.log"
         try:
             lane.process = GuardedProcess(
                 [driver_python(), *LANE_COMMAND],
                 place.env,
-                log,
+                self._logs / f"{place.name}.log",
                 LOG_BYTES,
                 through=place.through,
                 remote_env=place.remote_env,
@@ -244,60 +231,59 @@ class Processes(Engine):
         lane.process.send({**self._study, "devices": [*place.ids]})
 
     def _hear(self, lane: _Lane) -> None:
-        if lane.process is None:
-            return
-        for message in lane.process.receive():
-            if message["type"] == "exit":
-                self._end(lane, lane.process.why_ended())
-                return
-            if message["type"] != "hello":
-                self._take(lane, message)
-
-    def _take(self, lane: _Lane, message: Message) -> None:
-        """Passes on a message from a lane's program; the first one means that the lane has
-        joined.
-        """
+        """Passes on what a lane's program sends; its first message means that it has joined."""
         place = lane.place
-        if not lane.has_joined:
-            lane.has_joined = True
-            self._said.append(
-                Told(place.name, {"type": JOINED, "host": place.host, "devices": place.devices})
-            )
-        if message["type"] == "result":
-            lane.starts = 1
-        self._said.append(Told(place.name, message))
+        process = lane.process
+        if process is None:
+            return
+        for message in process.receive():
+            if message["type"] == "exit":
+                self._end(lane, process.why_ended())
+                return
+            if message["type"] == "hello":
+                continue
+            if not lane.has_joined:
+                lane.has_joined = True
+                self._messages.append(
+                    LaneMessage(
+                        place.name, {"type": JOINED, "host": place.host, "devices": place.devices}
+                    )
+                )
+            if message["type"] == "result":
+                lane.starts = 1
+            self._messages.append(LaneMessage(place.name, message))
 
-    def _end(self, lane: _Lane, why: str) -> None:
-        """Ends a lane's process, and plans its next start."""
-        _begin_ending(lane)
-        lane.is_given_up = lane.starts >= MOST_STARTS
+    def _end(self, lane: _Lane, why: str, *, for_good: bool = False) -> None:
+        """Ends a lane's process in a thread (a lost node takes long), and plans its next start."""
+        if lane.process is not None:
+            close = lane.process.close
+            lane.ending = threading.Thread(target=close, args=(PATIENCE_S,), name="ending")
+            lane.ending.start()
+            lane.process = None
+        lane.is_given_up = for_good or lane.starts >= MOST_STARTS
         lane.again_s = self._watch.session_s + PAUSE_S * lane.starts
         lane.last_why = why
-        self._said.append(Told(lane.place.name, {"type": LEFT, "why": why}))
-
-
-def _begin_ending(lane: _Lane) -> None:
-    """Ends a lane's process in a thread: on a lost node that takes long."""
-    if lane.process is not None:
-        lane.ending = threading.Thread(target=lane.process.close, args=(PATIENCE_S,), name="ending")
-        lane.ending.start()
-        lane.process = None
+        self._messages.append(LaneMessage(lane.place.name, {"type": LEFT, "why": why}))
 
 
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
     """Places a lane on each group of device ids of this machine."""
     env = with_packages(caller_environment())
-    return [
-        Place(name=_lane_name(group), host=host, env=env, devices=len(group), ids=tuple(group))
-        for group in groups
-    ]
+    places = []
+    for group in groups:
+        name = f"{group[0]}-{group[-1]}" if len(group) > 1 else f"device-{group[0]}"
+        places.append(Place(name=name, host=host, env=env, devices=len(group), ids=group))
+    return places
 
 
 def lanes_on_nodes(
     nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()
 ) -> list[Place]:
-    """Places a lane on each of some nodes of this SLURM job; `devices` are GPUs of each, `extra`
-    goes to ``srun``.
+    """Places a lane on each of some nodes of this SLURM job.
+
+    Args:
+        devices: GPUs of each node.
+        extra: Arguments for ``srun``.
     """
     client = slurm_client_environment(caller_environment())
     env = {n: v for n, v in with_packages(caller_environment()).items() if n not in SET_BY_NODE}
@@ -315,17 +301,12 @@ def lanes_on_nodes(
 
 
 def lanes_of_groups(groups: Sequence[Sequence[str]], *, devices: int | None) -> list[Place]:
-    """Places a lane on each group of nodes of this SLURM job: its program runs here, its trials'
-    ranks on the nodes.
+    """Places a lane on each group of nodes of this SLURM job; the first node names the lane.
 
-    The first node of a group names the lane; `devices` are the GPUs of each group.
+    Its program runs here, its trials' ranks on the nodes. `devices` are the GPUs of each group.
     """
     env = with_packages(caller_environment())
     return [
         Place(name=g[0], host=g[0], env={**env, NODES_VARIABLE: ",".join(g)}, devices=devices)
         for g in groups
     ]
-
-
-def _lane_name(group: Sequence[str]) -> str:
-    return f"{group[0]}-{group[-1]}" if len(group) > 1 else f"device-{group[0]}"

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.machine.environment import caller_environment
-from autotune.machine.slurm import ask_slurm, slurm_client_environment
+from autotune.machine.slurm import ask_slurm
 from autotune.model.errors import STOPPED, LaunchError, StudyFileError
 from autotune.model.files import packaged_template
 from autotune.model.redaction import redact_text
@@ -23,21 +22,17 @@ from autotune.model.units import format_seconds
 
 MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
-"""Variable that gives a job the URL of its storage, which may hold a password and so must not be in
-the script.
-"""
+"""Variable with the URL of a job's storage: it may hold a password, so no script has it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """Resources and options of a SLURM job."""
 
     partition: str | None
     nodes: int
     gpus_per_node: int | None
-    """None requests none."""
     time_s: float
-    """Longest wall time, seconds."""
     grace_s: float
     """Seconds before its end at which the job is asked to stop."""
     requeue: bool = False
@@ -45,16 +40,12 @@ class JobRequest:
     exclusive: bool = True
     """Shares the nodes with no other job, whose noise would be in every measurement."""
     sbatch: tuple[str, ...] = ()
-    """More options for sbatch, such as ``--account=NAME``."""
     srun: tuple[str, ...] = ()
-    """More arguments for every srun."""
     setup: tuple[str, ...] = ()
-    """Lines of bash before the driver, such as ``module load cuda``; the first that fails ends the
-    job.
-    """
+    """Lines of bash before the driver (``module load cuda``); the first to fail ends the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """The driver's call on a node."""
 
@@ -75,9 +66,7 @@ class Program:
 
     @property
     def log(self) -> str:
-        """The job's log file beside the run directory, as a pattern of SLURM, which fills in the
-        job's number.
-        """
+        """Pattern of the job's log file; SLURM fills in the job's number."""
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
@@ -89,23 +78,21 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
 
     Raises:
         StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not
-            suffice, or the job would end before the study's time budget.
+            suffice, the job would end before the study's time budget, or a set-up line looks like a
+            secret.
     """
     device = spec.device
     if request.nodes % device.node_count:
         raise StudyFileError(
-            "--nodes must be a multiple of the study's `device.node_count = "
-            f"{device.node_count}` but got "
-            f"{request.nodes}; nodes that no trial can use would only wait"
+            f"--nodes must be a multiple of the study's `device.node_count = {device.node_count}` "
+            f"but got {request.nodes}; nodes that no trial can use would only wait"
         )
-    if device.platform == "cuda":
-        gpus = (request.gpus_per_node or 0) * device.node_count
-        if gpus < (device.count or device.node_count):
-            raise StudyFileError(
-                "--gpus-per-node must give each trial its GPUs but a trial of "
-                f"{device.node_count} nodes has {gpus} "
-                f"and the study asks for {device.count or 'at least one on each node'}"
-            )
+    gpus = (request.gpus_per_node or 0) * device.node_count
+    if device.platform == "cuda" and gpus < (device.count or device.node_count):
+        raise StudyFileError(
+            f"--gpus-per-node must give each trial its GPUs but a trial of {device.node_count} "
+            f"nodes has {gpus} and the study asks for {device.count or 'at least one on each node'}"
+        )
     if request.grace_s >= request.time_s:
         raise StudyFileError(
             f"--grace must be shorter than --time but got {request.grace_s:.0f} s of "
@@ -117,12 +104,17 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
         least_min = math.ceil((budget_s + request.grace_s) / 60)
         raise StudyFileError(
             f"the time budget must fit into --time less --grace, {format_seconds(usable_s)}, but "
-            "got "
-            f"{format_seconds(budget_s)}: the job would end before the proof, for which the "
-            "study keeps time back; ask "
-            f"for --time {least_min}m, lower --time-budget, or let it go on in the next "
-            "job with --requeue"
+            f"got {format_seconds(budget_s)}: the job would end before the proof, for which the "
+            f"study keeps time back; ask for --time {least_min}m, lower --time-budget, or let it "
+            "go on in the next job with --requeue"
         )
+    for line in request.setup:
+        if redact_text(line) != line:
+            raise StudyFileError(
+                "a set-up line must hold no secret, for the script is a file, but got "
+                f"{redact_text(line)!r}; set it in the environment of your call instead, which the "
+                "job inherits"
+            )
 
 
 def estimate(request: JobRequest) -> str:
@@ -138,11 +130,8 @@ def estimate(request: JobRequest) -> str:
 def render_script(
     spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool
 ) -> str:
-    """Renders the batch script; StudyFileError if the study does not fit the job, or a text cannot
-    be in a script.
-    """
+    """Renders the batch script; StudyFileError if the study or an option does not fit into it."""
     check_request(spec, request)
-    _check_setup(request.setup)
     filters = {"shell": shlex.join, "directive": _directive}
     # ${#children[@]} is bash
     return packaged_template("submit.sbatch.j2", filters, comment_start_string="{##").render(
@@ -157,16 +146,6 @@ def render_script(
     )
 
 
-def _check_setup(lines: Sequence[str]) -> None:
-    """Refuses set-up lines that look like a secret."""
-    if secret := [line for line in lines if redact_text(line) != line]:
-        raise StudyFileError(
-            "a set-up line must hold no secret, for the script is a file, but got "
-            f"{redact_text(secret[0])!r}; set it "
-            "in the environment of your call instead, which the job inherits"
-        )
-
-
 def _directive(option: str) -> str:
     """Quotes one option as sbatch reads it from a script."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\[\]-]+", option):
@@ -174,8 +153,7 @@ def _directive(option: str) -> str:
     if any(c in '"\\' or not c.isprintable() for c in option):
         raise StudyFileError(
             "an option of sbatch must not hold quotes, backslashes or control characters but "
-            f"got {option!r}; "
-            "choose another --run-dir or option"
+            f"got {option!r}; choose another --run-dir or option"
         )
     name, equals, value = option.partition("=")
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
@@ -185,26 +163,23 @@ def _directive(option: str) -> str:
 
 
 def submit_script(program: Program, script: str, *, storage: str | None) -> str:
-    """Writes the script and submits it with the URL of the Optuna storage in its environment;
-    returns the job's number.
+    """Writes and submits the script; returns the job's number.
+
+    Args:
+        storage: URL of the Optuna storage, which goes into the job's environment.
 
     Raises:
         LaunchError: If SLURM refuses the job; no script is left behind.
     """
-    env = {**caller_environment(), **({} if storage is None else {STORAGE_VARIABLE: storage})}
-    client = slurm_client_environment(
-        env
-    )  # variables of the caller's own job must not shape the new one
-    ask_slurm(["sbatch", "--version"], client)  # nothing is written on a machine without SLURM
+    env = caller_environment()
+    if storage is not None:
+        env[STORAGE_VARIABLE] = storage
+    ask_slurm(["sbatch", "--version"], env)  # nothing is written on a machine without SLURM
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:
-        job = (
-            ask_slurm(["sbatch", "--parsable", str(program.script)], client)
-            .strip()
-            .partition(";")[0]
-        )
+        job = ask_slurm(["sbatch", "--parsable", str(program.script)], env)
     except LaunchError:
         program.script.unlink()
         raise
-    return job
+    return job.strip().partition(";")[0]

@@ -1,5 +1,4 @@
-"""A compile worker: a process that lowers a step once and compiles it under one flag set after
-another.
+"""A compile worker: a process that lowers a step once and compiles it under many flag sets.
 
 XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside
 its dump. If those of the step's module name the dump folder of this compilation, its flags were
@@ -13,23 +12,26 @@ import hashlib
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.fingerprint import LOG, OPTIONS, RESULT
 from autotune.child.packages import workloads_root
 from autotune.compiler.program import CompileResult
 from autotune.compiler.schedule import read_program
 from autotune.compiler.targets import Target, Topology, compiler_versions
 from autotune.machine.environment import (
+    Environment,
     caller_environment,
     child_environment,
     driver_python,
     with_packages,
 )
 from autotune.machine.files import COMPILES, Scratch
+from autotune.machine.host import Versions
 from autotune.model.errors import LaunchError
 from autotune.model.flags import OPTION, FlagSet, parse_text_proto
 from autotune.model.measurement import Failure, FailureKind
@@ -40,7 +42,6 @@ from autotune.workers.failures import classify_failure, last_lines, read_log
 from autotune.workers.settings_check import check_debug_options, check_options
 
 NICENESS = 15
-"""Nice value of all compiling processes."""
 
 TOO_SLOW = "SIGXCPU"
 """Signal that ends a compilation at its limit of processor time."""
@@ -53,9 +54,7 @@ ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
 """Makes XLA write its cost estimate of each kernel; the program stays the same."""
 
 KERNEL_CACHE = "xla_gpu_kernel_cache_file"
-"""Flag of a file of compiled kernels: those that the sets of a worker have in common are compiled
-once.
-"""
+"""Flag of a file of kernels: what the sets of a worker have in common is compiled once."""
 
 Progress = Callable[[str], None]
 
@@ -71,34 +70,27 @@ class CompileJob:
     topology: Topology
     """For the CPU, its virtual devices."""
     paths: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=compiler_versions)
+    versions: Versions = field(default_factory=compiler_versions)
     """Installed versions of the compiler: part of the cache's key."""
-    base: Mapping[str, str] = field(default_factory=caller_environment)
+    base: Environment = field(default_factory=caller_environment)
 
     @property
     def digest(self) -> str:
-        """Digest of all that decides the program besides the flag set, the user's source
-        included.
-        """
+        """Digest of what decides the program besides the flag set, the user's source included."""
+        module, colon, _ = self.entry.partition(":")
+        files = [Path(path) / f"{module.replace('.', '/')}.py" for path in self.paths if colon]
+        files += sorted((workloads_root() / "workloads").glob("*.py"))
+        source = b"".join(file.read_bytes() for file in files if file.is_file())
         facts = {
             "entry": self.entry,
             "options": self.options,
-            "source": _source_digest(self.entry, self.paths),
+            "source": hashlib.sha256(source).hexdigest()[:16],
             "target": self.target.digest if self.target else "cpu",
             "topology": str(self.topology),
             "versions": dict(self.versions),
         }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[
-            :16
-        ]
-
-
-def _source_digest(entry: str, paths: Sequence[str]) -> str:
-    """Returns the digest of the source of the user's entry and of the packaged workloads."""
-    module, colon, _ = entry.partition(":")
-    user_files = [Path(path) / f"{module.replace('.', '/')}.py" for path in paths if colon]
-    files = [*user_files, *sorted((workloads_root() / "workloads").glob("*.py"))]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.is_file())).hexdigest()[:16]
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def jax_settings(settings: FlagSet) -> FlagSet:
@@ -107,9 +99,7 @@ def jax_settings(settings: FlagSet) -> FlagSet:
 
 
 def worker_settings(settings: FlagSet) -> FlagSet:
-    """Returns the part of a set that needs a worker of its own: JAX options and options of the
-    workload.
-    """
+    """Returns the part of a set that needs a worker of its own: options of JAX and the workload."""
     return jax_settings(settings).merge(settings.of_kind("option"))
 
 
@@ -130,7 +120,14 @@ class CompileWorker:
         self.shared = shared
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
-        devices = job.topology.device_count if job.target is None else None
+        devices = None
+        described: dict[str, Any] = {"platform": "cpu"}
+        if job.target is None:
+            devices = job.topology.device_count
+        else:
+            described["platform"] = "cuda"
+            described["target_config"] = job.target.config_text
+            described["topology"] = job.topology.for_xla(job.target.network)
         env = with_packages(
             child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
         )
@@ -148,10 +145,8 @@ class CompileWorker:
             entry=job.entry,
             options={**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))},
             paths=list(job.paths),
-            platform="cpu" if job.target is None else "cuda",
-            target_config=job.target.config_text if job.target else None,
-            topology=job.topology.for_xla(job.target.network) if job.target else None,
             lowers_first=lowers_first,
+            **described,
         )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S) or {}
@@ -180,10 +175,7 @@ class CompileWorker:
             self._send(
                 "compile",
                 folder=str(folder),
-                environment={
-                    **settings.of_kind("env").to_environment(),
-                    "XLA_FLAGS": " ".join(flags).strip(),
-                },
+                environment={**settings.of_kind("env"), "XLA_FLAGS": " ".join(flags).strip()},
                 jax_options=list(jax_settings(settings)),
                 limit_s=limits.wall_s,
                 processor_s=limits.processor_s,
@@ -192,10 +184,12 @@ class CompileWorker:
             if answer is None:
                 return None
             report = json.loads(read_log(folder / RESULT) or "{}")
-            cost = {n: answer[n] for n in ("cpu_s", "host_bytes")}
+            result = CompileResult(
+                settings=settings, cpu_s=answer["cpu_s"], host_bytes=answer["host_bytes"]
+            )
             if answer["exit_status"] != 0 or answer["timed_out"]:
                 failure = _failure(last_lines(folder / LOG), limits, answer, report)
-                return CompileResult(settings=settings, failure=failure, **cost)
+                return result.model_copy(update={"failure": failure})
             require_applied(
                 flags_given,
                 marker=str(folder / "dump"),
@@ -205,21 +199,18 @@ class CompileWorker:
             program = read_program(
                 folder, report, self._job.topology, is_gpu=self._job.target is not None
             )
-            return CompileResult(settings=settings, program=program, **cost)
+            return result.model_copy(update={"program": program})
 
-    def _why_broken(self, answer: Mapping[str, Any]) -> Failure:
+    def _why_broken(self, answer: Message) -> Failure:
         """Returns the failure of a worker that cannot compile any set."""
         lines = tuple((self._process.end or {}).get("last_lines", ()))
+        kind = FailureKind.LAUNCH
+        message = f"the compile worker did not start: {' | '.join(lines[-3:]) or 'it said nothing'}"
         if answer.get("error_type"):
             kind = FailureKind.WORKLOAD_ERROR
             message = (
                 f"the workload must build and lower but raised {answer['error_type']}: "
                 f"{answer['message']}"
-            )
-        else:
-            kind = FailureKind.LAUNCH
-            message = (
-                f"the compile worker did not start: {' | '.join(lines[-3:]) or 'it said nothing'}"
             )
         return Failure(kind=kind, message=message, phase="lower", last_lines=lines)
 
@@ -234,22 +225,16 @@ class CompileWorker:
 
 
 def _failure(
-    lines: tuple[str, ...],
-    limits: CompileLimits,
-    answer: Mapping[str, Any],
-    report: Mapping[str, Any],
+    lines: tuple[str, ...], limits: CompileLimits, answer: Message, report: Message
 ) -> Failure:
-    """Returns the failure of a compilation, by the last lines of its log and what the worker says
-    of its end.
-    """
+    """Returns the failure of a compilation, by its log's last lines and how the worker ended."""
     if answer["timed_out"]:
         message = f"the compiler did not finish within {limits.wall_s:.0f} s"
         return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
     if answer["exit_status"] == -signal.SIGXCPU and limits.processor_s is not None:
         message = (
             f"the compiler did not finish within {limits.processor_s:.0f} s of processor time, "
-            "at least "
-            f"{COMPILE_FACTOR:.0f} times what the default takes"
+            f"at least {COMPILE_FACTOR:.0f} times what the default takes"
         )
         return Failure(
             kind=FailureKind.COMPILE_ERROR,
@@ -290,7 +275,6 @@ def require_applied(
     if lost:
         raise LaunchError(
             f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: "
-            f"{'; '.join(lost)}; a "
-            "workload must leave XLA_FLAGS and jax.config to autotune and compile nothing before "
-            "it is asked to"
+            f"{'; '.join(lost)}; a workload must leave XLA_FLAGS and jax.config to autotune and "
+            "compile nothing before it is asked to"
         )

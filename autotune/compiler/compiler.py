@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -40,30 +40,23 @@ class Cache:
     def __init__(self, root: Path | None, job: str) -> None:
         self._folder = (root or Path(os.devnull)) / f"v{SCHEMA_VERSION}-{job}"
 
-    def _path(self, settings: FlagSet) -> Path:
+    def path(self, settings: FlagSet) -> Path:
+        """Returns the file of a set's result."""
         return self._folder / f"{settings.digest}.json"
 
     def load(self, settings: FlagSet) -> CompileResult | None:
         """Returns the cached result of a set; None if there is no readable one."""
-        try:
-            result = CompileResult.model_validate_json(self._path(settings).read_bytes())
-        except (OSError, ValidationError):
-            return None
-        return (
-            result.model_copy(update={"from_cache": True}) if result.settings == settings else None
-        )
+        with contextlib.suppress(OSError, ValidationError):
+            result = CompileResult.model_validate_json(self.path(settings).read_bytes())
+            if result.settings == settings:
+                return result.model_copy(update={"from_cache": True})
+        return None
 
     def store(self, result: CompileResult) -> None:
         """Caches a result unless it is a failure of the machine; disk errors are ignored."""
         if result.failure is None or result.failure.kind in _LASTING:
             with contextlib.suppress(OSError):
-                replace_file(self._path(result.settings), result.model_dump_json())
-
-    def forget(self, sets: Iterable[FlagSet]) -> None:
-        """Removes the results of sets."""
-        for settings in sets:
-            with contextlib.suppress(OSError):
-                self._path(settings).unlink()
+                replace_file(self.path(result.settings), result.model_dump_json())
 
 
 WORKER_RESTARTS = 2
@@ -97,7 +90,8 @@ class Compiler:
         progress: Progress = lambda what: None,
         processors: Callable[[], int] = lambda: 1,
     ) -> None:
-        if job.target is not None and (problem := compiler_problem(job.versions)):
+        problem = compiler_problem(job.versions) if job.target is not None else None
+        if problem is not None:
             raise LaunchError(problem)
         self.job = job
         self.kept_to: frozenset[int] = frozenset()
@@ -107,13 +101,12 @@ class Compiler:
         self._progress = progress
         self._processors = processors
         self.workers: dict[int, CompileWorker] = {}
-        # A JAX backend that starts before the fork disables the fork's flags, and listing a CPU's
-        # devices starts one.
+        # A backend that starts before the fork disables its flags; listing a CPU's devices does.
         self._lowers_first = job.target is not None
         self._is_stopped = False
         self._has_estimates = True
 
-    def compile(self, sets: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
+    def compile(self, sets: Iterable[FlagSet]) -> Generator[CompileResult, None, None]:
         """Compiles each distinct set, and yields cached results first; failures are results too.
 
         After closing the generator no more compilations start; running ones finish and are cached.
@@ -121,54 +114,47 @@ class Compiler:
         Raises:
             LaunchError: If the workload itself fails.
         """
-        missing = []
+        queued = []
         for settings in dict.fromkeys(sets):
             cached = self._cache.load(settings)
             if cached is None:
-                missing.append(settings)
+                queued.append(settings)
             else:
                 self._learn(cached)
                 yield cached
-        missing.sort(key=lambda s: str(worker_settings(s)))  # group by worker
-        yield from self._side_by_side(missing)
-
-    def _most_at_once(self, missing: Sequence[FlagSet]) -> int:
-        """Returns the number of compilations at once; one until the memory of a compilation is
-        known.
-        """
-        if not self._host_bytes:
-            return 1
-        room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
-        processors = min(self._processors(), len(self.kept_to) or MOST_WORKERS)
-        return max(1, min(processors, room, MOST_WORKERS, len(missing)))
-
-    def _side_by_side(self, missing: Sequence[FlagSet]) -> Generator[CompileResult, None, None]:
-        queued = list(missing)
+        queued.sort(key=lambda s: str(worker_settings(s)))  # group by worker
         running = dict[Future[CompileResult], int]()
-        seats = self._most_at_once(missing)
-        free = list(range(seats))
-        with ThreadPoolExecutor(max_workers=seats, thread_name_prefix="compile") as pool:
+        free = list(range(self._most_at_once()))
+        with ThreadPoolExecutor(max_workers=len(free), thread_name_prefix="compile") as pool:
             while queued or running:
                 while queued and free:
                     seat = free.pop(0)
                     shared = self.workers[seat].shared if seat in self.workers else None
                     settings = next((s for s in queued if worker_settings(s) == shared), queued[0])
                     queued.remove(settings)
-                    running[pool.submit(self._one, seat, settings)] = seat
+                    running[pool.submit(self._compile_and_keep, seat, settings)] = seat
                 try:
                     finished = wait(running, return_when=FIRST_COMPLETED).done
                 except KeyboardInterrupt:
                     self.abort()
                     raise
-                for future in sorted(
-                    finished, key=lambda f: f.exception() is not None
-                ):  # so that each result counts
+                # Errors come last, so that each result counts.
+                for future in sorted(finished, key=lambda f: f.exception() is not None):
                     free.append(running.pop(future))
                     yield future.result()
 
-    def _one(self, seat: int, settings: FlagSet) -> CompileResult:
+    def _most_at_once(self) -> int:
+        """Returns the number of compilations at once; 1 until the memory of one is known."""
+        if not self._host_bytes:
+            return 1
+        room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
+        return max(
+            1, min(self._processors(), len(self.kept_to) or MOST_WORKERS, room, MOST_WORKERS)
+        )
+
+    def _compile_and_keep(self, seat: int, settings: FlagSet) -> CompileResult:
         """Compiles one set and caches the result."""
-        result = self._tried(seat, settings)
+        result = self._compile_one(seat, settings)
         self._cache.store(result)
         self._learn(result)
         return result
@@ -176,9 +162,10 @@ class Compiler:
     def _learn(self, result: CompileResult) -> None:
         """Records the memory and time that a compilation took."""
         self._host_bytes = max(self._host_bytes, result.host_bytes)
-        self._first_s = self._first_s or (result.cpu_s if result.program is not None else 0.0)
+        if result.program is not None:
+            self._first_s = self._first_s or result.cpu_s
 
-    def _tried(self, seat: int, settings: FlagSet) -> CompileResult:
+    def _compile_one(self, seat: int, settings: FlagSet) -> CompileResult:
         shared = worker_settings(settings)
         for _ in range(WORKER_RESTARTS + 1):
             self._refuse_if_stopped()
@@ -194,23 +181,21 @@ class Compiler:
             self._progress(f"compile {settings}")
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
+            failure = result.failure if result is not None else None
             if (
                 self._has_estimates
-                and result is not None
-                and _may_be_due_to_estimates(result.failure)
+                and failure is not None
+                and failure.kind is not FailureKind.HANG
+                and failure.signal != TOO_SLOW
             ):
-                # XLA's cost models know only some GPUs, and another build may lack the flag: retry
-                # without it.
+                # XLA's cost models know only some GPUs, and another build may lack the flag.
                 result = worker.compile(settings, limits=limits, has_estimates=False)
                 self._has_estimates = result is None or result.program is None
             if result is not None:
                 return result
             self._end(seat)
-        failure = Failure(
-            kind=FailureKind.CRASH,
-            message="the compile worker died again and again",
-            phase="compile",
-        )
+        message = "the compile worker died again and again"
+        failure = Failure(kind=FailureKind.CRASH, message=message, phase="compile")
         return CompileResult(settings=settings, failure=failure)
 
     def _refuse_if_stopped(self) -> None:
@@ -220,9 +205,7 @@ class Compiler:
             )
 
     def _start(self, seat: int, shared: FlagSet) -> CompileWorker:
-        """Starts a worker; if the workload starts a JAX backend in it, another that lowers in its
-        forks.
-        """
+        """Starts a worker; another, which lowers in forks, if the workload starts a JAX backend."""
         self._end(seat)
         worker = CompileWorker(
             self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to
@@ -238,12 +221,14 @@ class Compiler:
         return worker
 
     def _end(self, seat: int) -> None:
-        if (worker := self.workers.pop(seat, None)) is not None:
-            worker.close()
+        if seat in self.workers:
+            self.workers.pop(seat).close()
 
     def forget(self, sets: Iterable[FlagSet]) -> None:
         """Removes results from the cache."""
-        self._cache.forget(sets)
+        for settings in sets:
+            with contextlib.suppress(OSError):
+                self._cache.path(settings).unlink()
 
     def abort(self) -> None:
         """Stops all compilations, from any thread; they and later ones raise `StoppedError`."""
@@ -261,12 +246,3 @@ class Compiler:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _may_be_due_to_estimates(failure: Failure | None) -> bool:
-    """Whether a compilation may have failed because of `ESTIMATES`; one that took too long is not
-    tried again.
-    """
-    return (
-        failure is not None and failure.kind is not FailureKind.HANG and failure.signal != TOO_SLOW
-    )

@@ -5,8 +5,8 @@ until the condition ends the loop (before that xla/service/while_loop_analysis.c
 is unknown: a wrong count gives a wrong step time. Work follows XLA's cost analysis
 (xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied
 pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a slice
-counts as that slice. Convolutions and custom calls but cuBLAS's and cuDNN's attention count as
-bytes only.
+counts as that slice. Convolutions count as bytes only, and so do custom calls other than cuBLAS's
+and cuDNN's attention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from autotune.model.files import packaged_table
 from autotune.model.numbers import Record
 
 Devices = NDArray[np.int64]
+Groups = list[list[int]]
+"""Numbers of devices, by group."""
 
 NAMES = packaged_table("hlo.toml")
 """Names of opcodes and thunks; the file says what each table is."""
@@ -40,6 +42,12 @@ _LITERAL = re.compile(r"[su]\d+ (-?\d+)")
 _REFERENCE = re.compile(
     r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)"
 )
+
+
+def first_group(pattern: str, text: str) -> str | None:
+    """Returns the first group of a pattern's first match in a text; None without a match."""
+    match = re.search(pattern, text)
+    return match[1] if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +67,12 @@ class Array:
     @property
     def bytes(self) -> int:
         """Bytes in device memory."""
-        width = re.search(r"\d+", self.dtype)
-        bits = _BITS.get(self.dtype, int(width[0]) if width else 32)
+        bits = _BITS.get(self.dtype, int(first_group(r"(\d+)", self.dtype) or 32))
         return math.ceil(self.elements * bits / 8)
 
 
 class Operand(NamedTuple):
-    """An instruction whose result another one takes."""
+    """The instruction whose result another one takes."""
 
     instruction: Instruction
     member: int | None
@@ -80,9 +87,7 @@ class Operand(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction, linked to those of its computation that it depends on and that depend on
-    it.
-    """
+    """One instruction, linked to its operands and its users."""
 
     name: str
     computation: Computation
@@ -90,18 +95,19 @@ class Instruction:
     """``fusion``, ``all-gather-start``, ``custom-call`` ..."""
     shape: tuple[Array, ...] = ()
     """The arrays of its result, tuples flattened."""
-    operands: tuple[Operand, ...] = ()
     inside: str = ""
-    """The text between its parentheses: operands, the number of a parameter, the value of a
-    constant.
-    """
+    """The text between its parentheses: operands, a parameter's number, or a constant's value."""
     attributes: str = ""
     called: Mapping[str, Computation] = field(default_factory=dict)
-    """Computations that it runs, by attribute (``calls``, ``body``, ``condition``,
-    ``to_apply``).
-    """
+    """Computations that it runs, by attribute: ``calls``, ``body``, ``condition``, ``to_apply``."""
+    operands: list[Operand] = field(default_factory=list)
     users: list[Instruction] = field(default_factory=list)
     """Instructions that take its result, once for each operand."""
+
+    @property
+    def arguments(self) -> list[Array]:
+        """The arrays of its operands."""
+        return [array for operand in self.operands for array in operand.arrays]
 
     @property
     def bytes(self) -> int:
@@ -115,29 +121,16 @@ class Instruction:
 
     def attribute(self, pattern: str) -> str | None:
         """Returns the first group of a pattern in the attributes."""
-        match = re.search(pattern, self.attributes)
-        return match[1] if match else None
+        return first_group(pattern, self.attributes)
 
 
 @dataclass(slots=True, eq=False)
 class Computation:
     """Instructions by name, in the order in which they run."""
 
-    name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root_name: str = ""
     """Name of the instruction whose value is the computation's result."""
-
-
-@dataclass(slots=True)
-class Module:
-    """Computations by name; one stands behind those that it calls."""
-
-    computations: dict[str, Computation]
-
-    def instructions(self) -> dict[str, Instruction]:
-        """Returns all instructions by name, which is unique in a module."""
-        return {i.name: i for c in self.computations.values() for i in c.instructions.values()}
 
 
 def parse_shape(text: str) -> tuple[Array, ...]:
@@ -148,29 +141,27 @@ def parse_shape(text: str) -> tuple[Array, ...]:
     )
 
 
-def parse_module(text: str) -> Module:
-    """Parses a module and skips lines of unknown form."""
+def parse_module(text: str) -> dict[str, Instruction]:
+    """Parses a module's instructions by name, which is unique; skips lines of unknown form."""
     computations: dict[str, Computation] = {}
-    current = Computation("")
+    current = Computation()
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
         if header:
-            current = Computation(header[1])
-            computations[current.name] = current
+            current = Computation()
+            computations[header[1]] = current
         match = _INSTRUCTION.match(line)
         if match:
             _add_instruction(current, match[2], match[3], computations)
             if match[1]:
                 current.root_name = match[2]
-    return Module(computations)
+    return {i.name: i for c in computations.values() for i in c.instructions.values()}
 
 
 def _add_instruction(
     computation: Computation, name: str, rest: str, computations: Mapping[str, Computation]
 ) -> None:
-    """Parses the right-hand side of an instruction, and links it; does nothing if it is of unknown
-    form.
-    """
+    """Parses and links the right-hand side of an instruction; ignores an unknown form."""
     end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
     call = rest[end:].lstrip()
     opcode, parenthesis, _ = call.partition("(")
@@ -179,74 +170,57 @@ def _add_instruction(
     close = _matching(call, len(opcode))
     inside = call[len(opcode) + 1 : close]
     attributes = call[close + 1 :]
-    operands = []
+    called = {
+        kind: computations[body]
+        for kind, body in _REFERENCE.findall(attributes)
+        if body in computations
+    }
+    shape = parse_shape(rest[:end])
+    instruction = Instruction(name, computation, opcode, shape, inside, attributes, called)
     for operand, member in _OPERAND.findall(inside):
         source = computation.instructions.get(operand) or Instruction(operand, computation)
-        operands.append(Operand(source, int(member) if member else None))
-    instruction = Instruction(
-        name=name,
-        computation=computation,
-        opcode=opcode,
-        shape=parse_shape(rest[:end]),
-        operands=tuple(operands),
-        inside=inside,
-        attributes=attributes,
-        called={
-            kind: computations[body]
-            for kind, body in _REFERENCE.findall(attributes)
-            if body in computations
-        },
-    )
+        source.users.append(instruction)
+        instruction.operands.append(Operand(source, int(member) if member else None))
     computation.instructions[name] = instruction
-    for operand in instruction.operands:
-        operand.instruction.users.append(instruction)
 
 
 def _matching(text: str, start: int) -> int:
-    """Returns the index of the parenthesis that closes the one at `start`; braces of layouts hold
-    parentheses too.
-    """
+    """Returns the index of the parenthesis that closes the one at `start`; layouts nest others."""
     depth = 0
     for i in range(start, len(text)):
-        if text[i] == "(":
-            depth += 1
-        elif text[i] == ")":
-            depth -= 1
-            if depth == 0:
-                return i
+        depth += {"(": 1, ")": -1}.get(text[i], 0)
+        if depth == 0:
+            return i
     return len(text)
 
 
-def device_groups(instruction: Instruction, device_count: int) -> list[list[int]]:
+def device_groups(instruction: Instruction, device_count: int) -> Groups:
     """Returns the device groups of a collective (not of its start); for a permute, its pairs."""
     listed = instruction.attribute(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}")
     if listed is not None:
         return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed)]
     iota = re.search(
-        r"replica_groups=\[(\d+),(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes
+        r"replica_groups=\[\d+,(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes
     )
     if iota:
-        groups: list[list[int]] = _iota(iota[3]).reshape(int(iota[1]), int(iota[2])).tolist()
-        return groups
+        return _rows(_iota(iota[2]), int(iota[1]))
     mesh = instruction.attribute(r"replica_groups=(mesh\[.*)")
     return [list(range(device_count))] if mesh is None else _mesh_groups(mesh)
 
 
 def _iota(text: str) -> Devices:
-    """Returns the device numbers of ``[4,2]T(1,0)``: an iota over the dims, transposed, in
-    row-major order.
-    """
+    """Returns the devices of ``[4,2]T(1,0)``: an iota over the dims, transposed, row-major."""
     dims, axes = (
         [int(n) for n in re.findall(r"\d+", numbers)] for numbers in text.partition("T")[::2]
     )
     return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 
-def _mesh_groups(text: str) -> list[list[int]]:
-    """Returns the groups of ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}`` along the axes
-    in braces.
+def _mesh_groups(text: str) -> Groups:
+    """Returns the groups along some axes of a mesh.
 
-    ``'x':(2)2`` is a part of an axis: size 2 after 2 outer parts.
+    The text is ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}``, where ``'x':(2)2`` is a
+    part of an axis: size 2 after 2 outer parts.
     """
     match = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
     if not match:
@@ -260,10 +234,14 @@ def _mesh_groups(text: str) -> list[list[int]]:
     for name, size in axes.items():
         outer, inside = grouped.get(name, (size, 1))
         shape += [outer, inside, size // (outer * inside)]
-    order = sorted(range(len(shape)), key=lambda axis: axis % 3 == 1)
-    devices = _iota(match[2] or f"{list(axes.values())}").reshape(shape).transpose(order)
-    groups: list[list[int]] = devices.reshape(-1, math.prod(shape[1::3])).tolist()
-    return groups
+    devices = _iota(match[2] or f"{list(axes.values())}").reshape(shape)
+    inner_axes = range(1, len(shape), 3)
+    return _rows(np.moveaxis(devices, inner_axes, range(-len(axes), 0)), math.prod(shape[1::3]))
+
+
+def _rows(devices: Devices, size: int) -> Groups:
+    rows: Groups = devices.reshape(-1, size).tolist()
+    return rows
 
 
 _DOES: Mapping[str, Callable[[int, int], int]] = {
@@ -277,25 +255,26 @@ _DOES: Mapping[str, Callable[[int, int], int]] = {
 }
 
 MOST_TRIPS = 10_000
-"""Longest loop whose turns are counted."""
 
 Value = int | list[Any] | None
 """A scalar integer, the values of a tuple's members, or nothing that is known."""
 
 
 def trip_count(loop: Instruction) -> int | None:
-    """Iterations of a ``while``; None if unknown."""
+    """Returns the iterations of a ``while``; None if unknown."""
     count_by_xla = loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}')
     if count_by_xla is not None:
         return int(count_by_xla)
     if not {"condition", "body"} <= loop.called.keys():
         return None
-    (state,) = _operand_values(loop, _values(loop.computation, []))
+    state = _operand_values(loop, _values(loop.computation, []))
     for count in range(MOST_TRIPS):
-        goes_on = _result(loop.called["condition"], [state])
+        goes_on = _result(loop.called["condition"], state)
+        if goes_on is None:
+            return None
         if not goes_on:
-            return count if goes_on is not None else None
-        state = _result(loop.called["body"], [state])
+            return count
+        state = [_result(loop.called["body"], state)]
     return None
 
 
@@ -308,44 +287,47 @@ def _values(computation: Computation, arguments: list[Value]) -> dict[str, Value
     values: dict[str, Value] = {}
     for instruction in computation.instructions.values():
         if any(not array.dims for array in instruction.shape):
-            values[instruction.name] = _value(
-                instruction, _operand_values(instruction, values), arguments
-            )
+            operands = _operand_values(instruction, values)
+            values[instruction.name] = _value(instruction, operands, arguments)
     return values
 
 
 def _operand_values(instruction: Instruction, values: Mapping[str, Value]) -> list[Value]:
-    operands = []
-    for operand in instruction.operands:
-        value = values.get(operand.instruction.name)
-        operands.append(value if operand.member is None else _member(value, operand.member))
-    return operands
+    return [
+        _member(values.get(operand.instruction.name), operand.member)
+        for operand in instruction.operands
+    ]
 
 
-def _member(value: Value, number: int) -> Value:
+def _member(value: Value, number: int | None) -> Value:
+    """Returns a member of a tuple's value; the whole value if `number` is None."""
+    if number is None:
+        return value
     return value[number] if isinstance(value, list) and number < len(value) else None
 
 
 def _value(instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
     """Evaluates one instruction."""
-    opcode = instruction.opcode
     operand = _member(operands, 0)
-    if opcode == "parameter":
-        return _member(arguments, int(instruction.inside))
-    if opcode == "constant":
-        literal = _LITERAL.fullmatch(f"{instruction.shape[0].dtype} {instruction.inside}")
-        return int(literal[1]) if literal else None
-    if opcode == "tuple":
-        return operands
-    if opcode == "get-tuple-element":
-        return _member(operand, int(instruction.attribute(r"index=(\d+)") or 0))
-    if opcode in ("bitcast", "copy", "opt-barrier"):
-        return operand
-    if opcode in ("call", "fusion"):
-        return next((_result(called, operands) for called in instruction.called.values()), None)
-    does = _DOES.get(instruction.attribute(r"direction=(\w+)") or opcode)
-    numbers = [value for value in operands if isinstance(value, int)]
-    return int(does(*numbers)) if does is not None and len(numbers) == len(operands) == 2 else None
+    match instruction.opcode:
+        case "parameter":
+            return _member(arguments, int(instruction.inside))
+        case "constant":
+            literal = _LITERAL.fullmatch(f"{instruction.shape[0].dtype} {instruction.inside}")
+            return int(literal[1]) if literal else None
+        case "tuple":
+            return operands
+        case "get-tuple-element":
+            return _member(operand, int(instruction.attribute(r"index=(\d+)") or 0))
+        case "bitcast" | "copy" | "opt-barrier":
+            return operand
+        case "call" | "fusion":
+            return next((_result(called, operands) for called in instruction.called.values()), None)
+    does = _DOES.get(instruction.attribute(r"direction=(\w+)") or instruction.opcode)
+    match operands:
+        case [int(lhs), int(rhs)] if does is not None:
+            return int(does(lhs, rhs))
+    return None
 
 
 Product = tuple[int, int, int, int]
@@ -369,26 +351,34 @@ class Work(Record):
 
 def kernel_work(instruction: Instruction) -> Work:
     """Counts the work of an instruction outside of fusions."""
-    arrays = [array for operand in instruction.operands for array in operand.arrays]
+    arrays = (*instruction.shape, *instruction.arguments)
     if instruction.opcode == "fusion":
         touched = _fusion_bytes(instruction)
         copied = touched / 2  # reads a slice, writes a slice
     else:
-        touched = sum(array.bytes for array in arrays) + instruction.bytes
-        copied = float(sum(array.bytes for array in instruction.shape[:1]))
-    is_on_host = any(array.is_on_host for array in (*instruction.shape, *arrays))
-    if not is_on_host or instruction.opcode == "custom-call":
+        touched = sum(array.bytes for array in arrays)
+        copied = sum(array.bytes for array in instruction.shape[:1])
+    if instruction.opcode == "custom-call" or not any(array.is_on_host for array in arrays):
         copied = 0.0
-    return _flops(instruction).model_copy(update={"bytes": float(touched), "host_bytes": copied})
+    return _flops(instruction).model_copy(update={"bytes": touched, "host_bytes": copied})
 
 
 def _flops(instruction: Instruction) -> Work:
-    """Counts the FLOPs of an instruction, those of a fusion's computation included."""
+    """Counts the FLOPs of an instruction; of a fusion with its last dtype and largest product."""
     opcode = instruction.opcode
     arrays = [operand.arrays[0] for operand in instruction.operands if operand.arrays]
     target = instruction.call_target
     if opcode == "fusion" and "calls" in instruction.called:  # Triton nests its dots
-        return _flops_of_all(instruction.called["calls"])
+        total = Work()
+        for inner in instruction.called["calls"].instructions.values():
+            work = _flops(inner)
+            total = Work(
+                flops=total.flops + work.flops,
+                matrix_flops=total.matrix_flops + work.matrix_flops,
+                matrix_dtype=work.matrix_dtype or total.matrix_dtype,
+                product=max((total.product, work.product), key=lambda p: math.prod(p or (0,))),
+            )
+        return total
     if opcode in ("dot", "scaled-dot") or target.startswith("__cublas"):
         return _product(instruction, arrays)
     if target.startswith("__cudnn$fmha"):
@@ -396,62 +386,45 @@ def _flops(instruction: Instruction) -> Work:
     if opcode in NAMES["free"]:
         return Work()
     counted = arrays if opcode in ("reduce", "reduce-window") else instruction.shape
-    return Work(flops=float(sum(array.elements for array in counted[:1])))
+    return Work(flops=sum(array.elements for array in counted[:1]))
 
 
-def _flops_of_all(computation: Computation) -> Work:
-    """Returns the FLOPs of a computation, dtype of its last product, shape of its largest."""
-    total = Work()
-    for instruction in computation.instructions.values():
-        work = _flops(instruction)
-        total = Work(
-            flops=total.flops + work.flops,
-            matrix_flops=total.matrix_flops + work.matrix_flops,
-            matrix_dtype=work.matrix_dtype or total.matrix_dtype,
-            product=max((total.product, work.product), key=lambda p: math.prod(p or (0,))),
-        )
-    return total
-
-
-def _product(instruction: Instruction, factors: Sequence[Array]) -> Work:
+def _product(instruction: Instruction, factors: list[Array]) -> Work:
     """Returns the work of a matrix product: a dot, or a call of cuBLAS."""
     if not factors or not instruction.shape:
         return Work()
-    left = factors[0]
-    result = instruction.shape[0]
-    depth = _size_along(instruction, "lhs_contracting", left) or math.prod(left.dims[-1:])
-    batch = _size_along(instruction, "lhs_batch", left) or 1
-    rows = max(1, left.elements // max(1, depth * batch))
-    shape = (batch, rows, max(1, result.elements // (rows * batch)), depth)
-    return Work(matrix_flops=2.0 * result.elements * depth, matrix_dtype=left.dtype, product=shape)
+    lhs = factors[0]
+    elements = instruction.shape[0].elements
+    depth = _size_along(instruction, "lhs_contracting", lhs) or math.prod(lhs.dims[-1:])
+    batch = _size_along(instruction, "lhs_batch", lhs) or 1
+    rows = max(1, lhs.elements // max(1, depth * batch))
+    shape = (batch, rows, max(1, elements // (rows * batch)), depth)
+    return Work(matrix_flops=2.0 * elements * depth, matrix_dtype=lhs.dtype, product=shape)
 
 
-def _size_along(instruction: Instruction, name: str, left: Array) -> int | None:
-    """Returns the size of the left operand along the dimensions that a dot or library call names;
-    None without any.
-    """
+def _size_along(instruction: Instruction, name: str, lhs: Array) -> int | None:
+    """Returns the left operand's size along the dimensions of this name; None without any."""
     dimensions = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
-    return (
-        None
-        if dimensions is None
-        else math.prod(left.dims[int(d)] for d in re.findall(r"\d+", dimensions))
-    )
+    if dimensions is None:
+        return None
+    return math.prod(lhs.dims[int(d)] for d in re.findall(r"\d+", dimensions))
 
 
-def _attention(call: Instruction, operands: Sequence[Array]) -> Work:
-    """Returns the work of attention: two products forward, five backward (FlashAttention-2,
-    arXiv:2307.08691, part 3).
+def _attention(call: Instruction, operands: list[Array]) -> Work:
+    """Returns the work of attention: two products forward, five backward.
 
-    Under a causal mask half of the pairs count: the kernel skips tiles above the diagonal (section
-    3.1.1 there). Both operands are [batch, length, heads, size].
+    So counts FlashAttention-2 (arXiv:2307.08691, part 3). Under a causal mask half of the pairs
+    count: the kernel skips tiles above the diagonal (section 3.1.1 there). Query and key are
+    [batch, length, heads, size].
     """
     if [len(array.dims) for array in operands[:2]] != [4, 4]:
         return Work()
     query, key = operands[:2]
+    products = 5.0 if "Backward" in call.call_target else 2.0
     # JAX writes a space behind the colon, XLA none.
-    pairs = 0.5 if call.attribute(r'("mask_type":\s*"(?:PADDING_)?CAUSAL")') else 1.0
-    products = 5 if "Backward" in call.call_target else 2
-    flops = products * 2.0 * query.elements * key.dims[1] * pairs
+    if call.attribute(r'("mask_type":\s*"(?:PADDING_)?CAUSAL")'):
+        products /= 2
+    flops = products * 2.0 * query.elements * key.dims[1]
     return Work(matrix_flops=flops, matrix_dtype=query.dtype)
 
 
@@ -460,11 +433,10 @@ def _fusion_bytes(fusion: Instruction) -> int:
     fused = fusion.called["calls"]
     read = sum(_read_bytes(i) for i in fused.instructions.values() if i.opcode == "parameter")
     root = fused.instructions[fused.root_name]
-    results = (
-        [operand.instruction for operand in root.operands] if root.opcode == "tuple" else [root]
-    )
-    written = sum(_written_bytes(result) for result in results)
-    return read + (written or fusion.bytes)
+    results = [root]
+    if root.opcode == "tuple":
+        results = [operand.instruction for operand in root.operands]
+    return read + (sum(map(_written_bytes, results)) or fusion.bytes)
 
 
 def _read_bytes(value: Instruction) -> int:
@@ -476,10 +448,8 @@ def _read_bytes(value: Instruction) -> int:
             total += user.bytes
         elif user.opcode in NAMES["views"]:
             total += _read_bytes(user)
-        elif is_first and user.opcode == "dynamic-update-slice":
-            continue  # overwritten in place
-        elif user.opcode != "tuple":
-            return value.bytes
+        elif user.opcode != "tuple" and not (is_first and user.opcode == "dynamic-update-slice"):
+            return value.bytes  # a slice that is updated in place is not read
     return min(total, value.bytes)
 
 

@@ -24,27 +24,24 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from autotune.model.errors import StoppedError
 from autotune.model.flags import FlagSet
 from autotune.settings.shrink import shrink
 
-Programs = Callable[[Sequence[FlagSet]], list[str | None]]
-"""Fingerprints of the programs of sets, compiled side by side; None for one that does not compile.
-Raises `StoppedError` when the time is up.
-"""
+Sets = Sequence[FlagSet]
+Programs = Callable[[Sets], list[str | None]]
+"""Fingerprints of sets' programs, None for failures; `StoppedError` when the time is up."""
 
 Domains = Mapping[str, Sequence[str]]
-Chains = Mapping[str, Sequence[FlagSet]]
+Chains = Mapping[str, Sets]
 """Setting to the sets under which its conditions are true."""
 
-Combination = tuple[str, ...]
-"""A setting and its value, two settings with their values, or two settings of any value and one
-that must be absent.
-"""
+Combination = tuple[Any, ...]
+"""One or two items (setting, value); or two names of settings of any value, and an absent one."""
 
 ROWS_AHEAD = 2
-"""Rows that are compiled side by side."""
 
 RANDOM_ROWS = 8
 """Random rows, of which the one with most combinations is compiled."""
@@ -58,7 +55,7 @@ PAIRS_ALONE = 64
 TRITON = "with Triton GEMMs"
 CUBLAS = "with cuBLAS GEMMs"
 
-CHOICES: Mapping[str, FlagSet] = {
+CHOICES = {
     TRITON: FlagSet(),
     CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False}),
 }
@@ -66,17 +63,16 @@ CHOICES: Mapping[str, FlagSet] = {
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
-    """Returns the kernel choices that programs may meet: one on a CPU, and where the baseline
-    leaves only one.
-    """
+    """Returns the kernel choices that programs may meet: one on a CPU, or where one is forced."""
     if not is_gpu:
         return {"": FlagSet()}
-    return {CUBLAS: FlagSet()} if baseline.merge(CHOICES[CUBLAS]) == baseline else dict(CHOICES)
+    if baseline.merge(CHOICES[CUBLAS]) == baseline:
+        return {CUBLAS: FlagSet()}
+    return CHOICES
 
 
 class InteractionSearch:
-    """Finds combinations in which settings without an effect alone change the program; see the
-    module's docstring.
+    """Finds combinations in which settings that do nothing alone change the program.
 
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
@@ -113,61 +109,47 @@ class InteractionSearch:
         self._asked = Counter[Combination]()
 
     def run(self, chains: Chains, progress: Callable[[int], None]) -> None:
-        """Compiles rows until all combinations are covered, or the time is up; `progress` gets the
-        number of rows.
+        """Compiles rows until all combinations are covered, or the time is up.
 
-        Nothing is settled if the default does not compile.
+        Nothing is settled if the default does not compile. `progress` gets the number of rows.
         """
-        rows = 0
         if not self.no_ops:
             return
         try:
             if self._program(FlagSet()) is None:
                 raise StoppedError("the default does not compile")
-            self._queue = [*self._chained(chains), *self._mending()]
+            for name, values in self.no_ops.items():  # rows in which its conditions are true
+                self._queue += [c.merge({name: v}) for c in chains.get(name, ()) for v in values]
+            self._queue += self._mending()
+            row_count = 0
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
-                self._compile(
-                    [
-                        s
-                        for row in self._queue[:ROWS_AHEAD]
-                        for s in (row.without(*self.no_ops), row)
-                    ]
-                )
+                ahead = self._queue[:ROWS_AHEAD]
+                self._compile([s for row in ahead for s in (row.without(*self.no_ops), row)])
                 self._try(self._queue.pop(0))
-                rows += 1
-                progress(rows)
+                row_count += 1
+                progress(row_count)
         except StoppedError:
             self.is_settled = False
 
-    def _compile(self, sets: Sequence[FlagSet]) -> list[str | None]:
+    def _compile(self, sets: Sets) -> list[str | None]:
         return self._programs([settings.merge(self._forced) for settings in sets])
 
     def _program(self, settings: FlagSet) -> str | None:
         return self._compile([settings])[0]
 
     def _mending(self) -> list[FlagSet]:
-        """Rows of values that do not compile alone, which leave the domains: a no-op that repairs
-        one is active.
-        """
+        """Returns rows of values that fail alone, which leave the domains: one may repair them."""
         longest = max(map(len, self.no_ops.values()))
         rows = [FlagSet({n: v[i % len(v)] for n, v in self.no_ops.items()}) for i in range(longest)]
         mending = []
         for name in [n for n in self._domains if n not in self.no_ops]:
-            failing = [v for v in self._domains[name] if self._program(FlagSet({name: v})) is None]
+            values = self._domains[name]
+            failing = [v for v in values if self._program(FlagSet({name: v})) is None]
             mending += [row.merge({name: v}) for v in failing for row in rows]
-            self._domains[name] = [v for v in self._domains[name] if v not in failing]
+            self._domains[name] = [v for v in values if v not in failing]
             if not self._domains[name]:
                 del self._domains[name]
         return mending
-
-    def _chained(self, chains: Chains) -> list[FlagSet]:
-        """Rows in which the conditions of a no-op are true, for each of its values."""
-        return [
-            chain.merge({name: v})
-            for name, values in self.no_ops.items()
-            for chain in chains.get(name, ())
-            for v in values
-        ]
 
     def _try(self, row: FlagSet) -> None:
         """Splits a row until the remaining no-ops in it change nothing."""
@@ -175,9 +157,10 @@ class InteractionSearch:
             context = row.without(*inert)
             base = self._program(context)
             if base is None and len(context) > 1:
-                half = len(context) // 2
-                for names in (list(context)[:half], list(context)[half:]):
-                    self._try(row.without(*names))
+                names = list(context)
+                half = len(names) // 2
+                self._try(row.without(*names[:half]))
+                self._try(row.without(*names[half:]))
                 return
             if self._program(row) == base:
                 if base is not None:
@@ -193,14 +176,12 @@ class InteractionSearch:
                     ]
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
-        """Returns a minimal part of no-ops that changes the program of a context; that fails, where
-        all of them do.
-        """
-        base, whole = self._compile([context, context.merge(part)])
+        """Returns a minimal part of no-ops that changes a context's program, or fails as all do."""
+        base, changed = self._compile([context, context.merge(part)])
 
         def changes(some: FlagSet) -> bool:
             program = self._program(context.merge(some))
-            return program != base if whole is not None else program is None
+            return program is None if changed is None else program != base
 
         return shrink(part, changes)[0]
 
@@ -221,9 +202,8 @@ class InteractionSearch:
             missing.pop(combination, None)
         while missing:
             seed = next(iter(missing))
-            rows = [
-                self._row(seed) for _ in range(RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1)
-            ]
+            row_count = RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1
+            rows = [self._row(seed) for _ in range(row_count)]
             best = max(rows, key=lambda row: sum(c in missing for c in self._combinations(row)))
             self._queue.append(best)
             self._asked[seed] += 1
@@ -233,26 +213,23 @@ class InteractionSearch:
 
     def _plan_pairs(self) -> bool:
         """Queues every pair of values alone, once, if they are few; whether there are any."""
-        pairs = [FlagSet(zip(c[::2], c[1::2], strict=True)) for c in self._wanted() if len(c) == 4]
+        pairs = [FlagSet(items) for items in self._wanted() if len(items) == 2]
         if len(pairs) <= self._pairs_alone:
             self._queue += [row for row in pairs if row not in self._equal]
         self._pairs_alone = 0
         return bool(self._queue)
 
     def _wanted(self) -> Iterator[Combination]:
-        """Yields all combinations to cover, those of no-ops first: their rows have the cheapest
-        context.
-        """
+        """Yields all combinations to cover; those of no-ops, whose context is cheapest, first."""
         active = [n for n in self._domains if n not in self.no_ops]
         for name in self.no_ops:
-            yield from self._items(name)
-        together = [tuple(sorted(p)) for p in itertools.combinations(self.no_ops, 2)]
-        mixed = [tuple(sorted(p)) for p in itertools.product(self.no_ops, active)]
-        for pairs, thirds in ((together, list(self.no_ops)), (mixed, list(self._domains))):
+            yield from zip(self._items(name))
+        no_op_pairs = itertools.combinations(self.no_ops, 2)
+        mixed_pairs = itertools.product(self.no_ops, active)
+        for name_pairs, thirds in ((no_op_pairs, self.no_ops), (mixed_pairs, self._domains)):
+            pairs = [sorted(pair) for pair in name_pairs]
             for pair in pairs:
-                yield from (
-                    item + other for item, other in itertools.product(*map(self._items, pair))
-                )
+                yield from itertools.product(*map(self._items, pair))
             for pair in pairs:
                 yield from ((*pair, third) for third in thirds if third not in pair)
 
@@ -262,29 +239,28 @@ class InteractionSearch:
     def _combinations(self, row: FlagSet) -> Iterator[Combination]:
         """Yields the combinations of `_wanted` that a row holds."""
         absent = [n for n in self._domains if n not in row]
-        yield from row.items()
-        for item, other in itertools.combinations(row.items(), 2):
-            if item[0] in self.no_ops or other[0] in self.no_ops:
-                yield item + other
-                yield from ((item[0], other[0], third) for third in absent)
+        yield from zip(row.items())
+        for items in itertools.combinations(row.items(), 2):
+            a, b = dict(items)
+            if a in self.no_ops or b in self.no_ops:
+                yield items
+                yield from ((a, b, third) for third in absent)
 
     def _row(self, combination: Combination) -> FlagSet:
-        """Draws a row that holds a combination, many no-ops, and active settings if the combination
-        has one.
-        """
+        """Draws a row with a combination, many no-ops, and active settings if it has one."""
         draw = self._random
         absent = ""
         if len(combination) == 3:
-            absent = combination[2]
-            row = {name: draw.choice(self._domains[name]) for name in combination[:2]}
+            *names, absent = combination
+            row = {name: draw.choice(self._domains[name]) for name in names}
         else:
-            row = dict(zip(combination[::2], combination[1::2], strict=True))
+            row = dict(combination)
         if self._asked[combination] >= FULL_ROWS:
             return FlagSet(row)
         share_no_ops = 2 / 3 if absent else 1.0
-        share_active = (
-            0.0 if all(n in self.no_ops for n in row) else draw.choice((1 / 3, 1 / 2, 1.0))
-        )
+        share_active = 0.0
+        if not row.keys() <= self.no_ops.keys():
+            share_active = draw.choice((1 / 3, 1 / 2, 1.0))
         for name, values in self._domains.items():
             share = share_no_ops if name in self.no_ops else share_active
             if name not in row and name != absent and draw.random() < share:

@@ -37,15 +37,16 @@ class Collective(Record):
     """One collective of a program."""
 
     kind: str
-    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``all-to-all``, ``collective-permute``
-    ...
-    """
+    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``collective-permute`` ..."""
     bytes: int
     """Bytes of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
     dtype: str
     group_size: int
     node_count: int
     """Machines of one group."""
+
+
+Ops = tuple["Op", ...]
 
 
 class Op(Work):
@@ -56,15 +57,11 @@ class Op(Work):
     detail: str = ""
     """Kind of fusion, target of a custom call, or the thunk's kind."""
     stream: str | None = None
-    """The stream of a start's content."""
     async_id: int | None = None
     """Pairs a start with its done."""
-    content: tuple[Op, ...] = ()
-    """Entries of a start, of a graph (command buffer), of a loop's body, of all branches, which all
-    count.
-    """
-    condition: tuple[Op, ...] = ()
-    """Entries of a loop's condition."""
+    content: Ops = ()
+    """Entries of a start, a command buffer, a loop's body, or of all branches, which all count."""
+    condition: Ops = ()
     trip_count: int | None = None
     """Iterations of a loop; None if unknown."""
     xla_s: float | None = None
@@ -96,12 +93,11 @@ class CompiledProgram(Record):
     versions: dict[str, str]
     device_count: int
     memory: Memory | None
-    schedule: tuple[Op, ...] = ()
+    schedule: Ops = ()
     """Entries in the order of issue by the host; empty for CPU programs."""
     opcodes: dict[str, int] = Field(default_factory=dict)
-    """Number of instructions outside of fusions, by opcode."""
+    """Instructions outside of fusions, by opcode."""
     custom_calls: dict[str, int] = Field(default_factory=dict)
-    """Number of custom calls, by target."""
     flops_per_step: float | None = None
     """FLOPs of the model over all GPUs, if the workload gives them."""
     tokens_per_step: int | None = None
@@ -126,10 +122,9 @@ class CompileResult(Record):
 
 
 def walk(
-    ops: tuple[Op, ...], times: int = 1, within: frozenset[OpKind] = frozenset()
+    ops: Ops, times: int = 1, within: frozenset[OpKind] = frozenset()
 ) -> Iterator[tuple[Op, int, frozenset[OpKind]]]:
-    """Yields every entry of a schedule, how often a step runs it, and the kinds of the entries
-    around it.
+    """Yields each entry of a schedule, its runs a step, and the kinds of the entries around it.
 
     Loops of unknown length count once.
     """
@@ -137,7 +132,7 @@ def walk(
         yield op, times, within
         inner_times = times
         if op.trip_count is not None:
-            inner_times = times * op.trip_count
+            inner_times *= op.trip_count
         yield from walk((*op.condition, *op.content), inner_times, within | {op.kind})
 
 
@@ -160,29 +155,23 @@ def figures(program: CompiledProgram) -> Counter[str]:
             counts["loops of unknown length, counted once"] += op.trip_count is None
         counts["kernels in command buffers"] += OpKind.GRAPH in within and op.kind in _LAUNCHED
         counts["kernel launches a step"] += times * (op.kind is OpKind.KERNEL)
-    if program.schedule:
-        counts.update(
-            {f"custom calls: {name}": count for name, count in program.custom_calls.items()}
-        )
-    else:  # XLA:CPU shows no thunks
-        counts.update({f"instructions: {name}": count for name, count in program.opcodes.items()})
+    label = "custom calls"
+    totals = program.custom_calls
+    if not program.schedule:  # XLA:CPU shows no thunks
+        label = "instructions"
+        totals = program.opcodes
+    counts.update({f"{label}: {name}": count for name, count in totals.items()})
     if program.memory is not None:
         counts["argument bytes"] = program.memory.argument_bytes
         counts["temporary bytes"] = program.memory.temp_bytes
         counts["peak bytes"] = program.memory.peak_bytes
     collectives = tuple(NAMES["collectives"])
-    return Counter(
-        {
-            name: counts[name]
-            for name in sorted(counts, key=lambda n: (not n.startswith(collectives), n))
-        }
-    )
+    names = sorted(counts, key=lambda name: (not name.startswith(collectives), name))
+    return Counter({name: counts[name] for name in names})
 
 
 def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]:
-    """Returns the differences, such as ``all-gather (async): 9 -> 3``; none only for equal
-    programs.
-    """
+    """Returns the differences, such as ``all-gather (async): 9 -> 3``; none for equal programs."""
     if reference.fingerprint == candidate.fingerprint:
         return []
     before = figures(reference)
@@ -199,8 +188,7 @@ def _clause(name: str, before: int, after: int) -> str:
     if "bytes" not in name:
         return f"{name}: {before} -> {after}"
     sign = "+" if after > before else "-"
-    difference = f"{sign}{format_bytes(abs(after - before))}"
     return (
         f"{name.replace(' bytes', '')}: {format_bytes(before)} -> {format_bytes(after)} "
-        f"({difference})"
+        f"({sign}{format_bytes(abs(after - before))})"
     )

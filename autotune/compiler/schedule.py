@@ -1,6 +1,4 @@
-"""Reads a program from a compilation's folder: the HLO, and the thunk sequence that the host
-issues.
-"""
+"""Reads a program from a compilation's folder: its HLO and its thunks, which the host issues."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from autotune.child.fingerprint import HLO, METADATA, THUNKS
 from autotune.compiler.hlo import (
     NAMES,
     Instruction,
-    Module,
     device_groups,
+    first_group,
     kernel_work,
     parse_module,
     trip_count,
 )
-from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
+from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, Ops
 from autotune.compiler.targets import Topology
 from autotune.model.errors import LaunchError
 from autotune.workers.failures import read_log
@@ -43,59 +41,43 @@ class Thunk:
     kind: str
     text: str
     indent: int
-    sections: dict[str, list[Thunk]] = field(default_factory=dict)
-    current: str = ""
-
-    def word(self, pattern: str) -> str | None:
-        """Returns the first group of a pattern in the text."""
-        match = re.search(pattern, self.text)
-        return match[1] if match else None
-
-    @property
-    def nested(self) -> list[Thunk]:
-        """All nested thunks except a loop's condition."""
-        return [
-            t for name, section in self.sections.items() if name != "condition" for t in section
-        ]
+    section: str = ""
+    """The section of a loop that is being read: ``condition``, then ``body``."""
+    condition: list[Thunk] = field(default_factory=list)
+    nested: list[Thunk] = field(default_factory=list)
+    """All nested thunks except those of a loop's condition."""
 
 
 def parse_thunks(text: str) -> list[Thunk]:
     """Parses the nested thunks of a dump.
 
-    A line ``condition:`` or ``body:`` belongs to the innermost open loop; the dump does not indent
-    it reliably.
+    A line ``condition:`` or ``body:`` begins a section of the innermost open loop; the dump does
+    not indent it reliably. Branches have no sections here.
     """
     top = Thunk(-1, "", "", -1)
     stack = [top]
     for line in text.splitlines():
         section = _SECTION.match(line)
-        if section:
-            _open_section(stack, section[1])
-            continue
         match = _THUNK.match(line)
-        if not match:
-            continue
-        thunk = Thunk(int(match[2]), match[3], match[4].strip(), len(match[1]))
-        while len(stack) > 1 and stack[-1].indent >= thunk.indent:
-            stack.pop()
-        stack[-1].sections.setdefault(stack[-1].current, []).append(thunk)
-        stack.append(thunk)
-    return top.sections.get("", [])
-
-
-def _open_section(stack: list[Thunk], name: str) -> None:
-    """Assigns the next deeper lines to a section of the innermost open loop; branches have no
-    sections here.
-    """
-    previous = {"condition": "", "body": "condition"}.get(name)
-    loop = next((t for t in reversed(stack) if t.kind == "While" and t.current == previous), None)
-    if loop is not None:
-        loop.current = name
+        if section:
+            previous = {"condition": "", "body": "condition"}.get(section[1])
+            for loop in reversed(stack):
+                if loop.kind == "While" and loop.section == previous:
+                    loop.section = section[1]
+                    break
+        elif match:
+            thunk = Thunk(int(match[2]), match[3], match[4].strip(), len(match[1]))
+            while stack[-1].indent >= thunk.indent:
+                stack.pop()
+            parent = stack[-1]
+            siblings = parent.condition if parent.section == "condition" else parent.nested
+            siblings.append(thunk)
+            stack.append(thunk)
+    return top.nested
 
 
 def fingerprint(hlo_digest: str, thunks: str) -> str:
-    """Returns the digest of a program compiled for a described GPU; `thunks` counts without its
-    notes on neighbours.
+    """Returns the digest of a GPU program; notes of thunks on their neighbours do not count.
 
     Kernels are numbered in order, for their names depend on which of them XLA had in its cache.
     """
@@ -106,49 +88,49 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
     return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', numbered)}".encode()).hexdigest()[:16]
 
 
+@dataclass
 class Reader:
-    """Converts thunks to the schedule of one program; `names` maps thunk numbers to HLO
-    instructions.
-    """
+    """Converts thunks to a program's schedule; `names` maps thunk numbers to HLO instructions."""
 
-    def __init__(self, module: Module, names: Mapping[int, str], topology: Topology) -> None:
-        self._instructions = module.instructions()
-        self._names = names
-        self._topology = topology
+    instructions: Mapping[str, Instruction]
+    names: Mapping[int, str]
+    topology: Topology
 
-    def schedule(self, thunks: Iterable[Thunk]) -> tuple[Op, ...]:
+    def schedule(self, thunks: Iterable[Thunk]) -> Ops:
         """Converts thunks to entries."""
-        return tuple(self._op(t) for t in thunks)
+        return tuple(map(self._op, thunks))
 
     def _op(self, thunk: Thunk) -> Op:
-        name = self._names.get(thunk.number) or thunk.kind
-        instruction = self._instructions.get(name)
+        name = self.names.get(thunk.number) or thunk.kind
+        instruction = self.instructions.get(name)
         content = self.schedule(thunk.nested)
-        number = thunk.word(r"async_id=(\d+)")
         kind = OpKind(NAMES["thunks"].get(thunk.kind) or _unnamed(thunk, instruction))
-        fields: dict[str, object] = {"async_id": number, "content": content}
+        number = first_group(r"async_id=(\d+)", thunk.text)
+        fields: dict[str, Any] = {"detail": thunk.kind, "async_id": number, "content": content}
         collective = self._collective(instruction, thunk)
         if kind is OpKind.START:
-            fields["stream"] = thunk.word(r"stream=([\w\[\]]+)") or "stream"
+            fields["stream"] = first_group(r"stream=([\w\[\]]+)", thunk.text) or "stream"
         elif kind is OpKind.LOOP:
-            fields["trip_count"] = trip_count(instruction) if instruction else None
-            fields["condition"] = self.schedule(thunk.sections.get("condition", ()))
+            fields["trip_count"] = instruction and trip_count(instruction)
+            fields["condition"] = self.schedule(thunk.condition)
         elif collective is not None:
             kind = OpKind.COLLECTIVE
             fields["collective"] = collective
         elif kind not in (OpKind.GRAPH, OpKind.DONE) and instruction is not None:
-            if (
-                thunk.kind == "DynamicSliceFusion"
-            ):  # runs its content at computed addresses; the fusion says how much
+            if thunk.kind == "DynamicSliceFusion":
+                # It runs its content at computed addresses; the fusion says how much.
                 kind = content[0].kind if len(content) == 1 else OpKind.KERNEL
                 fields["content"] = ()
             if kind is not OpKind.OTHER:
-                fields |= _kernel_fields(instruction)
-        return Op(kind=kind, name=name, **{"detail": thunk.kind, **fields})
+                work = kernel_work(instruction)
+                fields |= {**dict(work), "detail": _kernel_name(instruction)}
+                if not work.matrix_flops:
+                    fields["xla_s"] = _estimate(instruction)
+        return Op(kind=kind, name=name, **fields)
 
     def _collective(self, instruction: Instruction | None, thunk: Thunk) -> Collective | None:
         """Returns the collective of a thunk; None for starts, dones and other thunks."""
-        if instruction is None or thunk.sections or "Done" in thunk.kind:
+        if instruction is None or thunk.nested or thunk.condition or "Done" in thunk.kind:
             return None
         if "calls" in instruction.called:
             fused = instruction.called["calls"].instructions.values()
@@ -156,31 +138,23 @@ class Reader:
         kind = _collective_kind(instruction)
         if kind is None:
             return None
-        groups = device_groups(instruction, self._topology.device_count)
+        groups = device_groups(instruction, self.topology.device_count)
         size = len(groups[0]) if kind != "collective-permute" else 2
-        moved = [g for g in groups if len(set(g)) > 1] or groups
-        arrays = [array for operand in instruction.operands for array in operand.arrays]
-        per_gpu = sum(array.bytes for array in arrays)
+        arrays = instruction.arguments
+        size_bytes = sum(array.bytes for array in arrays)
+        if kind == "all-gather":
+            size_bytes *= size
         return Collective(
             kind=kind,
-            bytes=per_gpu * size if kind == "all-gather" else per_gpu,
+            bytes=size_bytes,
             dtype=arrays[0].dtype if arrays else "",
             group_size=size,
-            node_count=max(len({d // self._topology.gpus_per_node for d in g}) for g in moved),
+            node_count=max(len({d // self.topology.gpus_per_node for d in g}) for g in groups),
         )
 
 
-def _kernel_fields(instruction: Instruction) -> dict[str, object]:
-    """Returns the fields of an entry for a kernel or copy: its name and its work."""
-    work = kernel_work(instruction)
-    xla_s = None if work.matrix_flops else _estimate(instruction)
-    return {**dict(work), "detail": _kernel_name(instruction), "xla_s": xla_s}
-
-
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
-    """Returns the kind of an unlisted thunk: a kernel that moves its arrays, so that it costs
-    time.
-    """
+    """Returns the kind of an unlisted thunk: a kernel, so that moving its arrays costs time."""
     is_done = (
         instruction is None
         or "Done" in thunk.kind
@@ -190,14 +164,10 @@ def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
 
 
 def _estimate(instruction: Instruction) -> float | None:
-    """Returns the seconds of a kernel by XLA's cost model; XLA writes microseconds, of products by
-    other models too.
-    """
+    """Returns a kernel's seconds by XLA's cost model, which has no name among the estimates."""
     estimates = json.loads(instruction.attribute(r'"reification_cost":(\[[^\]]*\])') or "[]")
-    microseconds = sum(
-        estimate.get("exec_time_us", 0.0) for estimate in estimates if estimate.get("name") == ""
-    )
-    return microseconds * 1e-6 or None
+    times_us = [e.get("exec_time_us", 0.0) for e in estimates if e.get("name") == ""]
+    return sum(times_us) * 1e-6 or None
 
 
 def _collective_kind(instruction: Instruction) -> str | None:
@@ -216,38 +186,29 @@ def _kernel_name(instruction: Instruction) -> str:
     return instruction.opcode
 
 
-def counts(module: Module) -> tuple[Counter[str], Counter[str]]:
-    """Counts instructions outside of fusions by opcode, and custom calls by target."""
-    everything = module.instructions().values()
-    fused = {i.called.get("calls") for i in everything if i.opcode == "fusion"}
-    outside = [i for i in everything if i.computation not in fused]
-    targets = Counter(_kernel_name(i) for i in outside if i.opcode == "custom-call")
-    return Counter(i.opcode for i in outside), targets
-
-
 def read_program(
     folder: Path, report: Mapping[str, Any], topology: Topology, *, is_gpu: bool
 ) -> CompiledProgram:
-    """Reads the program in the folder of a worker's fork; LaunchError without instructions, or a
-    GPU's thunks.
-    """
+    """Reads the program in a fork's folder; LaunchError without instructions or a GPU's thunks."""
     hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, METADATA))
-    module = parse_module(hlo)
     parsed = parse_thunks(thunks)
-    if not any(c.instructions for c in module.computations.values()) or (is_gpu and not parsed):
+    instructions = parse_module(hlo)
+    if not instructions or (is_gpu and not parsed):
         missing = "thunks" if hlo else "optimized HLO"
         raise LaunchError(
             "a compiled step must have instructions and a GPU's must have thunks but XLA's dump "
             f"holds no {missing}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
-    reader = Reader(module, {int(number): name for name, number in _NAME.findall(names)}, topology)
-    opcodes, custom_calls = counts(module)
+    fused = {i.called.get("calls") for i in instructions.values() if i.opcode == "fusion"}
+    outside = [i for i in instructions.values() if i.computation not in fused]
+    name_of = {int(number): name for name, number in _NAME.findall(names)}
+    reader = Reader(instructions, name_of, topology)
     program = {name: report[name] for name in CompiledProgram.model_fields if name in report} | {
         "fingerprint": report.get("fingerprint") or fingerprint(report["hlo_digest"], thunks),
         "device_count": topology.device_count,
         "schedule": reader.schedule(parsed),
-        "opcodes": opcodes,
-        "custom_calls": custom_calls,
+        "opcodes": Counter(i.opcode for i in outside),
+        "custom_calls": Counter(_kernel_name(i) for i in outside if i.opcode == "custom-call"),
     }
     return CompiledProgram.model_validate(program)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from autotune.compiler.compile_worker import CompileJob, Progress
 from autotune.compiler.compiler import Compiler
-from autotune.compiler.interaction import Chains, Domains, InteractionSearch, kernel_choices
+from autotune.compiler.interaction import Chains, Domains, InteractionSearch, Sets, kernel_choices
 from autotune.compiler.program import CompiledProgram, CompileResult, changes
 from autotune.compiler.targets import (
     Target,
@@ -33,13 +33,14 @@ from autotune.settings.space import Parameter, SearchSpace
 IsOver = Callable[[], bool]
 """Whether the time for compiling is up."""
 
+Fields = dict[str, Any]
+
 DEFAULT_MEMORY_FRACTION = 0.75
 """Share of the device memory that JAX's client takes by default (jax/_src/xla_bridge.py)."""
 
 GPU_CANARIES = (
-    FlagSet(
-        {"xla_gpu_enable_command_buffer": ""}
-    ),  # costs no more than the reference, but not every step has graphs
+    # Costs no more than the reference, but not every step has graphs.
+    FlagSet({"xla_gpu_enable_command_buffer": ""}),
     FlagSet({"xla_disable_hlo_passes": "fusion,priority-fusion,multi_output_fusion"}),
 )
 CPU_CANARIES = (
@@ -98,7 +99,7 @@ class SettingReport(Record):
     interacts_with: tuple[str, ...] = ()
     """Settings with which it is active; empty if it is active alone."""
     under: str = ""
-    """The only kernel choice under which it is active; empty if that is the compiler's own."""
+    """The only kernel choice under which it is active; empty for the compiler's own."""
 
 
 class ScreenReport(Record):
@@ -124,39 +125,35 @@ class ScreenReport(Record):
         """Selects settings by effect."""
         return [s for s in self.settings if s.effect == effect]
 
-    def settled(self, verdicts: Mapping[str, Mapping[str, Any]]) -> ScreenReport:
-        """Returns the report with verdicts on settings without an effect alone; those without a
-        verdict are skipped.
-        """
+    def settled(self, verdicts: Mapping[str, Fields]) -> ScreenReport:
+        """Returns the report with verdicts on what does nothing alone; it skips the others."""
         settings = [s.model_copy(update=verdicts.get(s.name)) for s in self.settings]
-        alone = sorted(s.name for s in settings if s.effect is Effect.ALONE)
+        skipped = sorted(s.name for s in settings if s.effect is Effect.ALONE)
         decided = tuple(s for s in settings if s.effect is not Effect.ALONE)
-        return self.model_copy(update={"settings": decided, "skipped": (*alone, *self.skipped)})
+        return self.model_copy(update={"settings": decided, "skipped": (*skipped, *self.skipped)})
 
 
 def find_canary(screener: Screener) -> FlagSet:
-    """Finds the first canary that changes the reference's program; LaunchError, and nothing is
-    kept, if none does.
+    """Finds the first canary that changes the reference's program.
+
+    Raises:
+        LaunchError: If none does; what was compiled is not kept.
     """
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
     without_effect = (None, screener.reference().fingerprint)
-    for settings in canaries:
-        is_in_force = screener.baseline.merge(settings) == screener.baseline
-        if not is_in_force and screener.fingerprint(settings) not in without_effect:
+    for settings in canaries:  # one that the baseline holds has the reference's program
+        if screener.fingerprint(settings) not in without_effect:
             return settings
-    screener.forget((FlagSet(), *canaries))
-    tried = "; ".join(f"[{settings}]" for settings in canaries)
+    screener.compiler.forget([screener.as_compiled(s) for s in (FlagSet(), *canaries)])
     raise LaunchError(
         "a screen must be able to see that a setting changes the program but no canary does: "
-        f"{tried}; flags do not "
-        "seem to reach the compiler, so nothing is called a no-op"
+        f"{'; '.join(f'[{settings}]' for settings in canaries)}; flags do not seem to reach the "
+        "compiler, so nothing is called a no-op"
     )
 
 
 class Screener:
-    """Compiles sets of a study, each merged into the baseline, and compares their programs with the
-    reference's.
-    """
+    """Compiles sets merged into the baseline, and compares their programs with the reference's."""
 
     def __init__(self, compiler: Compiler, *, baseline: FlagSet) -> None:
         self.compiler = compiler
@@ -174,19 +171,11 @@ class Screener:
         progress: Progress = lambda done: None,
         is_over: IsOver = lambda: False,
     ) -> ScreenReport:
-        """Screens settings alone, then those without an effect alone in groups; see those
-        methods.
-        """
+        """Screens settings alone, then those without an effect alone in groups."""
         report = self.alone(domains, progress=progress, is_over=is_over)
         return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
 
-    def alone(
-        self,
-        domains: Domains,
-        *,
-        progress: Progress = lambda done: None,
-        is_over: IsOver = lambda: False,
-    ) -> ScreenReport:
+    def alone(self, domains: Domains, *, progress: Progress, is_over: IsOver) -> ScreenReport:
         """Screens settings one at a time.
 
         Args:
@@ -199,25 +188,34 @@ class Screener:
         """
         reference = self.reference()
         canary = find_canary(self)
-        acting = [name for name in domains if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)]
-        wanted = [FlagSet({name: value}) for name in acting for value in domains[name]]
+        single_sets = [
+            FlagSet({name: value})
+            for name, values in domains.items()
+            if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)
+            for value in values
+        ]
         with contextlib.suppress(StoppedError):  # what is known by then is reported
             self.compile_all(
-                wanted,
+                single_sets,
                 is_over,
-                lambda done: progress(f"{done} of {len(wanted)} single sets compiled"),
+                lambda count: progress(f"{count} of {len(single_sets)} single sets compiled"),
             )
-        unknown = {name for settings in wanted if not self.is_known(settings) for name in settings}
-        judged = [n for n in domains if n not in unknown or self.stage(n) is not Stage.PROGRAM]
+        skipped = {
+            name
+            for settings in single_sets
+            if not self.is_known(settings)
+            for name in settings
+            if self.stage(name) is Stage.PROGRAM
+        }
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
             versions=reference.versions,
             reference=CompiledReport(**self._compiled(FlagSet())),
-            settings=tuple(self._setting(name, domains[name]) for name in judged),
+            settings=tuple(self._setting(n, v) for n, v in domains.items() if n not in skipped),
             limit_bytes=self.limit_bytes(self.baseline),
             compiled_count=self._compiled_count,
-            skipped=tuple(sorted(domains.keys() - set(judged))),
+            skipped=tuple(sorted(skipped)),
             canary=canary,
             target_digest=self.job.target.digest if self.job.target else "",
         )
@@ -228,23 +226,26 @@ class Screener:
 
     def compile_all(
         self,
-        wanted: Sequence[FlagSet],
+        sets: Sets,
         is_over: IsOver = lambda: False,
-        progress: Callable[[int], None] = lambda done: None,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Compiles the sets without a result, several at once; StoppedError if that, or `is_over`,
-        ended it early.
+        """Compiles the sets without a result, several at once.
+
+        Args:
+            progress: Called with how many have a result.
+
+        Raises:
+            StoppedError: If compiling was stopped, or `is_over` says so.
         """
-        missing = [
-            s for s in dict.fromkeys(map(self._as_compiled, wanted)) if s not in self._results
-        ]
+        missing = [s for s in dict.fromkeys(map(self.as_compiled, sets)) if s not in self._results]
         with contextlib.closing(self.compiler.compile(missing)) as results:
-            for done in range(len(wanted) - len(missing), len(wanted)):
+            for count in range(len(sets) - len(missing), len(sets)):
                 if is_over():
                     raise StoppedError("the time for compiling is up")
                 result = next(results)
                 self._results[result.settings] = result
-                progress(done + 1)
+                progress(count + 1)
 
     @property
     def target_name(self) -> str:
@@ -264,10 +265,10 @@ class Screener:
         )
 
     def program_key(self, settings: FlagSet) -> str | None:
-        """Returns the key of sets with one program and the same run-time settings, which need only
-        one measurement.
+        """Returns the key of sets with one program and equal run-time settings.
 
-        None if the set does not compile, or holds a setting of the on-device autotuner.
+        They need only one measurement. None if the set does not compile, or holds a setting of the
+        on-device autotuner.
         """
         merged = self.baseline.merge(settings)
         unjudged = FlagSet({n: v for n, v in merged.items() if self.stage(n) is not Stage.PROGRAM})
@@ -284,20 +285,13 @@ class Screener:
     def result(self, settings: FlagSet) -> CompileResult:
         """Returns the result of a set; compiles it if necessary."""
         self.compile_all([settings])
-        return self._results[self._as_compiled(settings)]
-
-    def forget(self, sets: Sequence[FlagSet]) -> None:
-        """Drops the results of sets, also from the cache."""
-        compiled = [self._as_compiled(s) for s in sets]
-        for settings in compiled:
-            self._results.pop(settings, None)
-        self.compiler.forget(compiled)
+        return self._results[self.as_compiled(settings)]
 
     def is_known(self, settings: FlagSet) -> bool:
         """Returns whether a set has a result."""
-        return self._as_compiled(settings) in self._results
+        return self.as_compiled(settings) in self._results
 
-    def _as_compiled(self, settings: FlagSet) -> FlagSet:
+    def as_compiled(self, settings: FlagSet) -> FlagSet:
         """Returns the set merged into the baseline, without variables that the compiler ignores."""
         merged = self.baseline.merge(settings)
         return merged.without(*(n for n in merged if n.startswith(("NCCL_", "CUDA_"))))
@@ -314,7 +308,7 @@ class Screener:
             )
         return result.program
 
-    def _setting(self, name: str, values: Sequence[str]) -> SettingReport:
+    def _setting(self, name: str, values: Iterable[str]) -> SettingReport:
         stage = self.stage(name)
         if stage is not Stage.PROGRAM:
             return SettingReport(name=name, effect=Effect.MEASURE, stage=stage)
@@ -328,21 +322,23 @@ class Screener:
             effect = Effect.FAILS
         return SettingReport(name=name, effect=effect, stage=stage, values=reports)
 
-    def _compiled(self, settings: FlagSet) -> dict[str, Any]:
+    def _compiled(self, settings: FlagSet) -> Fields:
         """Returns the fields of a `CompiledReport`."""
         result = self.result(settings)
-        if result.program is None:
+        program = result.program
+        if program is None:
             assert result.failure is not None
             return {"message": f"{result.failure.kind}: {result.failure.message}"}
-        program = result.program
-        peak_bytes = program.memory.peak_bytes if program.memory else None
-        limit = self.limit_bytes(self.baseline.merge(settings))
-        return {
+        fields: Fields = {
             "fingerprint": program.fingerprint,
             "changes": tuple(changes(self.reference(), program)),
-            "peak_bytes": peak_bytes,
-            "fits": None if peak_bytes is None or limit is None else peak_bytes <= limit,
         }
+        if program.memory is not None:
+            fields["peak_bytes"] = program.memory.peak_bytes
+            limit = self.limit_bytes(self.baseline.merge(settings))
+            if limit is not None:
+                fields["fits"] = program.memory.peak_bytes <= limit
+        return fields
 
     def together(
         self,
@@ -350,40 +346,41 @@ class Screener:
         domains: Domains,
         chains: Chains,
         *,
-        progress: Progress = lambda done: None,
-        is_over: IsOver = lambda: False,
+        progress: Progress,
+        is_over: IsOver,
         on: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> ScreenReport:
-        """Settles, under each kernel choice, whether what does nothing alone acts with others; the
-        rest is skipped.
+        """Settles under each kernel choice whether what does nothing alone acts with others.
 
         Args:
             report: Of `alone`, with the same `domains`.
-            is_over: Called before each compilation; once it is true, what is not settled is
-                skipped.
+            is_over: Called before each compilation; once it is true, the rest is skipped.
             on: Does what compiles, elsewhere if need be, and returns its result.
         """
         # Settings of the autotuner are always measured, and may interact with others.
-        values = {s.name: [v.value for v in s.values] for s in report.settings}
-        active = values | {
+        active = {s.name: [v.value for v in s.values] for s in report.settings} | {
             n: list(v) for n, v in domains.items() if self.stage(n) is Stage.AUTOTUNER
         }
         no_ops = {s.name: active.pop(s.name) for s in report.of_effect(Effect.ALONE)}
 
-        def programs(sets: Sequence[FlagSet]) -> list[str | None]:
+        def programs(sets: Sets) -> list[str | None]:
             if not all(map(self.is_known, sets)):
                 on(lambda: self.compile_all(sets, is_over))
             return [self.fingerprint(settings) for settings in sets]
 
-        verdicts: dict[str, dict[str, Any]] = {}
-        forced_choices = list(self.choices)[1:]  # the first is the compiler's own
+        def show(count: int) -> None:
+            progress(f"{title}: {count} done")
+
+        verdicts: dict[str, Fields] = {}
+        own_choice = next(iter(self.choices))  # the compiler's
         for choice, forced in self.choices.items():
+            title = f"groups {choice}".strip()
             search = InteractionSearch(programs, no_ops, active, forced=forced)
-            words = f"groups {choice}".strip()
-            search.run(chains, lambda count, words=words: progress(f"{words}: {count} done"))  # type: ignore[misc]
-            under = choice if choice in forced_choices else ""
+            search.run(chains, show)
             for name, others in search.found_active.items():
-                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others, "under": under}
+                verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others}
+                if choice != own_choice:
+                    verdicts[name]["under"] = choice
                 active[name] = no_ops[name]
             if not search.is_settled:
                 break
@@ -394,9 +391,7 @@ class Screener:
 
 
 def topology_of(spec: StudySpec, target: Target | None) -> Topology:
-    """Returns the cluster of a study's devices; where it does not name their number, one machine as
-    it is sold.
-    """
+    """Returns the cluster of a study's devices; without their number one machine as it is sold."""
     device = spec.device
     if target is None:
         return Topology(1, device.count or 1)
@@ -406,16 +401,12 @@ def topology_of(spec: StudySpec, target: Target | None) -> Topology:
 
 
 def cluster_that_ran(spec: StudySpec, ran: WorkerReport | None) -> tuple[Target | None, Topology]:
-    """Returns the GPU and the cluster that a study names, else those that ran it; None for an
-    unknown GPU.
-    """
+    """Returns the GPU and cluster that a study names, else that ran it; None for an unknown GPU."""
     target = None
     if spec.screen.target:
         target = load_target(spec.screen.target)
     elif ran is not None:
         target = target_here(ran.device_kind)
-    if target is not None:
-        target = target.on_network(spec.device.nic_bytes_per_s)
     if spec.screen.topology:
         return target, parse_topology(spec.screen.topology)
     if ran is None:
@@ -446,8 +437,7 @@ def open_screener(
     if spec.workload.entry is None:
         raise StudyFileError(
             "to compile without running, a study must name a workload by `workload.entry` but "
-            "this one runs a "
-            "command; write the step as module:function (see workloads/example.py)"
+            "this one runs a command; write the step as module:function (see workloads/example.py)"
         )
     if target is None and (topology is not None or spec.device.platform == "cuda"):
         raise StudyFileError(
@@ -455,18 +445,15 @@ def open_screener(
             "(see `autotune targets list`)"
         )
     cluster = topology or topology_of(spec, target)
-    platform = "cuda" if target else "cpu"
     device = type(spec.device)(
-        platform=platform, count=cluster.device_count, node_count=cluster.nodes
+        platform="cuda" if target else "cpu", count=cluster.device_count, node_count=cluster.nodes
     )
     moved = spec.model_copy(update={"device": device})
-    if (
-        target is not None
-    ):  # as in the reference: XLA's scheduler overlaps less where memory is short
+    if target is not None:
+        # As in the reference: XLA's scheduler overlaps less where memory is short.
         share = memory_fraction(spec.baseline) or target.memory_share
-        target = dataclasses.replace(target, memory_share=share).on_network(
-            spec.device.nic_bytes_per_s
-        )
+        target = dataclasses.replace(target, memory_share=share)
+        target = target.on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
         options=spec.under(FlagSet()).workload.options,
@@ -475,13 +462,12 @@ def open_screener(
         paths=(str(study_dir),),
     )
     with Compiler(
-        job, cache_dir=cache_dir, progress=progress, processors=_usable_processors
+        job,
+        cache_dir=cache_dir,
+        progress=progress,
+        processors=lambda: len(os.sched_getaffinity(0)),
     ) as compiler:
         yield moved, Screener(compiler, baseline=spec.baseline)
-
-
-def _usable_processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def narrowed(
@@ -497,21 +483,25 @@ def narrowed(
         keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
     """
     inert = () if keeps_no_ops else (Effect.NO_OP, Effect.ALONE)
-    reasons = {s.name: _no_op_reason(s, report) for s in report.settings if s.effect in inert}
-    refused = {
-        (s.name, v.value)
-        for s in report.settings
-        for v in s.values
-        if v.message and report.limit_bytes is None
-    }
+    reasons = {}
+    refused = {}
+    for setting in report.settings:
+        if setting.effect in inert:
+            values = ", ".join(v.value or "(empty)" for v in setting.values)
+            reasons[setting.name] = (
+                f"no-op here: compiled for {report.target} {report.topology}, no value ({values}) "
+                "changes the program"
+            )
+        if report.limit_bytes is None:
+            refused[setting.name] = [v.value for v in setting.values if v.message]
     parameters: list[Parameter] = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        condition = {
-            n: v for n, v in (parameter.condition or {}).items() if n not in reasons
-        } or None
-        choices = tuple(c for c in parameter.choices if (parameter.name, c) not in refused)
+        conditions = parameter.condition or {}
+        condition = {n: v for n, v in conditions.items() if n not in reasons} or None
+        failing = refused.get(parameter.name, ())
+        choices = tuple(choice for choice in parameter.choices if choice not in failing)
         if choices:
             parameters.append(dataclasses.replace(parameter, condition=condition, choices=choices))
         else:
@@ -521,48 +511,34 @@ def narrowed(
     )
 
 
-def _no_op_reason(setting: SettingReport, report: ScreenReport) -> str:
-    tried = ", ".join(v.value or "(empty)" for v in setting.values)
-    return (
-        f"no-op here: compiled for {report.target} {report.topology}, no value ({tried}) "
-        "changes the program"
-    )
-
-
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
-    """Maps each parameter with conditions to sets that fulfil them and hold every fulfilling
-    value.
-    """
-    by_name = {p.name: p for p in space.parameters}
+    """Maps each parameter with conditions to sets that fulfil them with every possible value."""
+    parameters = {p.name: p for p in space.parameters}
     conditions = {p.name: p.condition or {} for p in space.parameters}
-    longest = max(
-        (len(values) for condition in conditions.values() for values in condition.values()),
-        default=0,
-    )
+    counts = [len(values) for condition in conditions.values() for values in condition.values()]
 
     def needed(name: str, index: int) -> FlagSet:
         settings = FlagSet()
         for parent, values in conditions[name].items():
             value = values[index % len(values)]
-            if parent in by_name and not by_name[parent].is_absent(value):
+            if parent in parameters and not parameters[parent].is_absent(value):
                 settings = settings.merge(needed(parent, index)).merge({parent: value})
         return settings
 
-    sets = {name: [needed(name, index) for index in range(longest)] for name in by_name}
-    return {
-        name: list(filter(None, dict.fromkeys(of_name)))
-        for name, of_name in sets.items()
-        if any(of_name)
-    }
+    chains_of = {}
+    for name in parameters:
+        sets = dict.fromkeys(needed(name, index) for index in range(max(counts, default=0)))
+        if any(sets):
+            chains_of[name] = [settings for settings in sets if settings]
+    return chains_of
 
 
-def domains(space: SearchSpace) -> Mapping[str, list[str]]:
-    """Returns the values to compile for each parameter, other than its default."""
-    return {p.name: spread([v for v in p.choices if not p.is_absent(v)]) for p in space.parameters}
-
-
-def spread(values: list[str], most: int = MOST_VALUES) -> list[str]:
-    """Returns at most `most` (at least 2) evenly spread values, first and last included."""
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+def domains(space: SearchSpace) -> dict[str, list[str]]:
+    """Returns the values to compile for each parameter: evenly spread, without its default."""
+    values_of = {}
+    for parameter in space.parameters:
+        values = [value for value in parameter.choices if not parameter.is_absent(value)]
+        count = min(len(values), MOST_VALUES)
+        step = max(1.0, (len(values) - 1) / (MOST_VALUES - 1))
+        values_of[parameter.name] = [values[round(i * step)] for i in range(count)]
+    return values_of

@@ -1,6 +1,4 @@
-"""GPUs and clusters to compile for: data files, topologies, XLA's description of a GPU, CUDA
-plugins.
-"""
+"""GPUs and clusters to compile for: data files, topologies, XLA's description, CUDA plugins."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from pydantic import ConfigDict
 from autotune.child.packages import CUDA_PLUGINS, installed_versions
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import GpuFacts, gpu_facts
+from autotune.machine.host import Versions
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.files import packaged_table
 from autotune.model.flags import MEMORY_FRACTIONS
@@ -27,13 +26,14 @@ _FOLDER = DATA / "targets"
 
 _WHOLE_PLUGINS = [{plugin, plugin.replace("-plugin", "-pjrt")} for plugin in CUDA_PLUGINS]
 
+Fields = Mapping[str, Any]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """Links of one GPU to the others."""
 
     nvlink_links: int = 0
-    """0 without NVLink."""
     nvlink_bytes_per_s: float = 0.0
     """Rate of one link in one direction, as NCCL assumes it."""
     nvlink_domain: int = 1
@@ -45,13 +45,9 @@ class Network:
     pcie_bytes_per_s: float = 31.5e9
     """Rate of the GPU's slot, one direction."""
     host_bytes_per_s: float | None = None
-    """Rate of the link to the host's memory, one direction, where that is not the slot
-    (NVLink-C2C).
-    """
+    """Rate of the link to the host's memory, one direction, if it is not the slot (NVLink-C2C)."""
     nvls_share: float = 0.0
-    """Share of the links that NVLink SHARP reaches (the NVSwitch reduces and multicasts); 0 without
-    it.
-    """
+    """Share of the links that NVLink SHARP (reduction in the NVSwitch) reaches; 0 without it."""
 
     def joined_nodes(self, gpus_per_node: int) -> int:
         """Returns the number of machines that NVLink connects; 1 where it ends at the machine."""
@@ -67,12 +63,10 @@ class Target:
     name: str = ""
     title: str
     sources: tuple[str, ...]
-    device: Mapping[str, Any]
+    device: Fields
     """Fields of XLA's ``GpuDeviceInfoProto``."""
     flops_per_s: Mapping[str, float]
-    """Peak rate of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...), and
-    ``scalar``.
-    """
+    """Peak of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...); ``scalar``."""
     network: Network
     matrix_share: float = 0.65  # that of an H100, see docs/predictions.md
     """Share of the matrix units' peak that large products reach during training."""
@@ -89,11 +83,6 @@ class Target:
         return int(self.device["device_memory_size"])
 
     @property
-    def memory_bytes_per_s(self) -> float:
-        """Bandwidth of the device memory."""
-        return float(self.device["memory_bandwidth"])
-
-    @property
     def core_count(self) -> int:
         """Streaming multiprocessors."""
         return int(self.device["core_count"])
@@ -107,16 +96,15 @@ class Target:
         (xla/service/gpu/gpu_hlo_schedule.cc).
         """
         share = 1.0 if self.memory_share is None else self.memory_share / _COUNTED_ON
-        config = {
-            "gpu_device_info": {
-                **self.device,
-                "device_memory_size": round(self.memory_bytes * share),
-            },
-            "platform_name": "CUDA",
-            "dnn_version_info": self.dnn,
-            "device_description_str": self.device["name"],
-        }
-        return proto_text(config)
+        memory_bytes = round(self.memory_bytes * share)
+        return proto_text(
+            {
+                "gpu_device_info": {**self.device, "device_memory_size": memory_bytes},
+                "platform_name": "CUDA",
+                "dnn_version_info": self.dnn,
+                "device_description_str": self.device["name"],
+            }
+        )
 
     @property
     def digest(self) -> str:
@@ -124,9 +112,7 @@ class Target:
         return hashlib.sha256(self.config_text.encode()).hexdigest()[:12]
 
     def scopes(self, topology: Topology | None) -> dict[Scope, bool]:
-        """Returns which scopes of the catalogue such machines have or lack; None for a cluster that
-        is not known.
-        """
+        """Returns which scopes such machines have or lack; `topology` is None if unknown."""
         links = self.network
         generation = self.device["cuda_compute_capability"]["major"]
         scopes = {
@@ -149,16 +135,16 @@ class Target:
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
-    """Returns the share of a GPU's memory that settings give to JAX's client; None without a valid
-    one.
+    """Returns the share of a GPU's memory that settings give to JAX; None without a valid one.
 
     A share above 1 means unified memory and counts as 1.
     """
+    shares = [settings[name] for name in MEMORY_FRACTIONS if name in settings]
     try:
-        share = float(next((settings[name] for name in MEMORY_FRACTIONS if name in settings), ""))
-    except ValueError:  # JAX's client will refuse it
+        share = min(float(shares[0]), 1.0)
+    except (IndexError, ValueError):  # JAX's client will refuse it
         return None
-    return min(share, 1.0) if share > 0 else None
+    return share if share > 0 else None
 
 
 @dataclass(frozen=True)
@@ -177,8 +163,7 @@ class Topology:
         return f"{self.nodes}x{self.gpus_per_node}"
 
     def for_xla(self, network: Network) -> str:
-        """Returns the topology for XLA's plugin: partitions x hosts of a partition x GPUs of a
-        host.
+        """Returns the topology for XLA's plugin: partitions x their hosts x GPUs of a host.
 
         A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts
         in one partition crashed jaxlib 0.12.0.1 for some programs.
@@ -190,16 +175,14 @@ class Topology:
         if self.nodes % hosts:
             raise StudyFileError(
                 f"the number of nodes must be a multiple of {hosts} (an NVLink domain of "
-                f"{network.nvlink_domain} GPUs, "
-                f"{self.gpus_per_node} on each node) but got {self.nodes}"
+                f"{network.nvlink_domain} GPUs, {self.gpus_per_node} on each node) but got "
+                f"{self.nodes}"
             )
         return f"{self.nodes // hosts}x{hosts}x{self.gpus_per_node}"
 
 
 def parse_topology(text: str) -> Topology:
-    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node); StudyFileError for any
-    other text.
-    """
+    """Parses ``8x8`` (nodes x GPUs on each) or ``8`` (GPUs of one node), else StudyFileError."""
     match = re.fullmatch(r"(?:0*([1-9]\d{0,4})x)?0*([1-9]\d{0,2})", text.strip().lower())
     if not match:
         raise StudyFileError(
@@ -211,13 +194,12 @@ def parse_topology(text: str) -> Topology:
 
 def target_names() -> list[str]:
     """Returns the names of the targets in the package."""
-    return sorted(
-        p.name.removesuffix(".toml") for p in _FOLDER.iterdir() if p.name.endswith(".toml")
-    )
+    names = [path.name for path in _FOLDER.iterdir()]
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def load_target(
-    name: str, *, facts: GpuFacts | None = None, versions: Mapping[str, str] | None = None
+    name: str, *, facts: GpuFacts | None = None, versions: Versions | None = None
 ) -> Target:
     """Loads a target.
 
@@ -235,12 +217,15 @@ def load_target(
     if versions is None:
         versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
     plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
-    device = {
-        **cuda["limits"],
-        **_versions(plugin, versions),
-        **target.device,
-        **_reported(target.device, facts),
-    }
+    device = {**cuda["limits"], **_versions(plugin, versions), **target.device}
+    if facts is not None:
+        reported = {
+            "driver_version": facts.cuda,
+            "name": facts.name,
+            "device_memory_size": facts.memory_bytes,
+            "core_count": (facts.lanes or 0) // device["fpus_per_core"],
+        }
+        device |= {name: value for name, value in reported.items() if value}
     if target.network.nvlink_links:
         device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
     dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
@@ -264,16 +249,13 @@ def _read_target(name: str) -> Target:
     if name not in target_names():
         raise StudyFileError(
             f"a target must be one of {', '.join(target_names())}, or a .toml file of the same "
-            f"form, but got {name!r}"
-            f"{close_matches(name, target_names())}"
+            f"form, but got {name!r}{close_matches(name, target_names())}"
         )
     return read_data(_FOLDER / f"{name}.toml", Target)
 
 
-def _versions(plugin: Mapping[str, str], versions: Mapping[str, str]) -> dict[str, str]:
-    """XLA's version fields of CUDA: the runtime of the installed wheel, else the one that the
-    plugin is built for.
-    """
+def _versions(plugin: Fields, versions: Versions) -> Fields:
+    """Returns XLA's version fields of CUDA: of the installed runtime, else the plugin's own."""
     wheels = [_numbers(versions[name]) for name in plugin["runtime_wheels"] if name in versions]
     built_for = _numbers(plugin["cuda"])
     major, minor, _ = next((wheel for wheel in wheels if wheel[0] == built_for[0]), built_for)
@@ -289,23 +271,8 @@ def _numbers(version: str) -> list[int]:
     return [*map(int, re.findall(r"\d+", version)), 0, 0][:3]
 
 
-def _reported(device: Mapping[str, Any], facts: GpuFacts | None) -> dict[str, Any]:
-    """Returns the fields of a description that a GPU reports otherwise."""
-    if facts is None:
-        return {}
-    fields = {
-        "driver_version": facts.cuda,
-        "name": facts.name,
-        "device_memory_size": facts.memory_bytes,
-        "core_count": (facts.lanes or 0) // device["fpus_per_core"],
-    }
-    return {name: value for name, value in fields.items() if value}
-
-
 def target_of(device_kind: str) -> Target | None:
-    """Returns the target of a GPU by its name in JAX, such as ``NVIDIA H200``; None if none or
-    several fit.
-    """
+    """Returns the target of a GPU by its name in JAX (``NVIDIA H200``); None unless one fits."""
     kind = device_kind.strip()
     targets = {name: target for target in map(load_target, target_names()) for name in target.kinds}
     if kind in targets:
@@ -319,8 +286,7 @@ def target_of(device_kind: str) -> Target | None:
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
-    """Returns the target of a GPU, with its own report of its properties if it is attached; None
-    for an unknown kind.
+    """Returns the target of a GPU, by its own report if it is attached; None for an unknown kind.
 
     Args:
         device_kind: Its name in JAX; None for the first GPU that this process may use.
@@ -329,16 +295,14 @@ def target_here(device_kind: str | None = None) -> Target | None:
     if device_kind is None:
         device_kind = attached[0].name if attached else ""
     target = target_of(device_kind)
+    if target is None:
+        return None
     facts = next((gpu for gpu in attached if gpu.name == device_kind), None)
-    if target is None or facts is None:
-        return target
     return load_target(target.name, facts=facts)
 
 
-def proto_text(fields: Mapping[str, Any], indent: str = "") -> str:
-    """Formats a nested mapping as protobuf text; texts are quoted, except for the enum
-    `feature_extension`.
-    """
+def proto_text(fields: Fields, indent: str = "") -> str:
+    """Formats a nested mapping as protobuf text; quotes texts but the enum `feature_extension`."""
     lines = []
     for name, value in fields.items():
         if isinstance(value, Mapping):
@@ -355,18 +319,15 @@ def compiler_versions() -> dict[str, str]:
     return installed_versions(("jax", "jaxlib", *sorted(set().union(*_WHOLE_PLUGINS))))
 
 
-def compiler_problem(versions: Mapping[str, str]) -> str | None:
-    """Returns why `compiler_versions` cannot compile for a described GPU, and what to install; None
-    if they can.
-    """
+def compiler_problem(versions: Versions) -> str | None:
+    """Returns why these versions cannot compile for a GPU, and what to do; None if they can."""
     jaxlib = versions.get("jaxlib")
     installed = {n: v for n, v in versions.items() if n not in ("jax", "jaxlib")}
     if not any(plugin <= installed.keys() for plugin in _WHOLE_PLUGINS):
         count = f"only {', '.join(installed)}" if installed else "none"
         return (
             f"compiling for a GPU needs XLA's CUDA plugin but {count} is installed; in "
-            "autotune's folder run: "
-            "pip install -e '.[screen]'"
+            "autotune's folder run: pip install -e '.[screen]'"
         )
     wrong = [f"{name} {version}" for name, version in installed.items() if version != jaxlib]
     if wrong:

@@ -1,3 +1,1 @@
-"""This machine: environment variables, devices, versions, telemetry, files, and SLURM's
-commands.
-"""
+"""This machine: environment, devices, versions, telemetry, files, and SLURM's commands."""

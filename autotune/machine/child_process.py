@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from autotune.child.channel import Message
 from autotune.machine.environment import Environment
 from autotune.model.clock import Stopwatch
 from autotune.model.stop import LOOK_EVERY_S, check_stop
@@ -54,11 +55,11 @@ class ChildProcess:
         cwd: str | None = None,
     ) -> None:
         self._process = subprocess.Popen(
-            list(command),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env=dict(env),
+            env=env,
             bufsize=0,
             start_new_session=True,
             cwd=cwd,
@@ -87,9 +88,7 @@ class ChildProcess:
         return (self._status() or 0) < 0
 
     def _status(self) -> int | None:
-        """Returns the exit status; None while it runs. A process whose stdout has ended gets a
-        moment to end.
-        """
+        """Returns the exit status, None while it runs; one without stdout gets a moment to end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout=LAST_MOMENT_S if self.is_over else 0.0)
         return None
@@ -100,13 +99,11 @@ class ChildProcess:
         return "did not" if status is None else format_end(status)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends one message; the next receive notices a broken pipe."""
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a pipe that broke, or was closed by `abort`
+        """Sends one message; the next receive notices a pipe that broke or was closed."""
+        with contextlib.suppress(OSError, ValueError):
             self._in.write(json.dumps(message).encode() + b"\n")
 
-    def receive(self) -> list[dict[str, Any]]:
+    def receive(self) -> list[Message]:
         """Returns the messages that have come, without waiting; ignores other lines."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._out.fileno(), 1 << 16):
@@ -115,20 +112,21 @@ class ChildProcess:
         *lines, self._buffer = self._buffer.split(b"\n")
         if len(self._buffer) > LONGEST_LINE:
             self._buffer = b""
-        return [message for message in map(_parse, lines) if message is not None]
+        messages = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    messages.append(message)
+        return messages
 
-    def messages(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """Yields messages until the child's stdout ends or `limit_s` seconds have passed; raises as
-        `check_stop`.
-        """
+    def messages(self, limit_s: float) -> Iterator[Message]:
+        """Yields messages until stdout ends or `limit_s` seconds have passed; see `check_stop`."""
         watch = Stopwatch()  # does not count the time for which both are suspended with their job
         while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
             check_stop()
-            yield from self._received_within(min(remaining, LOOK_EVERY_S))
-
-    def _received_within(self, wait_s: float) -> list[dict[str, Any]]:
-        select.select([self._out], [], [], wait_s)
-        return self.receive()
+            select.select([self._out], [], [], min(remaining, LOOK_EVERY_S))
+            yield from self.receive()
 
     def abort(self) -> None:
         """Closes the child's stdin, without waiting, from any thread."""
@@ -136,15 +134,12 @@ class ChildProcess:
             self._in.close()
 
     def close(self, patience_s: float) -> None:
-        """Closes the child's stdin, which should end the child; kills it after `patience_s`
-        seconds.
-        """
+        """Closes the child's stdin, which should end it; kills it after `patience_s` seconds."""
         self.abort()
         deadline = time.monotonic() + patience_s
         while not self.is_over and (remaining := deadline - time.monotonic()) > 0:
-            self._received_within(
-                remaining
-            )  # the child's last messages must not block on a full pipe
+            select.select([self._out], [], [], remaining)
+            self.receive()  # the child's last messages must not block on a full pipe
         try:
             self._process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -152,11 +147,3 @@ class ChildProcess:
             self._process.wait()
         self.is_over = True
         self._out.close()
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None

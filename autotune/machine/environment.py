@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
 Environment = Mapping[str, str]
-"""Environment variables of a process."""
 
 _KNOWN = packaged_table("environment.toml")
 
@@ -28,11 +27,6 @@ STORED = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["storable"]]))
 
 _NOT_FOR_TRIALS = re.compile("|".join(_KNOWN["not_for_trials"]))
 
-PLATFORMS = {"cuda": "cuda,cpu"}
-"""JAX_PLATFORMS of a platform, where it is more than its name: host callbacks of GPU programs need
-the CPU, too.
-"""
-
 
 def caller_environment() -> dict[str, str]:
     """Copies this process's environment."""
@@ -40,9 +34,7 @@ def caller_environment() -> dict[str, str]:
 
 
 def steering_settings(environment: Environment) -> FlagSet:
-    """Returns the settings of an environment that steer performance; SettingError if XLA cannot
-    parse its XLA_FLAGS.
-    """
+    """Returns the settings that steer performance; SettingError if XLA cannot parse XLA_FLAGS."""
     skip = {"JAX_PLATFORMS", "JAX_PLATFORM_NAME", "JAX_NUM_CPU_DEVICES"}
     names = [n for n in environment if n not in skip and STEERING.fullmatch(n) and is_variable(n)]
     return FlagSet.from_environment(environment, names)
@@ -51,9 +43,7 @@ def steering_settings(environment: Environment) -> FlagSet:
 def child_environment(
     base: Environment, settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
-    """Returns a worker's whole environment: `base` without what steers performance, plus exactly
-    `settings`.
-    """
+    """Returns a worker's environment: `base` without what steers performance, plus `settings`."""
     env = {
         n: v
         for n, v in base.items()
@@ -62,9 +52,9 @@ def child_environment(
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
     return env | {
-        "JAX_PLATFORMS": PLATFORMS.get(platform_name, platform_name),
-        # A cache of the program's own would hand one set's compilation to another; see
-        # `autotune.workers.caches`.
+        # Host callbacks of GPU programs need the CPU, too.
+        "JAX_PLATFORMS": "cuda,cpu" if platform_name == "cuda" else platform_name,
+        # A cache of the program's own would hand one set's compilation to another (caches.py).
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "PYTHONUNBUFFERED": "1",
         **settings.to_environment(),
@@ -76,17 +66,8 @@ def with_packages(env: Environment) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
         return dict(env)
-    return {
-        **env,
-        "PYTHONPATH": os.pathsep.join([str(root), *filter(None, [env.get("PYTHONPATH")])]),
-    }
-
-
-def storable(environment: Environment) -> dict[str, str]:
-    """Returns the allow-listed part of an environment that may be kept in a run directory; secrets
-    are never in it.
-    """
-    return {n: v for n, v in sorted(environment.items()) if STORED.fullmatch(n)}
+    folders = filter(None, [str(root), env.get("PYTHONPATH")])
+    return {**env, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def driver_python() -> str:
@@ -95,10 +76,9 @@ def driver_python() -> str:
 
 
 def merge_for_exec(
-    own: Environment, settings: FlagSet, baseline: FlagSet
+    environment: Environment, settings: FlagSet, baseline: FlagSet
 ) -> tuple[dict[str, str], list[str]]:
-    """Merges a winner, whose values count, into the caller's environment `own`; also returns a line
-    for each setting.
+    """Merges a winner, whose values count, into the caller's environment; adds a line on each.
 
     Args:
         baseline: Those of `settings` that the reference had, too.
@@ -106,31 +86,19 @@ def merge_for_exec(
     Raises:
         SettingError: If the caller's XLA_FLAGS cannot be parsed.
     """
-    callers = steering_settings(own)
+    callers = steering_settings(environment)
     lines = []
     merged = callers.merge(settings)
     for name, value in merged.items():
         if name in settings:
+            source = "baseline of the study" if baseline.get(name) == value else "winner"
             yours = callers.get(name, value)
-            whose = "baseline of the study" if baseline.get(name) == value else "winner"
-            lines.append(
-                f"{name}={value} "
-                f"({whose}{'' if yours == value else f', in place of your {yours!r}'})"
-            )
+            if yours != value:
+                source += f", in place of your {yours!r}"
+            lines.append(f"{name}={value} ({source})")
         elif kind_of(name) == "xla":
             lines.append(f"{name}={value} (your XLA_FLAGS, kept)")
-    return {**own, **merged.to_environment()}, lines
-
-
-def variables_of(names: Iterable[str]) -> list[str]:
-    """Returns the environment variables that carry these settings."""
-    return sorted(
-        {
-            {"xla": "XLA_FLAGS", "jax": n.upper()}.get(kind_of(n), n)
-            for n in names
-            if kind_of(n) != "option"
-        }
-    )
+    return {**environment, **merged.to_environment()}, lines
 
 
 def default_cache_dir() -> Path:

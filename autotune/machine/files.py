@@ -1,6 +1,4 @@
-"""Writes files atomically and durably, and makes scratch folders that are removed with their
-process.
-"""
+"""Writes files atomically and durably; makes scratch folders that end with their process."""
 
 from __future__ import annotations
 
@@ -14,29 +12,26 @@ import tempfile
 import time
 from pathlib import Path
 
-COMPILES, LANE, FOLDERS, CACHES = (
-    "autotune-screen-",
-    "autotune-held-",
-    "autotune-folder-",
-    "autotune-cache-",
-)
+COMPILES = "autotune-screen-"
+LANE = "autotune-held-"
+FOLDERS = "autotune-folder-"
+CACHES = "autotune-cache-"
 PROBES = "autotune-probe-"
 """Prefixes of scratch folders."""
 
 _YOUNG_S = 60.0
 """Age below which the owner of an unlocked folder may be about to lock it."""
 
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
 
 def like_folder(folder: Path) -> int:
-    """Returns a new file's mode: only who may enter its folder may read it; OSError if there is no
-    such folder.
-    """
+    """Returns a new file's mode: only who may enter its folder may read it; OSError without one."""
     return folder.stat().st_mode & 0o666 | 0o600
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically (temporary name beside it, sync, rename), and makes its folder if it
-    is missing.
+    """Writes a file atomically: temporary name beside it, sync, rename; makes a missing folder.
 
     On return the file is on disk under its name. A symbolic link in its place is replaced, not
     followed.
@@ -79,23 +74,16 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the names in a folder are on disk: a power cut loses the others; OSError if the
-    disk fails.
-    """
+    """Waits until the names in a folder are on disk, safe from a power cut; OSError if it fails."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (
-        PermissionError
-    ):  # a folder that may be entered and written but not read: its names reach the disk in time
+        descriptor = os.open(path, _FOLDER_FLAGS)
+    except PermissionError:  # it may be written but not read: its names reach the disk in time
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (
-            errno.EINVAL,
-            errno.ENOTSUP,
-            errno.ENOSYS,
-        ):  # file systems that cannot sync a folder
+        cannot_sync = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # of some file systems
+        if error.errno not in cannot_sync:
             raise
     finally:
         os.close(descriptor)
@@ -115,7 +103,7 @@ class Scratch:
         base = root or Path(tempfile.gettempdir())
         sweep(base, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._descriptor = os.open(self.path, _FOLDER_FLAGS)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def close(self) -> None:
@@ -128,41 +116,34 @@ class Scratch:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder as far as it can, folders without permissions included: a mounted overlay
-    leaves one.
+    """Removes a folder as far as it can, also folders without permissions, as overlays leave.
 
     Modes of what is beside the folder, or behind a link in it, stay as they are.
     """
 
     def allow(_: object, name: str, *__: object) -> None:
-        for closed in (Path(name).parent, Path(name)):
+        refused = Path(name)
+        for closed in (refused.parent, refused):
             if closed.is_relative_to(path) and not closed.is_symlink():
                 with contextlib.suppress(OSError):
                     closed.chmod(0o700)
-        if Path(name).is_dir() and not Path(name).is_symlink():
-            shutil.rmtree(name, ignore_errors=True)
+        if refused.is_dir() and not refused.is_symlink():
+            shutil.rmtree(refused, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):
-                Path(name).unlink()
+                refused.unlink()
 
     shutil.rmtree(path, onerror=allow)
 
 
-def sweep(root: Path, prefix: str) -> list[Path]:
-    """Removes folders that killed processes of this user left; links, young folders and locked ones
-    stay.
-    """
-    removed = []
+def sweep(root: Path, prefix: str) -> None:
+    """Removes what killed processes of this user left; links, young and locked folders stay."""
     for path in root.glob(f"{prefix}*"):
-        with (
-            contextlib.suppress(OSError),
-            contextlib.ExitStack() as stack,
-        ):  # no folder, or its owner lives
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # An OSError: it is no folder, or its owner lives.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            descriptor = os.open(path, _FOLDER_FLAGS | os.O_NOFOLLOW)
             stack.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if status.st_uid == os.getuid() and time.time() - status.st_mtime >= _YOUNG_S:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_tree(path)
-                removed.append(path)
-    return removed

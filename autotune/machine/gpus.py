@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_devices
 from autotune.machine.environment import Environment
@@ -29,7 +29,7 @@ _QUERY = (
 _ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew, GPU by GPU
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One GPU as nvidia-smi shows it; 0 or None for missing figures."""
 
@@ -47,26 +47,20 @@ def run_program(
     command: Sequence[str], env: Environment | None = None, *, limit_s: float = _ANSWER_LIMIT_S
 ) -> str:
     """Runs a program with a time limit; see `Runner`."""
-    if shutil.which(command[0]) is None:  # no process is started to find that out
-        return ""
-    try:
-        process = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=limit_s, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return process.stdout
+    if shutil.which(command[0]) is not None:  # no process is started to find that out
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            return subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=limit_s, check=True
+            ).stdout
+    return ""
 
 
 def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
-    """Lists all GPUs of this machine, even those that this process may not use; none without
-    nvidia-smi.
-    """
+    """Lists all GPUs of this machine, also hidden ones; none without nvidia-smi."""
+    query = f"--query-gpu={','.join(_QUERY)}"
     gpus = []
-    for line in run(
-        ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
-    ).splitlines():
-        cells = [c.strip() for c in line.split(",")]
+    lines = run(["nvidia-smi", query, "--format=csv,noheader,nounits"]).splitlines()
+    for cells in csv.reader(lines, skipinitialspace=True):
         if len(cells) == len(_QUERY) and cells[0].isdigit():
             index, uuid, name, total, used, driver, capability, busy = cells
             gpus.append(
@@ -90,24 +84,15 @@ def _number(cell: str) -> int | None:
 
 def visible_gpus(environment: Environment) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order."""
-    gpus = {g.index: g for g in find_gpus()}
-    return tuple(
-        gpus[i]
-        for i in named_devices({i: g.uuid for i, g in gpus.items()}, environment.get(VISIBLE))
-    )
+    gpus = {gpu.index: gpu for gpu in find_gpus()}
+    uuids = {index: gpu.uuid for index, gpu in gpus.items()}
+    return tuple(gpus[index] for index in named_devices(uuids, environment.get(VISIBLE)))
 
 
 def visible_gpu_ids(environment: Environment) -> str:
-    """Returns the ids of the GPUs visible under this environment, without starting their driver;
-    empty if unknown.
-    """
-    if (visible := environment.get(VISIBLE)) is not None:
-        return visible
-    with contextlib.suppress(OSError):
-        return ",".join(
-            str(i) for i in range(len(list(Path("/proc/driver/nvidia/gpus").iterdir())))
-        )
-    return ""
+    """Returns the ids of the GPUs visible here, without starting their driver; empty if unknown."""
+    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    return environment.get(VISIBLE, ",".join(map(str, range(count))))
 
 
 def are_hidden(environment: Environment) -> bool:
@@ -117,27 +102,21 @@ def are_hidden(environment: Environment) -> bool:
 
 def has_device_file(root: Path = Path("/")) -> bool:
     """Returns whether there is a device file of a GPU, below the folder that stands for ``/``."""
-    return any(
-        (root / "dev" / name).exists() for name in ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu")
-    )
+    names = ("nvidia0", "nvidiactl", "dxg", "nvhost-gpu")
+    return any((root / "dev" / name).exists() for name in names)
 
 
 def is_without_gpus(environment: Environment) -> bool:
-    """Returns whether a process with this environment certainly sees no GPU, without asking a
-    driver.
-    """
+    """Returns whether a process surely sees no GPU, without asking a driver."""
     return are_hidden(environment) or not has_device_file()
 
 
-# ---------------------------------------------------------------------- what programs are compiled
-# for
+# ---------------------------------------------------------------------- what XLA compiles for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuFacts:
-    """Properties in which an attached GPU may differ from others of its kind; None where NVML gives
-    none.
-    """
+    """Properties in which a GPU may differ from others of its kind; None where NVML gives none."""
 
     name: str
     """JAX's device kind, such as ``NVIDIA H200``."""
@@ -149,24 +128,23 @@ class GpuFacts:
     """The newest CUDA that the driver can run, ``major.minor.0``."""
 
 
-def gpu_facts(
-    environment: Environment, load: Callable[[], Any] = load_nvml
-) -> tuple[GpuFacts, ...]:
-    """Asks NVML for the GPUs that a process with this environment sees; none where it is silent or
-    not installed.
-    """
-    nvml = load()
-    return tuple(
-        _facts(nvml, handle) for handle in visible_devices(nvml, environment.get(VISIBLE)).values()
-    )
-
-
-def _facts(nvml: Any, handle: Any) -> GpuFacts:
-    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, getattr(nvml, "nvmlMemory_v2", None))
-    cuda = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
-    return GpuFacts(
-        name=ask(nvml, "nvmlDeviceGetName", handle) or "",
-        lanes=ask(nvml, "nvmlDeviceGetNumGpuCores", handle),
-        memory_bytes=memory.total - memory.reserved if hasattr(memory, "reserved") else None,
-        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}.0" if cuda else None,
-    )
+def gpu_facts(environment: Environment) -> tuple[GpuFacts, ...]:
+    """Asks NVML for the GPUs that a process sees; none where NVML is silent or not installed."""
+    nvml = load_nvml()
+    facts = []
+    for handle in visible_devices(nvml, environment.get(VISIBLE)).values():
+        form = getattr(nvml, "nvmlMemory_v2", None)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, form)
+        memory_bytes = None
+        if hasattr(memory, "reserved"):
+            memory_bytes = memory.total - memory.reserved
+        cuda = ask(nvml, "nvmlSystemGetCudaDriverVersion_v2")
+        facts.append(
+            GpuFacts(
+                name=ask(nvml, "nvmlDeviceGetName", handle) or "",
+                lanes=ask(nvml, "nvmlDeviceGetNumGpuCores", handle),
+                memory_bytes=memory_bytes,
+                cuda=f"{cuda // 1000}.{cuda % 1000 // 10}.0" if cuda else None,
+            )
+        )
+    return tuple(facts)

@@ -1,6 +1,4 @@
-"""Processors, memory and library versions of this machine, and its provenance record, which names
-no person.
-"""
+"""Processors, memory and library versions of this machine; its provenance, which names no one."""
 
 from __future__ import annotations
 
@@ -17,22 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from pydantic import TypeAdapter
+from pydantic import BaseModel
 
 from autotune.child.gpus import kernel_text
 from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
 from autotune.machine.devices import parse_devices
 from autotune.machine.environment import (
+    STORED,
     Environment,
     caller_environment,
     driver_python,
-    storable,
     with_packages,
 )
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
-
-CGROUP = Path("/sys/fs/cgroup")
 
 _CGROUP_FILES = (
     ("memory.max", "memory.current"),
@@ -48,9 +44,7 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
 def describe_machine() -> dict[str, Any]:
-    """Returns the provenance of a result: this machine, its versions, and allow-listed variables of
-    the caller's.
-    """
+    """Returns a result's provenance: machine, versions, and the caller's storable variables."""
     gpus = find_gpus()
     return {
         "date": utc_now(),
@@ -64,7 +58,7 @@ def describe_machine() -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(psutil.getloadavg()[0], 2),
-        "variables": storable(caller_environment()),
+        "variables": {n: v for n, v in sorted(caller_environment().items()) if STORED.fullmatch(n)},
     }
 
 
@@ -79,44 +73,30 @@ def utc_now() -> str:
 def processor_name() -> str:
     """Returns the model of this machine's processor."""
     model = re.search(r"^model name\s*:\s*(.+)$", kernel_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return model.group(1).strip() if model else platform.processor() or platform.machine()
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def spare_processors(
     device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")
 ) -> set[int]:
-    """Returns processors for work beside a measurement: whole cores, at most half of them; none
-    where all are needed.
+    """Returns processors for work beside a measurement: whole cores, at most half of them.
 
-    At least one core for each device, whose host thread needs it, and one more are left.
+    At least one core for each device, whose host thread needs it, and one more are left. A
+    processor without topology is a core of its own.
     """
-    cores = _cores(sorted(usable if usable is not None else os.sched_getaffinity(0)), root)
-    reserved = max(math.ceil(len(cores) / 2), device_count + 1)
-    return {processor for core in cores[reserved:] for processor in core}
-
-
-def _cores(usable: list[int], root: Path) -> list[tuple[int, ...]]:
-    """Groups processors by core; a processor without topology is a core of its own."""
+    processors = set(os.sched_getaffinity(0) if usable is None else usable)
     cores = {}
-    for processor in usable:
-        siblings = _numbers(
-            root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
-        )
-        core = tuple(sorted((siblings | {processor}) & set(usable)))
-        cores[core[0]] = core
-    return [cores[processor_number] for processor_number in sorted(cores)]
+    for processor in sorted(processors):
+        file = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        siblings = map(int, parse_devices(kernel_text(file) or str(processor)))
+        core = processors.intersection([processor, *siblings])
+        cores[min(core)] = core
+    reserved = max(math.ceil(len(cores) / 2), device_count + 1)
+    return set[int]().union(*list(cores.values())[reserved:])
 
 
-def _numbers(file: Path) -> set[int]:
-    """Parses a list of the kernel such as ``0-3,8``; empty where the file is missing."""
-    text = kernel_text(file)
-    return set(map(int, parse_devices(text))) if text else set()
-
-
-def available_memory_bytes(cgroup: Path = CGROUP) -> int:
-    """Returns the bytes of memory that are free or hold caches, in a container at most what its
-    limit leaves.
-    """
+def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns the bytes that are free or hold caches; in a container at most what it may take."""
     free = int(psutil.virtual_memory().available)
     for limit, used in _CGROUP_FILES:
         try:
@@ -129,13 +109,16 @@ def available_memory_bytes(cgroup: Path = CGROUP) -> int:
 
 # ---------------------------------------------------------------------- versions
 
+Versions = Mapping[str, str]
+"""Versions of distributions, by name."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Packages:
     """Python's version, and versions and folders of requested distributions that are installed."""
 
     python: str
-    versions: Mapping[str, str]
+    versions: Versions
     folders: Mapping[str, str]
     libraries: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Libraries in these folders: path to size in bytes and time of the last change in ns."""
@@ -144,9 +127,7 @@ class Packages:
 def packages_of(
     python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
-    """Asks a Python for its version, versions of distributions and package folders; ValueError
-    without an answer.
-    """
+    """Asks a Python for its version, distributions and folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})
     # As a text, for the interpreter may be in a container without these files.
     return Packages(**json.loads(run([python, "-P", "-c", _PACKAGES.read_text("utf-8"), question])))
@@ -157,36 +138,26 @@ def measured_versions() -> dict[str, str]:
     return installed_versions((*TOLD, "optuna"))
 
 
-def cuda_plugin(versions: Mapping[str, str]) -> str | None:
-    """Returns the CUDA plugin among some versions, such as ``jax-cuda12-plugin 0.10.2``; None
-    without one.
-    """
+def cuda_plugin(versions: Versions) -> str | None:
+    """Returns the CUDA plugin, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
     return next((f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanOn:
-    """Versions of cublas, cudnn, nccl and driver, and GPUs, of a process; see
-    `autotune.child.gpus`.
-    """
+class RanOn(BaseModel):
+    """GPUs, and versions of cublas, cudnn, nccl and driver, of a process (`child/gpus.py`)."""
 
-    versions: Mapping[str, str]
+    versions: Versions
     gpus: tuple[GpuState, ...]
 
 
-_RAN_ON = TypeAdapter(RanOn)
-
-
 def would_run_on(environment: Environment, count: int | None = None) -> RanOn:
-    """Returns the libraries, driver, firmware and clocks that a workload on `count` visible GPUs
-    would run on.
+    """Returns what a workload on `count` visible GPUs would run on.
 
     A child process loads the libraries that JAX would, and starts nothing on a GPU.
     """
     command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
+    answer = run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S)
     try:
-        return _RAN_ON.validate_json(
-            run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S)
-        )
+        return RanOn.model_validate_json(answer)
     except ValueError:
         return RanOn(versions={}, gpus=())

@@ -38,19 +38,15 @@ def has_slurm() -> bool:
 
 
 def slurm_client_environment(base: Environment) -> dict[str, str]:
-    """Removes the SLURM variables of the caller's own task, which ``srun`` would read as
-    options.
-    """
+    """Removes the SLURM variables of the caller's own task: ``srun`` would read them as options."""
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
 
 
 def ask_slurm(command: Sequence[str], env: Environment) -> str:
-    """Runs a command of SLURM for its output; SlurmError, with stderr, if it is missing, fails or
-    takes too long.
-    """
+    """Runs a command of SLURM for its output; SlurmError if it is missing, fails or hangs."""
     try:
         process = subprocess.run(
-            list(command),
+            command,
             env=slurm_client_environment(env),
             capture_output=True,
             text=True,
@@ -62,20 +58,16 @@ def ask_slurm(command: Sequence[str], env: Environment) -> str:
     except OSError as error:
         raise SlurmError(
             f"SLURM's command {command[0]} must be on this machine but cannot be started: "
-            f"{error.strerror}; "
-            "call autotune on a machine of the cluster (a login node)"
+            f"{error.strerror}; call autotune on a machine of the cluster (a login node)"
         ) from error
     except subprocess.TimeoutExpired as error:
         raise SlurmError(
-            f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see "
-            "with `scontrol ping` "
-            "whether its controller is down, then try again"
+            f"SLURM must answer within {ANSWER_LIMIT_S:.0f} s but `{command[0]}` did not; see with "
+            "`scontrol ping` whether its controller is down, then try again"
         ) from error
     if process.returncode != 0:
-        message = " ".join(line.strip() for line in process.stderr.splitlines() if line.strip())
-        raise SlurmError(
-            f"SLURM refuses `{command[0]}`: {message or f'exit status {process.returncode}'}"
-        )
+        message = " ".join(process.stderr.split()) or f"exit status {process.returncode}"
+        raise SlurmError(f"SLURM refuses `{command[0]}`: {message}")
     return process.stdout
 
 
@@ -85,22 +77,19 @@ def slurm_hosts(node_list: str, env: Environment) -> tuple[str, ...]:
 
 
 def slurm_address(node: str, env: Environment) -> str:
-    """Returns the address at which SLURM reaches a node, or its name; SlurmError without such a
-    node or an answer.
-    """
+    """Returns the address of a node, else its name; SlurmError without such a node or answer."""
     description = ask_slurm(["scontrol", "--oneliner", "show", "node", node], env)
     address = re.search(r"\bNodeAddr=(\S+)", description)
-    return address.group(1) if address else node
+    return address[1] if address else node
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
-    """Returns the nodes of this job that are gone, each with the reason; empty if all of them still
-    start steps.
+    """Returns the nodes of this job that start no step any more, each with the reason.
 
     SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused
     because the job is over says nothing about its node.
     """
-    lost: dict[str, str] = {}
+    lost = {}
     client = slurm_client_environment(env)
     for node in nodes:
         command = [*slurm_step_command(node, client), "true"]
@@ -132,9 +121,7 @@ def end_slurm_step(step: str, env: Environment) -> None:
 
 
 def slurm_step_command(node: str, env: Environment, *extra: str) -> list[str]:
-    """Returns the ``srun`` command of one process on one node of this job, with all its GPUs,
-    beside other steps.
-    """
+    """Returns the ``srun`` command of one process on a node of this job, beside other steps."""
     return [
         "srun",
         f"--jobid={env.get('SLURM_JOB_ID', '')}",

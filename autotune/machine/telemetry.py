@@ -1,5 +1,4 @@
-"""NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, and other
-processes.
+"""NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, other processes.
 
 The process that waits for the measured one takes the samples. Without nvidia-ml-py or a driver
 nothing is recorded.
@@ -8,7 +7,6 @@ nothing is recorded.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import statistics
@@ -16,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psutil
 
@@ -39,46 +37,38 @@ SAMPLE_EVERY_S = 0.25
 """Seconds between samples within a block: NVML's figures of power are means over up to a second."""
 
 LOOK_EVERY_S = 1.0
-"""Shortest time between two searches for other processes, which list all processes of this
-machine.
-"""
+"""Shortest time between two searches for other processes, each of which lists all processes."""
 
 PATIENCE_S = 5.0
-"""Time limit of the last sample after the block's end: the driver of a dying GPU may never
-answer.
-"""
+"""Time limit of the last sample after a block's end: a dying GPU's driver may never answer."""
 
 LOWEST_PRIORITY = 19
-"""Niceness of the sampling thread."""
 
 TOO_FAST = 1.2
 """Counted seconds per second above which a counter does not count nanoseconds of this GPU."""
 
 NVML_SHORTEST_S = 2.0
-"""Shortest block whose energy NVML can measure, seconds: GPUs update their counter every 20 to 100
-ms (PETSc's manual, PetscLogGpuEnergyMeter).
+"""Shortest block whose energy NVML can measure, seconds.
+
+GPUs update their counter every 20 to 100 ms (PETSc's manual, PetscLogGpuEnergyMeter).
 """
 
-# nvml.h, NVML_FI_DEV_*: nanoseconds of throttling since the driver was loaded. Older drivers lack
-# some, MIG parts all.
+# nvml.h, NVML_FI_DEV_*: nanoseconds since the driver was loaded. Old drivers lack some, MIG all.
 _COUNTERS = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class GpuSample:
     """One sample of one GPU; None for missing figures."""
 
     index: int
-    clock_mhz: int | None = None
-    power_w: float | None = None
-    temperature_c: int | None = None
+    clock_mhz: int | None
+    power_mw: int | None
+    temperature_c: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Telemetry:
-    """Figures of both arms of one measurement (None where one was not watched), and warnings as
-    sentences.
-    """
+class Telemetry(NamedTuple):
+    """Figures of both arms of one measurement, None where one was not watched, and warnings."""
 
     during: GpusDuring | None = None
     warnings: tuple[str, ...] = ()
@@ -91,11 +81,9 @@ Counters = Mapping[int, Mapping[str, int]]
 """Throttle counters, nanoseconds, by GPU and reason (`autotune.model.measurement.HELD_BACK`)."""
 
 
-@dataclass(slots=True)
+@dataclass
 class ArmWatch:
-    """Samples of each GPU, and seconds for which the worst one was throttled, over the blocks of
-    one arm.
-    """
+    """Samples of each GPU, and throttled seconds of the worst one, over the blocks of one arm."""
 
     seconds: float = 0.0
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
@@ -115,63 +103,61 @@ class ArmWatch:
                 after[i].get(reason, -1) - before[i].get(reason, 0)
                 for i in before.keys() & after.keys()
             ]
-            if rises and min(rises) >= 0:  # a reloaded driver starts its counters anew
+            if min(rises, default=-1) >= 0:  # a reloaded driver starts its counters anew
                 held_back[reason] = earlier_s + max(rises) / 1e9
         self.held_back = held_back
 
     def figures(self) -> ArmOfGpus:
         """Sums up all GPUs."""
-        clocks = self._values("clock_mhz")
-        powers = self._values("power_w")
-        held_back = {r: s for r, s in self.held_back.items() if s < TOO_FAST * self.seconds}
+        held_back = {
+            reason: round(min(held_s, self.seconds), 3)
+            for reason, held_s in self.held_back.items()
+            if held_s < TOO_FAST * self.seconds
+        }
+        clocks = map(statistics.fmean, self._values("clock_mhz"))
+        power_w = None
+        powers_mw = self._values("power_mw")
+        if len(powers_mw) == len(self.samples) > 0:
+            power_w = round(sum(map(statistics.fmean, powers_mw)) / 1e3, 1)
         return ArmOfGpus(
             seconds=round(self.seconds, 3),
             looks=min(map(len, self.samples.values()), default=0),
-            held_back={reason: round(min(s, self.seconds), 3) for reason, s in held_back.items()},
-            clock_mhz=round(min(map(statistics.fmean, clocks))) if clocks else None,
-            power_w=round(sum(map(statistics.fmean, powers)), 1)
-            if len(powers) == len(self.samples) > 0
-            else None,
+            held_back=held_back,
+            clock_mhz=min(map(round, clocks), default=None),
+            power_w=power_w,
             temperature_c=max(map(max, self._values("temperature_c")), default=None),
         )
 
     def _values(self, figure: str) -> list[list[float]]:
-        """Returns the values of a figure of each GPU that tells it."""
-        values = [[getattr(s, figure) for s in of_gpu] for of_gpu in self.samples.values()]
-        values = [[value for value in of_gpu if value is not None] for of_gpu in values]
-        return list(filter(None, values))
+        """Returns the values of a figure of each GPU that reports it."""
+        all_values = [[getattr(s, figure) for s in samples] for samples in self.samples.values()]
+        values = [[v for v in of_gpu if v is not None] for of_gpu in all_values]
+        return [of_gpu for of_gpu in values if of_gpu]
 
 
 def put_together(
     arms: Mapping[str, ArmWatch], others: Mapping[int, int], trouble: Iterable[str]
 ) -> Telemetry:
-    """Sums up one measurement; `others` is the largest number of other processes seen on each
-    GPU.
-    """
+    """Sums up one measurement; `others` is the most other processes seen on each GPU."""
     during = None
     warnings = list(trouble)
     if len(arms) == len(Arm):
-        during = GpusDuring(**{arm: arms[arm].figures() for arm in Arm})
-        warnings += [*held_in_one_arm([during]), *_throttling(during)]
+        figures = {arm: arms[arm].figures() for arm in Arm}
+        during = GpusDuring(**figures)
+        warnings += held_in_one_arm([during])
+        seconds = sum(arm.seconds for arm in figures.values())
+        for reason, name in HELD_BACK.items():
+            held_s = sum(arm.held_back.get(reason, 0.0) for arm in figures.values())
+            if held_s >= 0.01 * seconds > 0:
+                warnings.append(
+                    f"a GPU was held back by {name} for {held_s:.1f} of {seconds:.1f} s"
+                )
     for index, count in sorted(others.items()):
         if count:
             warnings.append(
                 f"GPU {index} was shared with {count} other process{'es' if count > 1 else ''}"
             )
     return Telemetry(during, tuple(warnings))
-
-
-def _throttling(during: GpusDuring) -> list[str]:
-    """Formats what throttled a GPU in both arms together, a sentence for each reason."""
-    seconds = during.reference.seconds + during.candidate.seconds
-    warnings = []
-    for reason, name in HELD_BACK.items():
-        held_s = during.reference.held_back.get(reason, 0.0) + during.candidate.held_back.get(
-            reason, 0.0
-        )
-        if held_s >= 0.01 * seconds > 0:
-            warnings.append(f"a GPU was held back by {name} for {held_s:.1f} of {seconds:.1f} s")
-    return warnings
 
 
 # ---------------------------------------------------------------------- sampling
@@ -182,9 +168,8 @@ class Stuck(Exception):
 
 
 @contextlib.contextmanager
-def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0) -> Iterator[None]:
-    """Calls `sample` every `every_s` seconds, first `after_s` later, in a thread of the lowest
-    priority.
+def sampling(sample: Callable[[], None], after_s: float = 0.0) -> Iterator[None]:
+    """Calls `sample` every `SAMPLE_EVERY_S`, from `after_s` on, in a thread of lowest priority.
 
     Raises:
         Stuck: If the last sample does not return; its thread is left behind.
@@ -192,12 +177,10 @@ def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0
     stop = threading.Event()
 
     def run() -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(
-                os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY
-            )  # on Linux this thread only
-        ended = stop.wait(after_s)
-        while not ended and not stop.wait(every_s):
+        with contextlib.suppress(OSError):  # on Linux this is the priority of this thread only
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        stop.wait(after_s)
+        while not stop.wait(SAMPLE_EVERY_S):
             sample()
 
     thread = threading.Thread(target=run, daemon=True, name="gpu-samples")
@@ -212,9 +195,7 @@ def sampling(sample: Callable[[], None], every_s: float, *, after_s: float = 0.0
 
 
 class GpuWatch:
-    """Samples the first `count` GPUs that CUDA_VISIBLE_DEVICES (`visible`) names, by the module
-    ``pynvml``.
-    """
+    """Samples the first `count` GPUs of CUDA_VISIBLE_DEVICES (`visible`) by ``pynvml``."""
 
     def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
         self._nvml = nvml
@@ -227,8 +208,7 @@ class GpuWatch:
     def follow(self, uuids: Sequence[str]) -> None:
         """Watches the GPUs that a process reports to run on, if they are all of this machine.
 
-        CUDA_VISIBLE_DEVICES is no help on a machine with different GPUs, for CUDA numbers the
-        fastest first.
+        On a machine with different GPUs their numbers do not say: CUDA counts the fastest first.
         """
         devices = visible_devices(self._nvml, ",".join(uuids))
         if uuids and len(devices) == len(set(uuids)) == len(self._devices):
@@ -236,9 +216,7 @@ class GpuWatch:
 
     @contextlib.contextmanager
     def block(self, arm: str, *, settle_s: float = 0.0) -> Iterator[None]:
-        """Watches one block of an arm (``reference`` or ``candidate``) but for its first `settle_s`
-        seconds.
-        """
+        """Watches a block of an arm (``reference``, ``candidate``) after its first `settle_s`."""
         if not self._devices:
             yield
             return
@@ -247,9 +225,7 @@ class GpuWatch:
         start_s = time.monotonic()
         samples: list[GpuSample] = []
         try:
-            with sampling(
-                lambda: samples.extend(self._samples()), SAMPLE_EVERY_S, after_s=settle_s
-            ):
+            with sampling(lambda: samples.extend(self._samples()), settle_s):
                 yield
         except Stuck:
             self._devices = {}
@@ -261,13 +237,15 @@ class GpuWatch:
 
     def look(self) -> None:
         """Counts other processes on the GPUs, unless it was done less than `LOOK_EVERY_S` ago."""
-        if time.monotonic() < self._next_s:
+        if not self._devices or time.monotonic() < self._next_s:
             return
         self._next_s = time.monotonic() + LOOK_EVERY_S
+        children = {p.pid for p in psutil.Process().children(recursive=True)}
         for index, handle in self._devices.items():
-            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-            count = _strangers([p.pid for p in processes or ()])
-            self._others[index] = max(self._others.get(index, 0), count)
+            processes = ask(self._nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or []
+            strangers = [p for p in processes if p.pid not in children]
+            if len(strangers) < len(processes):  # else a container sees other numbers
+                self._others[index] = max(self._others.get(index, 0), len(strangers))
 
     def take(self) -> Telemetry:
         """Returns the telemetry since the last call, over all blocks of both arms."""
@@ -278,80 +256,61 @@ class GpuWatch:
         self._next_s = 0.0
         return telemetry
 
-    def energy_j(self, count: int | None) -> float | None:
-        """Returns the sum of the energy counters of the first `count` GPUs (all, if None), joules.
-
-        None where a GPU or its driver has no such counter (before Volta).
-        """
-        handles = list(self._devices.values())[:count]
+    def energy_j(self) -> float | None:
+        """Returns the sum of the GPUs' energy counters in joules; None if one has none or fails."""
         millijoules = [
-            ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", handle) for handle in handles
+            ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
+            for handle in self._devices.values()
         ]
         return sum(millijoules) / 1e3 if millijoules and None not in millijoules else None
 
-    def _counters(self) -> dict[int, dict[str, int]]:
-        """Reads the throttle counters of all GPUs that answer."""
-        counters_of = {}
+    def _counters(self) -> Counters:
+        """Reads the throttle counters of all GPUs that are not lost."""
+        nvml = self._nvml
+        counters = {}
         for index, handle in self._devices.items():
-            if (counters := _read_counters(self._nvml, handle)) is None:
-                self._trouble[
-                    f"GPU {index} is lost: its driver does not answer for it any more"
-                ] = None
-            else:
-                counters_of[index] = counters
-        return counters_of
+            values: Sequence[Any] = ()
+            try:
+                values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
+            except (nvml.NVMLError, AttributeError) as error:
+                if getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST:
+                    trouble = f"GPU {index} is lost: its driver does not answer for it any more"
+                    self._trouble[trouble] = None
+                    continue
+            counters[index] = {
+                reason: int(answer.value.ullVal)
+                for reason, answer in zip(_COUNTERS, values, strict=False)
+                if answer.nvmlReturn == nvml.NVML_SUCCESS
+            }
+        return counters
 
     def _samples(self) -> list[GpuSample]:
-        return [_sample(self._nvml, index, handle) for index, handle in self._devices.items()]
-
-
-def _sample(nvml: Any, index: int, handle: Any) -> GpuSample:
-    power = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-    return GpuSample(
-        index=index,
-        clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        power_w=power / 1e3 if power is not None else None,
-        temperature_c=ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU),
-    )
+        nvml = self._nvml
+        return [
+            GpuSample(
+                index=index,
+                clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+                power_mw=ask(nvml, "nvmlDeviceGetPowerUsage", handle),
+                temperature_c=ask(
+                    nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
+                ),
+            )
+            for index, handle in self._devices.items()
+        ]
 
 
 NO_WATCH = GpuWatch(None, None)
 
 
 def open_watch(environment: Environment, count: int | None = None) -> GpuWatch:
-    """Opens a watch over the visible GPUs; one without GPUs where NVML is not installed or does not
-    answer.
-    """
+    """Opens a watch over the visible GPUs; over none where NVML is missing or does not answer."""
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
-
-
-def _read_counters(nvml: Any, handle: Any) -> dict[str, int] | None:
-    """Reads the nanoseconds of throttling by reason that a GPU and its driver count; None if the
-    GPU is lost.
-    """
-    try:
-        values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
-    except AttributeError:
-        return {}
-    except nvml.NVMLError as error:
-        lost = getattr(nvml, "NVML_ERROR_GPU_IS_LOST", None)
-        return None if lost is not None and getattr(error, "value", None) == lost else {}
-    answers = zip(_COUNTERS, values, strict=True)
-    return {name: int(a.value.ullVal) for name, a in answers if a.nvmlReturn == nvml.NVML_SUCCESS}
-
-
-def _strangers(pids: Sequence[int]) -> int:
-    """Counts the processes that are not below this one; 0 if none is, for a container sees other
-    numbers.
-    """
-    children = {p.pid for p in psutil.Process().children(recursive=True)}
-    return sum(p not in children for p in pids) if any(p in children for p in pids) else 0
 
 
 # ---------------------------------------------------------------------- energy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EnergyMeter:
     """Counts the energy that the GPUs of a study draw while something runs."""
 
@@ -361,9 +320,7 @@ class EnergyMeter:
     """Shortest block, in seconds, over which the counters can be trusted."""
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
-        """Runs `work`; returns its result, and the joules drawn meanwhile, or None where they are
-        not known.
-        """
+        """Runs `work`; returns its result, and the joules drawn meanwhile, None if unknown."""
         before = self.read_j()
         result = work()
         after = self.read_j()
@@ -372,21 +329,21 @@ class EnergyMeter:
         return result, after - before
 
     def use_of(self, pairs: Sequence[Pair]) -> EnergyUse | None:
-        """Returns the mean energy of a step of both arms; None if a block was not counted or blocks
-        are too short.
-        """
-        if not all(p.reference_j and p.candidate_j for p in pairs):
-            return None
-        lengths_s = [sum(p.ran_s(arm)) for p in pairs for arm in Arm]
+        """Returns both arms' mean energy of a step; None if blocks are not counted or too short."""
+        lengths_s = []
+        reference_j = []
+        candidate_j = []
+        for pair in pairs:
+            if not (pair.reference_j and pair.candidate_j):
+                return None
+            lengths_s += [sum(pair.ran_s(arm)) for arm in Arm]
+            reference_j.append(pair.reference_j / len(pair.ran_s(Arm.REFERENCE)))
+            candidate_j.append(pair.candidate_j / len(pair.ran_s(Arm.CANDIDATE)))
         if not lengths_s or statistics.median_high(lengths_s) < self.shortest_s:
             return None
         return EnergyUse(
-            reference_step_j=statistics.fmean(
-                (p.reference_j or 0.0) / len(p.ran_s(Arm.REFERENCE)) for p in pairs
-            ),
-            candidate_step_j=statistics.fmean(
-                (p.candidate_j or 0.0) / len(p.ran_s(Arm.CANDIDATE)) for p in pairs
-            ),
+            reference_step_j=statistics.fmean(reference_j),
+            candidate_step_j=statistics.fmean(candidate_j),
         )
 
 
@@ -394,10 +351,7 @@ NO_METER = EnergyMeter()
 
 
 def open_meter(spec: StudySpec, gpus: GpuWatch) -> EnergyMeter:
-    """Opens the meter of a study's GPUs; one that counts nothing unless each of them can be read
-    from here.
-    """
-    read_j = functools.partial(gpus.energy_j, spec.device.count)
-    return (
-        NO_METER if spec.device.node_count > 1 or read_j() is None else EnergyMeter(read_j=read_j)
-    )
+    """Opens the meter of a study's GPUs; `NO_METER` unless each of them can be read from here."""
+    if spec.device.node_count > 1 or gpus.energy_j() is None:
+        return NO_METER
+    return EnergyMeter(read_j=gpus.energy_j)

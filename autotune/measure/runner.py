@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.cluster.engine import JOINED, Engine, Message, Told
+from autotune.cluster.engine import JOINED, Engine, LaneMessage, Message
 from autotune.machine.host import describe_machine
 from autotune.measure.compare import (
     Compared,
@@ -390,18 +390,20 @@ class LocalExecutor(Engine):
         """Takes a task; it is done when news are asked for."""
         self._next = Assignment.model_validate(message["assignment"])
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         """Does what there is to do, however long it takes."""
         if not self._has_joined:
             self._has_joined = True
             return [
-                Told(ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None})
+                LaneMessage(
+                    ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None}
+                )
             ]
         if self._next is None:
             return []
         assignment = self._next
         self._next = None
-        return [Told(ONLY_LANE, {"type": "result", "record": self.runner.do(assignment)})]
+        return [LaneMessage(ONLY_LANE, {"type": "result", "record": self.runner.do(assignment)})]
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends what runs."""

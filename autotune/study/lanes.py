@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Told
+from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, LaneMessage
 from autotune.machine.host import measured_versions
 from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
@@ -247,7 +247,7 @@ class Lanes:
                 self.engine.give_up(lane.name, "silent")
                 self._lose(lane.name, f"silent for {SILENT_S:.0f} s")
 
-    def _take(self, told: Told) -> None:
+    def _take(self, told: LaneMessage) -> None:
         name, message = told
         kind = message["type"]
         if kind == JOINED:

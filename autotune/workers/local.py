@@ -15,7 +15,6 @@ from autotune.machine.environment import (
     Environment,
     child_environment,
     driver_python,
-    variables_of,
     with_packages,
 )
 from autotune.model.block_sizes import CHECK_STEPS, WARMUP_STEPS
@@ -161,7 +160,7 @@ class LocalLauncher(Launcher):
             "check_steps": CHECK_STEPS,
             "warmup_steps": WARMUP_STEPS,
             "variables": sorted(
-                {"XLA_FLAGS", *IN_FORCE["memory_variables"], *variables_of(settings)}
+                {"XLA_FLAGS", *IN_FORCE["memory_variables"], *settings.to_environment()}
             ),
             "jax_options": [n for n in settings if kind_of(n) == "jax"],
             "platform": self._spec.device.platform,

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import ANSWERS, Told
+from autotune.cluster.engine import ANSWERS, LaneMessage
 from harness.sandbox import wait_for
 from tests.cluster.conftest import ROOT
 
@@ -71,9 +71,9 @@ class Cluster:
             process.wait()
 
 
-def hear(engine: DaskEngine, enough: Callable[[list[Told]], bool], limit_s: float = 60) -> list[Told]:
+def hear(engine: DaskEngine, enough: Callable[[list[LaneMessage]], bool], limit_s: float = 60) -> list[LaneMessage]:
     """What lanes say until it is enough."""
-    heard: list[Told] = []
+    heard: list[LaneMessage] = []
     deadline = time.monotonic() + limit_s
     while not enough(heard):
         assert time.monotonic() < deadline, f"heard only {heard} within {limit_s} s"
@@ -81,12 +81,12 @@ def hear(engine: DaskEngine, enough: Callable[[list[Told]], bool], limit_s: floa
     return heard
 
 
-def first(engine: DaskEngine, kind: str, limit_s: float = 60) -> Told:
+def first(engine: DaskEngine, kind: str, limit_s: float = 60) -> LaneMessage:
     """The last of all messages up to the first of a kind."""
     return hear(engine, lambda heard: kind in kinds(heard), limit_s)[-1]
 
 
-def kinds(heard: list[Told]) -> list[str]:
+def kinds(heard: list[LaneMessage]) -> list[str]:
     return [told.message["type"] for told in heard]
 
 
@@ -96,7 +96,7 @@ def joined(engine: DaskEngine, count: int = 1) -> list[str]:
     return [told.lane for told in heard]
 
 
-def do(engine: DaskEngine, lane: str, value: int, **fields: Any) -> list[Told]:
+def do(engine: DaskEngine, lane: str, value: int, **fields: Any) -> list[LaneMessage]:
     """Has a lane do a unit; gives all it says."""
     engine.begin(lane, {"type": "unit", "do": "answer", "value": value, **fields})
     return hear(engine, lambda heard: any(kind in ANSWERS for kind in kinds(heard)))

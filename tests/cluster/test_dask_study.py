@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from autotune.cluster.dask_engine import DaskEngine
-from autotune.cluster.engine import JOINED, LEFT, Engine, Message, Told
+from autotune.cluster.engine import JOINED, LEFT, Engine, LaneMessage, Message
 from autotune.model.records import AaRecord, IncidentRecord, Outcome, TrialResult
 from autotune.study.driver import run_study
 from autotune.study.engines import study_message
@@ -44,14 +44,14 @@ class Watched(Engine):
 
     def __init__(self, engine: DaskEngine, at: int, act: Callable[[], object], newcomer: str) -> None:
         self._engine, self._left, self._act, self._newcomer = engine, at, act, newcomer
-        self._held: list[Told] = []
+        self._held: list[LaneMessage] = []
         self._until = 0.0
         self.words = engine.words
 
     def begin(self, lane: str, message: Message) -> None:
         self._engine.begin(lane, message)
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         told = self._engine.news(wait_s)
         if self._until:
             return self._without_others(told)
@@ -63,7 +63,7 @@ class Watched(Engine):
                 self._until = time.monotonic() + 120
         return told
 
-    def _without_others(self, told: list[Told]) -> list[Told]:
+    def _without_others(self, told: list[LaneMessage]) -> list[LaneMessage]:
         assert time.monotonic() < self._until, f"{self._newcomer} has answered nothing"
         passed = [one for one in told if self._newcomer in one.lane or one.message["type"] in (JOINED, LEFT)]
         self._held += [one for one in told if one not in passed]

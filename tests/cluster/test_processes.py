@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.cluster import engine as processes
-from autotune.cluster.engine import JOINED, LEFT, Place, Processes, Told
+from autotune.cluster.engine import JOINED, LEFT, LaneMessage, Place, Processes
 from autotune.model.errors import NodeLostError
 from autotune.workers.base import GuardedProcess
 from tests.cluster.conftest import ROOT
@@ -33,9 +33,9 @@ def lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes
     engine.close()
 
 
-def wait_for(engine: Processes, kind: str, *names: str, limit_s: float = 60.0) -> list[Told]:
+def wait_for(engine: Processes, kind: str, *names: str, limit_s: float = 60.0) -> list[LaneMessage]:
     """All news until each of some lanes has said a message of a kind."""
-    heard: list[Told] = []
+    heard: list[LaneMessage] = []
     end = time.monotonic() + limit_s
     while {t.lane for t in heard if t.message["type"] == kind} < set(names):
         assert time.monotonic() < end, heard
@@ -55,7 +55,7 @@ def test_a_lane_that_does_not_end_keeps_no_other_waiting(lanes: Processes, monke
     lanes.give_up("a", "silent")
     lanes.begin("b", {"type": "unit"})
     heard = wait_for(lanes, "result", "b")
-    assert Told("a", {"type": LEFT, "why": "silent"}) in heard
+    assert LaneMessage("a", {"type": LEFT, "why": "silent"}) in heard
     assert [t.lane for t in heard if t.message["type"] == JOINED] == []  # not beside what is left of the one before
     may_end.set()
     wait_for(lanes, JOINED, "a")

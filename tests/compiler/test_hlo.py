@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.compiler.hlo import Module, Work, device_groups, kernel_work, parse_module
+from autotune.compiler.hlo import Instruction, Work, device_groups, kernel_work, parse_module
 
 DUMPS = Path(__file__).parent / "dumps"
+Module = dict[str, Instruction]
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def module() -> Module:
 
 
 def work_of(module: Module, name: str) -> Work:
-    return kernel_work(module.instructions()[name])
+    return kernel_work(module[name])
 
 
 def test_kernels_count_what_they_read_and_write_of_slices_updates_and_tuples(module: Module) -> None:
@@ -45,7 +46,7 @@ def test_device_groups_of_every_notation(text: str, groups: list[list[int]]) -> 
     line = (
         f"ENTRY %m (p: f32[7]) -> f32[7] {{\n  %p = f32[7] parameter(0)\n  ROOT %c = f32[7] all-gather(%p), {text}\n}}"
     )
-    instruction = parse_module(line).computations["m"].instructions["c"]
+    instruction = parse_module(line)["c"]
     assert sorted(device_groups(instruction, 8)) == groups
 
 

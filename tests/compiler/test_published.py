@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scipy.stats import spearmanr, t
 
-from autotune.compiler.predict import published, why_no_interval
+from autotune.compiler.predict import PUBLISHED, why_no_interval
 from autotune.compiler.targets import parse_topology, target_names
 from autotune.model.flags import parse_set
 from tests.tables import toml_beside
@@ -53,12 +53,12 @@ def test_what_predictions_carry_is_what_the_results_say() -> None:
         [x for found in of_frameworks.values() for x in found],
         [*map(statistics.fmean, of_frameworks.values())],
     )
-    low, high = (math.log(end) for end in published()["interval"])
+    low, high = (math.log(end) for end in PUBLISHED["interval"])
     half = t.ppf(0.975, len(means) - 1) * statistics.stdev(means) * math.sqrt(1 + 1 / len(means))
     assert (low, high) == pytest.approx((-statistics.fmean(means) - half, -statistics.fmean(means) + half), abs=1e-3)
     assert all(low < -x < high for x in logs)
     near = sum(abs(x) <= math.log(1.2) for x in logs)
-    assert f"{near} of {len(logs)} published runs" in published()["words"]
+    assert f"{near} of {len(logs)} published runs" in PUBLISHED["words"]
 
 
 @pytest.mark.parametrize(("entry", "options", "why"), CASES["intervals"])

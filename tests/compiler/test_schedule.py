@@ -55,11 +55,11 @@ def test_marks_of_nested_loops_belong_to_the_innermost_open_loop() -> None:
     top = parse_thunks(THUNKS)
     assert numbers(top) == [1, 2, 4, 5, 14]
     outer = top[3]
-    assert numbers(outer.sections["condition"]) == [6]
-    assert numbers(outer.sections["body"]) == [7, 8, 0]
-    inner = outer.sections["body"][1]
-    assert numbers(inner.sections["condition"]) == [9]
-    assert numbers(inner.sections["body"]) == [10]
+    assert numbers(outer.condition) == [6]
+    assert numbers(outer.nested) == [7, 8, 0]
+    inner = outer.nested[1]
+    assert numbers(inner.condition) == [9]
+    assert numbers(inner.nested) == [10]
 
 
 def test_loops_collectives_and_graphs_are_read_and_counted() -> None:

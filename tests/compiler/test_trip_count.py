@@ -35,7 +35,7 @@ def module(
 
 
 def counted(text: str) -> int | None:
-    return trip_count(parse_module(text).instructions()["while.1"])
+    return trip_count(parse_module(text)["while.1"])
 
 
 def by_running(begins: int, limit: int, step: int, direction: str) -> int | None:

@@ -54,7 +54,7 @@ def gpu_study(**device: Any) -> StudySpec:
     ("visible", "count", "joules"), [(None, None, 300.0), ("1", None, 200.0), ("1,0", 1, 200.0), (None, 1, 100.0)]
 )
 def test_only_gpus_in_use_are_counted(nvml: FakeNvml, visible: str | None, count: int | None, joules: float) -> None:
-    meter = open_meter(gpu_study(count=count), GpuWatch(pynvml, visible))
+    meter = open_meter(gpu_study(count=count), GpuWatch(pynvml, visible, count))
     assert meter.measure(draw(nvml)) == ("done", joules)
 
 

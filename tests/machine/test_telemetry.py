@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -85,7 +84,7 @@ def test_the_thread_that_looks_has_the_lowest_priority_and_the_driver_keeps_its_
         done.set()
 
     before, done = os.getpriority(os.PRIO_PROCESS, 0), threading.Event()
-    with telemetry.sampling(note, 0.001):
+    with telemetry.sampling(note):
         assert done.wait(30)
     assert seen[0] == telemetry.LOWEST_PRIORITY
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
@@ -135,14 +134,13 @@ def test_the_gpus_that_a_process_names_are_looked_at_and_metered(tmp_path: Path)
     fake.set(2, ENERGY, 9_000_000)
     with fake.loaded():
         watch = GpuWatch(pynvml, None, 1)
-        read_j = functools.partial(watch.energy_j, 1)
-        assert read_j() == 5000.0
+        assert watch.energy_j() == 5000.0
         for stranger in ([], ["GPU-elsewhere"], [uuid_of(1), "GPU-elsewhere"], [uuid_of(1), uuid_of(2)]):
             watch.follow(stranger)
-            assert read_j() == 5000.0
+            assert watch.energy_j() == 5000.0
         watch.follow([uuid_of(2)])
         assert [sample.index for sample in watch._samples()] == [2]
-        assert read_j() == 9000.0
+        assert watch.energy_j() == 9000.0
 
 
 def test_another_process_on_the_gpu_is_told(two: FakeNvml, child: int) -> None:

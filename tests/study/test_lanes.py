@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.cluster.engine import JOINED, LEFT, Engine, Message, Told
+from autotune.cluster.engine import JOINED, LEFT, Engine, LaneMessage, Message
 from autotune.measure.lane import _Progress
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
@@ -52,9 +52,9 @@ Fate = Callable[[str, Assignment], "list[Mapping[str, Any]] | None"]
 """What a lane says instead of doing a unit; None lets it do it."""
 
 
-def telling(run: StudyRun, said: list[Told], lane: str) -> _Progress:
+def telling(run: StudyRun, said: list[LaneMessage], lane: str) -> _Progress:
     """What the program of a lane says on its way, gathered."""
-    channel: Any = SimpleNamespace(send=lambda kind, **fields: said.append(Told(lane, {"type": kind, **fields})))
+    channel: Any = SimpleNamespace(send=lambda kind, **fields: said.append(LaneMessage(lane, {"type": kind, **fields})))
     folders: Any = run.store
     return _Progress(channel, folders)
 
@@ -66,20 +66,20 @@ class Scripted(Engine):
 
     def __init__(self, run: StudyRun, names: list[str], fate: Fate) -> None:
         self._run, self._fate = run, fate
-        self.said: deque[Told] = deque(self._joined(n) for n in names)
+        self.said: deque[LaneMessage] = deque(self._joined(n) for n in names)
         self._runners: dict[str, TaskRunner] = {}
         self._units: deque[tuple[str, Assignment]] = deque()
         self.given_up: list[str] = []
         self.most_at_once = 0
 
-    def _joined(self, name: str) -> Told:
-        return Told(name, {"type": JOINED, "host": socket.gethostname(), "devices": 2})
+    def _joined(self, name: str) -> LaneMessage:
+        return LaneMessage(name, {"type": JOINED, "host": socket.gethostname(), "devices": 2})
 
     def begin(self, lane: str, message: Message) -> None:
         self._units.append((lane, Assignment.model_validate(message["assignment"])))
         self.most_at_once = max(self.most_at_once, len(self._units))
 
-    def news(self, wait_s: float) -> list[Told]:
+    def news(self, wait_s: float) -> list[LaneMessage]:
         if not self.said and self._units:
             self._do(*self._units.popleft())
         said = list(self.said)
@@ -89,18 +89,20 @@ class Scripted(Engine):
     def _do(self, lane: str, assignment: Assignment) -> None:
         if (instead := self._fate(lane, assignment)) is not None:
             for message in instead:
-                self.said.append(self._joined(lane) if message["type"] == JOINED else Told(lane, message))
+                self.said.append(self._joined(lane) if message["type"] == JOINED else LaneMessage(lane, message))
             return
-        spec, said = self._run.spec, list[Told]()
+        spec, said = self._run.spec, list[LaneMessage]()
         if lane not in self._runners:
             launcher = SimulatedLauncher(spec, seed=len(self._runners))
             self._runners[lane] = TaskRunner(spec, self._run.store, launcher, telling(self._run, said, lane))
         self._runners[lane].context.progress = telling(self._run, said, lane)
         try:
             record = self._runners[lane].do(assignment)
-            said.append(Told(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)}))
+            said.append(
+                LaneMessage(lane, {"type": "result", "record": record.model_dump(mode="json", exclude_none=True)})
+            )
         except LaunchError as error:
-            said.append(Told(lane, {"type": "error", "message": str(error)}))
+            said.append(LaneMessage(lane, {"type": "error", "message": str(error)}))
         self.said.extend(said)
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
@@ -171,7 +173,7 @@ def test_a_unit_that_kills_lane_after_lane_is_recorded_as_lost(tmp_path: Path) -
 
 
 def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) -> None:
-    late: list[Told] = []
+    late: list[LaneMessage] = []
     run, _ = study(tmp_path, fair, lanes=["a", "b"])
 
     class Frozen(Scripted):
@@ -181,7 +183,7 @@ def test_what_a_lane_says_after_it_was_given_up_has_no_reader(tmp_path: Path) ->
                 late.extend(self.said)
                 self.said.clear()
                 run.store.watch._session_s += SILENT_S + 1
-                self.said.append(Told("b", {"type": "alive"}))
+                self.said.append(LaneMessage("b", {"type": "alive"}))
                 return
             super()._do(lane, assignment)
             if lane != "a" and late:
@@ -243,7 +245,7 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
             super().give_up(lane, why)
             self.for_good = for_good
 
-        def news(self, wait_s: float) -> list[Told]:
+        def news(self, wait_s: float) -> list[LaneMessage]:
             said = super().news(wait_s)
             if not said and not self._units:
                 raise StoppedError("all lanes are gone")

@@ -117,8 +117,7 @@ def test_experts_with_room_for_all_give_what_dropless_ones_give(family: str) -> 
 
 def gathered_bytes(workload: Workload) -> int:
     """What all-gathers of a compiled step leave on one device; loops count once."""
-    module = parse_module(compile_soon(workload).as_text())
-    instructions = [i for c in module.computations.values() for i in c.instructions.values()]
+    instructions = parse_module(compile_soon(workload).as_text()).values()
     return sum(i.bytes for i in instructions if i.opcode == "all-gather")
 
 
