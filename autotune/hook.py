@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from autotune.child.channel import CHANNEL_VARIABLE, Channel
 from autotune.child.devices import dtype_name, jax_options, jax_report, memory_in_use
-from autotune.child.packages import own_packages
+from autotune.child.packages import loaded_packages
 
 T = TypeVar("T")
 
@@ -180,7 +180,7 @@ def _jax_fields() -> dict[str, Any]:
     jax = sys.modules.get("jax")
     if jax is None:
         return {}
-    packages = own_packages()
+    packages = loaded_packages()
     versions = {**packages.get("versions", {}), "jax": jax.__version__}
     fields = jax_report(jax, versions, range(len(jax.local_devices())))
     return {**fields, "packages": packages.get("packages")}

@@ -80,9 +80,9 @@ class KnownCompiler:
         no_ops = {n: v for n, v in self.domains.items() if set(alone[n].values()) == {plain}}
         active = {n: v for n, v in self.domains.items() if n not in no_ops}
         search = InteractionSearch(
-            self.programs, no_ops, active, forced=FlagSet(), seed=seed, pairs_alone=pairs_alone
+            self.programs, no_ops, active, seed=seed, pairs_alone=pairs_alone
         )
-        search.run(chains or {}, lambda done: None)
+        list(search.run(chains or {}))
         return (set(search.no_ops) if search.is_settled else set()), search
 
     def lost(self, no_ops: set[str]) -> set[str]:

@@ -1,3 +1,1 @@
-"""Programs that run in child processes, and code shared with the driver: standard library and jax
-only.
-"""
+"""Programs of child processes, and code shared with them: standard library and jax only."""

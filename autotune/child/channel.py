@@ -78,10 +78,8 @@ def serve(
 ) -> int:
     """Receives the job and works on it; returns the exit status.
 
-    Any exception, ``SystemExit`` included, is the trial's result and is reported and printed.
-
-    Args:
-        prepare: Does what a message before the job asks for.
+    Any exception, ``SystemExit`` included, is the trial's result and is reported and printed. What
+    a message before the job asks for is done by `prepare`.
     """
     channel = Channel()
     job = channel.receive()

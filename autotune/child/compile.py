@@ -17,9 +17,9 @@ Messages over the channel (`autotune.child.channel`):
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -27,7 +27,6 @@ import resource
 import select
 import signal
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -58,38 +57,30 @@ ALL_PROCESSORS = os.sched_getaffinity(0)
 
 
 def described_devices(job: Message) -> Sequence[Any]:
-    """Compile-only devices of the described GPU, without starting a backend or parsing
-    XLA_FLAGS.
-    """
+    """Returns compile-only devices of the described GPU; starts no backend, parses no XLA_FLAGS."""
     from jax.experimental import topologies
 
     described = topologies.get_topology_desc(
         platform="cuda", target_config=job["target_config"], topology=job["topology"]
     )
-    return list(described.devices)
+    let_attention_ask(described.devices[0])
+    return described.devices
 
 
 def let_attention_ask(device: Any) -> None:
-    """Makes JAX's fused attention use the capability of a described GPU; else it would assume one
-    before Hopper.
-    """
-    from jax._src.cudnn import fused_attention_stablehlo as attention
+    """Makes JAX's fused attention use the capability of a described GPU, not one before Hopper."""
 
-    def version(text: str) -> tuple[int, ...]:
-        return tuple(int(part) for part in text.split("."))
+    def version(text: str) -> list[int]:
+        return [int(number) for number in text.split(".")]
 
-    has = version(device.compute_capability)
-    for name, answer in (
-        ("check_compute_capability", lambda least: has >= version(least)),
-        ("is_cuda_compute_capability_equal", lambda wanted: has == version(wanted)),
-    ):
-        if hasattr(attention, name):
-            setattr(attention, name, answer)
+    capability = version(device.compute_capability)
+    attention: Any = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    attention.check_compute_capability = lambda text: capability >= version(text)
+    attention.is_cuda_compute_capability_equal = lambda text: capability == version(text)
 
 
 def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
-    """State and batch as shapes with shardings: the workload's own, or for one device those of its
-    arrays.
+    """Returns shapes and shardings of state and batch: the workload's, or those of its arrays.
 
     Raises:
         ValueError: If the workload does not define the shardings for several devices.
@@ -105,15 +96,14 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
             f"shardings) to be compiled for {len(devices)} devices that are not here; see "
             "workloads/base.py"
         )
-    here = jax.sharding.SingleDeviceSharding(devices[0])
+    sharding = jax.sharding.SingleDeviceSharding(devices[0])
     shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
-    placed = functools.partial(jax.ShapeDtypeStruct, sharding=here)
-    return jax.tree.map(lambda leaf: placed(leaf.shape, leaf.dtype), shapes)
+    struct: Any = jax.ShapeDtypeStruct
+    return jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype, sharding=sharding), shapes)
 
 
 def prepare(job: Message) -> tuple[Lower, Message]:
-    """Prepares the job before forks; returns a function that lowers the step, and facts for the
-    driver.
+    """Prepares the job before forks; returns a function that lowers the step, and facts.
 
     The fact ``is_touched`` tells whether the workload started a backend in this process.
     """
@@ -124,28 +114,26 @@ def prepare(job: Message) -> tuple[Lower, Message]:
 
     def lower() -> Any:
         devices = jax.devices() if job["platform"] == "cpu" else described_devices(job)
-        if job["platform"] != "cpu":
-            let_attention_ask(devices[0])
         workload = load(job["entry"], job["options"], devices)
         facts.update(workload.figures)
         return jit_step(workload).lower(*abstract_arguments(workload, job["entry"], devices))
 
-    facts: Message = {"versions": installed_versions(["jax", "jaxlib"]), "is_touched": False}
+    facts: Message = {"versions": installed_versions(["jax", "jaxlib"])}
     if not job["lowers_first"]:
         return lower, facts
     lowered = lower()
-    if has_backend():
-        return lower, {**facts, "is_touched": True}
+    facts["is_touched"] = has_backend()
+    if facts["is_touched"]:
+        return lower, facts
     # MLIR's thread pool does not survive a fork, where serializing this module would wait for it.
     lowered.compiler_ir("stablehlo").context.enable_multithreading(False)
     return lambda: lowered, facts
 
 
 def give_way(order: Message) -> None:
-    """Sets priority and processors of this process, if the system lets it; threads that start later
-    inherit both.
-    """
-    if (niceness := order.get("niceness", 0)) > os.getpriority(os.PRIO_PROCESS, 0):
+    """Sets priority and processors of this process and of threads that it starts, if it may."""
+    niceness = order.get("niceness", 0)
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, niceness)
     with contextlib.suppress(OSError):
@@ -153,18 +141,12 @@ def give_way(order: Message) -> None:
 
 
 def keep_to_limits(processor_s: float | None) -> None:
-    """Limits the processor time (SIGXCPU), and makes the kernel end this process first when memory
-    is short.
-    """
+    """Limits the processor time (SIGXCPU); this process ends first when memory is short."""
     if processor_s is not None:
-        seconds = math.ceil(processor_s)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(
-                resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1])
-            )
-            resource.setrlimit(
-                resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-            )
+        limits = {resource.RLIMIT_CPU: math.ceil(processor_s), resource.RLIMIT_CORE: 0}
+        for kind, limit in limits.items():
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -178,35 +160,33 @@ def has_backend() -> bool:
 
 def compile_in_fork(lower: Lower, order: Message, facts: Message) -> Message:
     """Compiles under one set in a fork; returns the fork's exit status and cost."""
-    folder = Path(order["folder"])
     parent = os.getpid()
-    started = time.perf_counter()
     with warnings.catch_warnings():
         # Python 3.12 warns of any fork with threads; those of MLIR are idle and not used again.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _run_fork(lower, order, facts, folder, parent)
+        _run_fork(lower, order, facts, parent)
     descriptor = os.pidfd_open(pid)
     try:
-        ended = bool(select.select([descriptor], [], [], order["limit_s"])[0])
-        if not ended:
+        timed_out = not select.select([descriptor], [], [], order["limit_s"])[0]
+        if timed_out:
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
     finally:
         os.close(descriptor)
     return {
         "exit_status": os.waitstatus_to_exitcode(status),
-        "timed_out": not ended,
-        "duration_s": time.perf_counter() - started,
+        "timed_out": timed_out,
         "cpu_s": usage.ru_utime + usage.ru_stime,
         "host_bytes": usage.ru_maxrss * 1024,
     }
 
 
-def _run_fork(lower: Lower, order: Message, facts: Message, folder: Path, parent: int) -> None:
+def _run_fork(lower: Lower, order: Message, facts: Message, parent: int) -> None:
     """Runs the fork; never returns."""
     status = 1
+    folder = Path(order["folder"])
     try:
         die_with_parent(parent)
         give_way(order)
@@ -215,48 +195,39 @@ def _run_fork(lower: Lower, order: Message, facts: Message, folder: Path, parent
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.environ.update(order["environment"])
-        result: Message = {}
         try:
-            result = _compile(lower, folder, is_cpu=order["is_cpu"])
-            result["jax_options"] = jax_options(sys.modules["jax"], order["jax_options"])
+            facts |= _compile(lower, folder, is_cpu=order["is_cpu"])
+            facts["jax_options"] = jax_options(sys.modules["jax"], order["jax_options"])
             status = 0
         except Exception as error:
-            result = {"error_type": type(error).__name__, "message": str(error)[:4000]}
+            facts |= {"error_type": type(error).__name__, "message": str(error)[:4000]}
             traceback.print_exc()
-        (folder / RESULT).write_text(json.dumps({**facts, **result}), encoding="utf-8")
+        (folder / RESULT).write_text(json.dumps(facts), encoding="utf-8")
     finally:
         os._exit(status)  # no clean-up: it would wait for threads and locks of the parent
 
 
 def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
     """Compiles, writes the program's text to the folder and returns its figures."""
-    lowered = lower()
-    started = time.perf_counter()
-    compiled = lowered.compile()
-    compile_s = time.perf_counter() - started
+    compiled = lower().compile()
     text = compiled.as_text()
-    figures: Message = {
-        "compile_s": compile_s,
-        "memory": None,
-        "collective_bytes": collective_bytes(text),
-    }
+    figures: Message = {"memory": None, "collective_bytes": collective_bytes(text)}
     if is_cpu:
         figures["fingerprint"] = fingerprint(compiled)
     else:
         figures["hlo_digest"] = hashlib.sha256(strip_hlo(text).encode()).hexdigest()
     memory = compiled.memory_analysis()
     if memory is not None:
-        parts = ("argument", "output", "alias", "temp", "generated_code")
+        kinds = ("argument", "output", "alias", "temp", "generated_code")
         figures["memory"] = {
-            f"{p}_bytes": int(getattr(memory, f"{p}_size_in_bytes")) for p in parts
+            f"{kind}_bytes": int(getattr(memory, f"{kind}_size_in_bytes")) for kind in kinds
         }
     _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
     return figures
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves the files to read out of XLA's dump, whose text of a module has asynchronous starts,
-    too.
+    """Moves the files to read out of XLA's dump, whose text has asynchronous starts, too.
 
     The step is the last module of its name: modules that a workload compiles while it is built come
     before.

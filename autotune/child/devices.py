@@ -4,52 +4,48 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Message
-from autotune.child.gpus import is_on_gpus, kernel_text, ran_on
+from autotune.child.gpus import kernel_text, machine_report
 from autotune.child.guard import descendants
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """Name of a text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
+    """Returns the name of a text, NumPy dtype or scalar type such as ``jax.numpy.bfloat16``."""
     if dtype is None or isinstance(dtype, str):
         return dtype or None
-    if isinstance(name := getattr(dtype, "name", None), str):
-        return name
-    found = re.search(r"(\w+)'?[)>]*$", str(dtype))  # <class 'jax.numpy.bfloat16'>
-    return found[1] if found else str(dtype)
+    return str(getattr(dtype, "__name__", None) or getattr(dtype, "name", dtype))
 
 
-OWN = ("RssAnon:", "RssShmem:")
+UNBACKED = ("RssAnon:", "RssShmem:")
 """Fields of memory without a backing file: the kernel may drop mapped files at any time."""
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
-    """Bytes used by a process (default: this one) and its descendants, and on this one's devices;
-    None if unknown.
-    """
-    top = root or os.getpid()
-    processes = [_own_bytes(pid) for pid in (top, *descendants(top))]
-    host = None if processes[0] is None else sum(size or 0 for size in processes)
-    return {"host_bytes": host, "device_bytes": _device_bytes() if root is None else None}
+    """Returns bytes in use by a process (default: this one), those below it, and on its devices."""
+    device_bytes = None
+    if root is None:
+        root = os.getpid()
+        device_bytes = _device_bytes()
+    host_bytes = _process_bytes(root)
+    if host_bytes is not None:
+        host_bytes += sum(_process_bytes(pid) or 0 for pid in descendants(root))
+    return {"host_bytes": host_bytes, "device_bytes": device_bytes}
 
 
-def _own_bytes(pid: int) -> int | None:
-    """Bytes of one process (proc(5)); None if it ended."""
+def _process_bytes(pid: int) -> int | None:
+    """Returns the bytes of one process (proc(5)); None if it ended."""
     lines = kernel_text(Path(f"/proc/{pid}/status")).splitlines()
-    sizes = [int(line.split()[1]) for line in lines if line.startswith(OWN)]
+    sizes = [int(line.split()[1]) for line in lines if line.startswith(UNBACKED)]
     return sum(sizes) * 1024 if sizes else None
 
 
 def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> Message:
-    """The fields of a `WorkerReport` that JAX tells after the steps; `places` are those among the
-    visible GPUs.
-    """
+    """Returns the fields of a `WorkerReport` that JAX tells; `places` are those of visible GPUs."""
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]  # None on CPU
     memory = [
@@ -57,22 +53,22 @@ def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> 
         for s in stats
         if s
     ]
-    ran = ran_on(places) if is_on_gpus() else {}
-    return {
-        **ran,
+    report = {
+        **machine_report(places),
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
         "device_memory": memory,
-        **({"peak_bytes": max(device["peak_bytes"] for device in memory)} if memory else {}),
-        "versions": {**versions, **ran.get("versions", {})},
-        "gpus": ran.get("gpus") or None,
     }
+    report["versions"] = {**versions, **report.get("versions", {})}
+    if memory:
+        report["peak_bytes"] = max(device["peak_bytes"] for device in memory)
+    return report
 
 
 def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
-    """The options of JAX in force, after any change by the program."""
+    """Returns the options of JAX in force, after any change by the program."""
     config = getattr(jax, "config", None)
     values = getattr(config, "values", {})
     return {
@@ -83,15 +79,21 @@ def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def _device_bytes() -> int | None:
-    """Bytes in use on JAX's devices in this process; None if unknown."""
-    jax: Any = sys.modules.get("jax")
-    stats = [d.memory_stats() or {} for d in jax.local_devices()] if jax is not None else []
-    told = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
-    return sum(told) if told else None
+    """Returns the bytes in use on JAX's devices in this process; None if unknown."""
+    jax = sys.modules.get("jax")
+    if jax is None:
+        return None
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    sizes = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
+    return sum(sizes) if sizes else None
 
 
 class NoDeviceError(RuntimeError):
-    """JAX finds no device of the requested kind."""
+    """JAX finds no GPU, for some reasons."""
+
+    def __init__(self, *reasons: str) -> None:
+        text = "; ".join(dict.fromkeys(reasons))
+        super().__init__(f"JAX finds no GPU though the study asks for one: {text}"[:1500])
 
 
 class _JaxLog(logging.Handler):
@@ -102,36 +104,26 @@ class _JaxLog(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the logged exception, or the first line of the text."""
+        """Keeps the first line of the logged exception, or of the text."""
         error = record.exc_info[1] if record.exc_info else None
-        text = f"{type(error).__name__}: {error}" if error is not None else record.getMessage()
+        text = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
         self.lines += text.splitlines()[:1]
 
 
 def find_devices(jax: Any, platform: str) -> list[Any]:
-    """All devices of JAX's default platform; NoDeviceError if a GPU is requested and JAX finds
-    none.
-    """
+    """Returns the devices of JAX's default platform; NoDeviceError if a wanted GPU is missing."""
     logger = logging.getLogger("jax")
-    heard = _JaxLog()
-    logger.addHandler(heard)
+    log = _JaxLog()
+    logger.addHandler(log)
     try:
         devices = list(jax.devices())
     except Exception as error:  # without its plugin, JAX fails an assertion without a message
         if platform != "cuda":
             raise
-        said = str(error).splitlines()[0] if str(error) else ""
-        raise NoDeviceError(
-            _words([f"{type(error).__name__}: {said}".rstrip(": "), *heard.lines])
-        ) from error
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise NoDeviceError(line.rstrip(": "), *log.lines) from error
     finally:
-        logger.removeHandler(heard)
+        logger.removeHandler(log)
     if platform == "cuda" and devices[0].platform == "cpu":
-        raise NoDeviceError(_words(["it would run on the CPU", *heard.lines]))
+        raise NoDeviceError("it would run on the CPU", *log.lines)
     return devices
-
-
-def _words(said: list[str]) -> str:
-    return f"JAX finds no GPU though the study asks for one: {'; '.join(dict.fromkeys(said))}"[
-        :1500
-    ]

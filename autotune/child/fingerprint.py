@@ -1,5 +1,4 @@
-"""Fingerprint of a compiled program (equal for equal ones in every process, whatever their
-options), and its counts.
+"""Fingerprint of a compiled program, equal for equal ones in every process, and its counts.
 
 Hashed are the optimized HLO text without source locations, and the serialized executable with
 buffers, thunks and machine code, whose protobuf messages are walked without a schema: its compile
@@ -27,47 +26,44 @@ _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.M
 )
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_WITH_OPERANDS = (
-    "all-gather-start",
-    "collective-permute-start",
-)  # their shapes hold operands before results
+_WITH_OPERANDS = ("all-gather-start", "collective-permute-start")  # shapes: operands, then results
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.MULTILINE)
 _FUSED = re.compile(r" fusion\(.*? calls=%?([\w.\-~$]+)")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.\-~$]+ = (.+?) ([a-z][\w\-]*)\(", re.MULTILINE)
 _ARRAY = re.compile(r"\b[a-z]+(\d*)\w*\[([\d,]*)\]")
-HLO, THUNKS, METADATA = "optimized.hlo", "thunks.txt", "thunk_names.txt"
-OPTIONS, LOG, RESULT = "debug_options.txt", "compile.log", "result.json"
+HLO = "optimized.hlo"
+THUNKS = "thunks.txt"
+METADATA = "thunk_names.txt"
+OPTIONS = "debug_options.txt"
+LOG = "compile.log"
+RESULT = "result.json"
 """Files in the folder of a compilation; METADATA has the names of thunks."""
 
-CACHE_SWITCH, CACHE_FOLDER = "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR"
+CACHE_SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
+CACHE_FOLDER = "JAX_COMPILATION_CACHE_DIR"
 KEPT = "kept-"
 """Starts the names of files beside JAX's cache that hold what its programs are called."""
 
 KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
 """Flag by which a study keeps kernels; no part of a program."""
 
-_BYTES, _GROUP = 2, 3  # wire types of protobuf
+_BYTES = 2  # wire types of protobuf
+_GROUP = 3
 _EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
-_MODULE_WITH_OPTIONS_FIELD = (
-    1  # of the executable; the module is in the text, the options must not count
-)
+_MODULE_WITH_OPTIONS_FIELD = 1  # of the executable: in the text already, options must not count
 
 
 def strip_hlo(text: str) -> str:
-    """Removes the ``HloModule`` line, op metadata, tables of source locations and estimates from
-    HLO text.
-    """
-    first, _, rest = text.partition("\n")
-    body = rest if first.startswith("HloModule") else text
-    plain = _METADATA.sub("", _SOURCE_TABLES.sub("", body))
+    """Removes the ``HloModule`` line, metadata, source locations and estimates from HLO text."""
+    if text.startswith("HloModule"):
+        text = text.partition("\n")[2]
+    text = _METADATA.sub("", _SOURCE_TABLES.sub("", text))
     # An estimate adds an all-default configuration to a kernel without one.
-    return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', plain)).strip()
+    return _SAYS_NOTHING.sub("", _ESTIMATES.sub('"reification_cost":[]', text)).strip()
 
 
 def collective_bytes(hlo: str) -> dict[str, int]:
-    """Bytes that the collectives of an HLO text write, by kind; each instruction once, however
-    often it runs.
-    """
+    """Returns the bytes that an HLO text's collectives write, by kind; each instruction once."""
     fused = set(_FUSED.findall(hlo))
     written: Counter[str] = Counter()
     for name, body in _COMPUTATION.findall(hlo):
@@ -77,14 +73,14 @@ def collective_bytes(hlo: str) -> dict[str, int]:
                 continue
             sizes = []
             for bits, dimensions in _ARRAY.findall(shape):
-                lengths = map(int, filter(None, dimensions.split(",")))
+                lengths = map(int, re.findall(r"\d+", dimensions))
                 sizes.append(int(bits or 8) * math.prod(lengths) // 8)
             written[kind] += sum(sizes[len(sizes) // 2 :] if opcode in _WITH_OPERANDS else sizes)
     return dict(written)
 
 
 def module_name(hlo: str) -> str:
-    """The module's name in the first line of an HLO text."""
+    """Returns the module's name in the first line of an HLO text."""
     return hlo.partition("\n")[0].removeprefix("HloModule ").partition(",")[0].strip()
 
 
@@ -98,19 +94,18 @@ def fingerprint(compiled: Any) -> str:
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
     try:
-        parts = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
+        code = code_parts(bytes(compiled.runtime_executable().serialize()), module_name(hlo))
     except (AttributeError, ImportError, RuntimeError, ValueError):
         flags = [
             flag for flag in os.environ.get("XLA_FLAGS", "").split() if KERNELS_FLAG not in flag
         ]
         return "t" + hashlib.sha256(text + b"\0" + " ".join(flags).encode()).hexdigest()[:15]
-    digests = sorted(hashlib.sha256(part).digest() for part in parts)
+    digests = sorted(hashlib.sha256(field).digest() for field in code)
     return hashlib.sha256(b"".join([hashlib.sha256(text).digest(), *digests])).hexdigest()[:16]
 
 
 def figures_of(lowered: Any, compiled: Any) -> Message:
-    """Fingerprint and `collective_bytes` of a compiled JAX function, under the names that they have
-    in a report.
+    """Returns fingerprint and `collective_bytes` of a compiled JAX function, as in a report.
 
     An executable that JAX loaded from its cache has no machine code to hash, so the process that
     compiled it keeps them beside it.
@@ -132,8 +127,7 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:
-    """The fields of a serialized executable that are not options: buffers, thunks, symbols, object
-    files.
+    """Returns a serialized executable's fields that are no options: buffers, thunks, machine code.
 
     Args:
         blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then
@@ -143,22 +137,18 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
     Raises:
         ValueError: If the bytes have another form, as from other PJRT plugins.
     """
-    executables = [
-        field.data
-        for field in _fields(_without_header(blob))
-        if (field.field_number, field.wire_type) == (_EXECUTABLE_FIELD, _BYTES)
-    ]
-    parts = [
+    code = [
         b"%d:" % field.field_number + _without_module_number(field.data, module.encode(), depth=0)
-        for executable in executables
-        for field in _fields(executable)
+        for executable in _fields(_without_header(blob))
+        if (executable.field_number, executable.wire_type) == (_EXECUTABLE_FIELD, _BYTES)
+        for field in _fields(executable.data)
         if field.field_number != _MODULE_WITH_OPTIONS_FIELD
     ]
-    if not parts:
+    if not code:
         raise ValueError(
             "a serialized executable must hold code besides its module but this one does not"
         )
-    return parts
+    return code
 
 
 def _without_module_number(data: bytes | int, module: bytes, *, depth: int) -> bytes:
@@ -197,9 +187,7 @@ def _without_header(blob: bytes) -> bytes:
 
 
 def _fields(message: bytes) -> list[Any]:
-    """Returns the fields of a protobuf message, without a schema; ValueError if the bytes are
-    none.
-    """
+    """Returns the fields of a protobuf message, without a schema; ValueError if it is none."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.message import DecodeError
     from google.protobuf.unknown_fields import UnknownFieldSet

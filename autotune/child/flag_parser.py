@@ -52,20 +52,20 @@ def _parse_and_exit(text: str, write_end: int) -> None:
 
 
 def jax_options() -> dict[str, dict[str, Any]]:
-    """Type, legal values if they are few, and present value of every option of `jax.config`."""
+    """Returns type, legal values if they are few, and value of every option of `jax.config`."""
     import jax
 
     # `meta` and `values` are not documented; without them the JAX options simply stay unknown.
     meta = getattr(jax.config, "meta", {})
-    found = {}
+    options = {}
     for name, value in getattr(jax.config, "values", {}).items():
         kind, _, details = meta.get(name, (str, [], {}))
-        found[name] = {
-            "type": kind if isinstance(kind, str) else kind.__name__,
+        options[name] = {
+            "type": getattr(kind, "__name__", kind),
             "values": [str(v) for v in details.get("enum_values") or ()],
             "default": None if value is None else str(value),
         }
-    return found
+    return options
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def load_nvml() -> Any:
-    """The module ``pynvml`` of the distribution nvidia-ml-py; None if not installed."""
+    """Returns the module ``pynvml`` of the distribution nvidia-ml-py; None if not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -33,10 +33,9 @@ def load_nvml() -> Any:
 
 
 def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
-    """NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES (None: unset) by index, in its order,
-    without lost ones.
+    """Returns NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES by index, in its order.
 
-    Parts of a GPU under MIG are not watched.
+    Lost GPUs are left out, and parts of a GPU under MIG.
     """
     if nvml is None:
         return {}
@@ -45,15 +44,14 @@ def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
     ask(nvml, "nvmlInit")
     for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
         handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-        uuid = ask(nvml, "nvmlDeviceGetUUID", handle) if handle is not None else None
-        if uuid is not None:
+        if handle is not None and (uuid := ask(nvml, "nvmlDeviceGetUUID", handle)) is not None:
             handles[index] = handle
             uuids[index] = uuid
     return {index: handles[index] for index in named_devices(uuids, visible)}
 
 
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
-    """Indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is unset (None).
+    """Returns the indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is None.
 
     An entry is an index, or the start of one UUID. As in CUDA the first unknown entry ends the
     list.
@@ -64,12 +62,12 @@ def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
     for entry in visible.split(","):
         name = entry.strip()
         if name.isdigit():
-            fitting = [index for index in uuids if index == int(name)]
+            matches = [int(name)] if int(name) in uuids else []
         else:
-            fitting = [index for index, uuid in uuids.items() if name and uuid.startswith(name)]
-        if len(fitting) != 1:
+            matches = [index for index, uuid in uuids.items() if name and uuid.startswith(name)]
+        if len(matches) != 1:
             break
-        indices += fitting
+        indices += matches
     return indices
 
 
@@ -88,42 +86,46 @@ CLASSES = Path("/sys/class")
 
 _PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
 _LIBRARY = re.compile(r"/(?:.*/)?lib(cublas|cudnn|nccl)\.so[.\d]*$", re.M)
+# Plugin to its libraries: package below `nvidia` where it looks first, name for the linker.
 _WHEELS = {
     "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
     "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
 }
-"""Plugin to its libraries: package below ``nvidia`` where it looks first, and file name for the
-linker.
-"""
+
+
+def machine_report(devices: Iterable[int]) -> Message:
+    """Returns `ran_on` in a measured process; nothing if JAX_PLATFORMS puts it on the CPU."""
+    if os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu"):
+        return {}
+    return ran_on(devices)
 
 
 def ran_on(devices: Iterable[int] | None = None) -> Message:
-    """``versions`` of NVIDIA's driver and loaded libraries, states of the ``gpus`` in use, the
-    host's networks.
+    """Returns versions of NVIDIA's driver and loaded libraries, states of GPUs, and networks.
+
+    Args:
+        devices: Places of the GPUs among the visible ones; None for all.
     """
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
-    indices = list(visible)
-    chosen = indices if devices is None else [indices[i] for i in devices if i < len(indices)]
+    states = [_state(nvml, index, handle) for index, handle in visible.items()]
+    if devices is not None:
+        states = [states[place] for place in devices if place < len(states)]
     driver = ask(nvml, "nvmlSystemGetDriverVersion") if visible else _driver_of_kernel()
     versions = {"driver": driver} if driver else {}
     return {
-        "versions": {**versions, **loaded_versions()},
-        "gpus": [_state(nvml, index, visible[index]) for index in chosen],
+        "versions": versions | loaded_versions(),
+        "gpus": states,
         "infiniband_ports": infiniband_ports(os.environ),
         "cloud_networks": cloud_networks(),
     }
 
 
 def infiniband_ports(environment: Mapping[str, str]) -> int:
-    """Active ports of InfiniBand and RoCE on this host that NCCL's own transport takes
-    (net_ib/init.cc of NCCL).
-    """
-    is_off = (
-        environment.get("NCCL_NET", "IB").upper() != "IB"
-        or environment.get("NCCL_IB_DISABLE", "0") != "0"
-    )
-    if is_off:
+    """Counts active InfiniBand and RoCE ports that NCCL takes itself (its net_ib/init.cc)."""
+    if environment.get("NCCL_NET", "IB").upper() != "IB":
+        return 0
+    if environment.get("NCCL_IB_DISABLE", "0") != "0":
         return 0
     return sum(
         kernel_text(port / "state") == "4: ACTIVE"
@@ -133,51 +135,37 @@ def infiniband_ports(environment: Mapping[str, str]) -> int:
 
 
 def cloud_networks() -> list[str]:
-    """Networks of clouds on this host, by the vendors of its cards (for gVNIC as net_socket.cc of
-    NCCL).
-    """
+    """Returns clouds' networks of this host, by the vendors of its cards (NCCL's net_socket.cc)."""
     cards = {"efa": ("infiniband", "0x1d0f"), "gvnic": ("net", "0x1ae0")}
     return [
         name
         for name, (kind, vendor) in cards.items()
-        if any(kernel_text(file) == vendor for file in CLASSES.glob(f"{kind}/*/device/vendor"))
+        if vendor in map(kernel_text, CLASSES.glob(f"{kind}/*/device/vendor"))
     ]
 
 
 def kernel_text(path: Path) -> str:
-    """The content of a file of the kernel; empty if it cannot be read."""
+    """Returns the content of a file of the kernel; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def is_on_gpus() -> bool:
-    """Returns whether this process must run on GPUs, by JAX_PLATFORMS, which every measured process
-    has.
-    """
-    return os.environ.get("JAX_PLATFORMS", "").split(",")[0] not in ("", "cpu")
-
-
 def loaded_versions() -> dict[str, str]:
-    """Versions that NVIDIA's loaded libraries report."""
-    versions = {}
-    for name, path in _loaded().items():
-        if (version := _version(name, path)) is not None:
-            versions[name] = version
-    return versions
-
-
-def _loaded() -> dict[str, str]:
-    """Paths of NVIDIA's libraries mapped into this process, by name (see proc(5))."""
+    """Returns the versions that NVIDIA's libraries in this process report (see proc(5))."""
     paths: dict[str, str] = {}
     for match in _LIBRARY.finditer(kernel_text(MAPS)):
         paths.setdefault(match[1], match[0])
-    return paths
+    versions = {}
+    for name, path in paths.items():
+        with contextlib.suppress(OSError, AttributeError):
+            versions[name] = _version(name, path)
+    return versions
 
 
-def _version(name: str, path: str) -> str | None:
-    """The version that a library reports, or None."""
+def _version(name: str, path: str) -> str:
+    library = ctypes.CDLL(path)
 
     def number(function: str, *arguments: Any) -> int:
         value = ctypes.c_int()
@@ -185,32 +173,24 @@ def _version(name: str, path: str) -> str | None:
             raise OSError(f"{function} failed")
         return value.value
 
-    try:
-        library = ctypes.CDLL(path)
-        if name == "nccl":
-            return _nccl_version(number("ncclGetVersion"))
-        return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(part))) for part in _PROPERTY)
-    except (OSError, AttributeError):
-        return None
-
-
-def _nccl_version(number: int) -> str:
-    """Decodes NCCL's number: 22703 for 2.27.3 (nccl.h since 2.9)."""
-    return f"{number // 10_000}.{number % 10_000 // 100}.{number % 100}"
+    if name == "nccl":
+        code = number("ncclGetVersion")  # 22703 for 2.27.3 (nccl.h since 2.9)
+        return f"{code // 10_000}.{code % 10_000 // 100}.{code % 100}"
+    return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(part))) for part in _PROPERTY)
 
 
 def _state(nvml: Any, index: int, handle: Any) -> Message:
-    """Firmware, limits and modes of one GPU; unsupported values are None."""
+    """Returns firmware, limits and modes of one GPU; unsupported values are None."""
 
-    def of(name: str, *more: Any) -> Any:
-        return ask(nvml, f"nvmlDeviceGet{name}", handle, *more)
+    def of(name: str, *arguments: Any) -> Any:
+        return ask(nvml, f"nvmlDeviceGet{name}", handle, *arguments)
 
     def flag(name: str) -> bool | None:
         """Returns a mode; of a pair, the present one, not that after a restart."""
         value = of(name)
-        if value is None:
-            return None
-        return bool(value[0] if isinstance(value, (list, tuple)) else value)
+        if isinstance(value, (list, tuple)):
+            value = value[0]
+        return None if value is None else bool(value)
 
     limit = of("PowerManagementLimit")
     return {
@@ -231,15 +211,18 @@ def _state(nvml: Any, index: int, handle: Any) -> Message:
 
 
 def _driver_of_kernel() -> str | None:
-    """The driver's version from its kernel module, without nvidia-ml-py."""
-    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", kernel_text(DRIVER))
-    return found.group(1) if found else None
+    """Returns the driver's version from its kernel module, without nvidia-ml-py."""
+    match = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", kernel_text(DRIVER))
+    return match[1] if match else None
 
 
 def load_as_jax_does() -> None:
     """Loads the libraries of JAX's CUDA plugin: from NVIDIA's wheels, else by the linker."""
-    plugin = next(iter(installed_versions(CUDA_PLUGINS)), None)
-    for package, library in (name.split("/") for name in (_WHEELS[plugin] if plugin else ())):
+    plugins = list(installed_versions(CUDA_PLUGINS))
+    if not plugins:
+        return
+    for name in _WHEELS[plugins[0]]:
+        package, library = name.split("/")
         wheel = folder_of(f"nvidia.{package}")
         for path in [library] if wheel is None else [f"{wheel}/lib/{library}", library]:
             with contextlib.suppress(OSError):

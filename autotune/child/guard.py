@@ -42,16 +42,18 @@ ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
 """Signals that end processes, each with the seconds before the next."""
 
 STRUCK = b"***"
-LAST_LINES, LAST_BYTES = 20, 20_000
+LAST_LINES = 20
+LAST_BYTES = 20_000
 """Limits of the output in the last message."""
 
 
 class BoundedLog:
-    """Writes the first half of its limit at once, and the last half when closed; a full disk ends
-    no running trial.
+    """Writes the first half of its limit at once, and the last half when closed.
+
+    A full disk ends no running trial.
     """
 
-    def __init__(self, path: str, limit: int, secrets: Sequence[str]) -> None:
+    def __init__(self, path: str, limit: int, secrets: Iterable[str]) -> None:
         self._secrets = [os.fsencode(value) for value in secrets]
         self._held = b""
         mode = os.stat(os.path.dirname(path) or ".").st_mode & 0o666 | 0o600  # noqa: PTH116, PTH120 (as above, of time)
@@ -62,7 +64,7 @@ class BoundedLog:
         self._kept = max(self._half, LAST_BYTES)
         self._head = 0
         self._last = bytearray()
-        self._total = 0
+        self._tail = 0
 
     def write(self, data: bytes) -> None:
         """Adds a piece of output, in which secrets are struck out."""
@@ -73,19 +75,17 @@ class BoundedLog:
         self._add(data[: len(data) - len(self._held)])
 
     def _begun_secret(self, data: bytes) -> bytes:
-        """The longest end of a piece with which a secret begins: the next piece may go on with
-        it.
-        """
+        """Returns the longest end of a piece with which a secret begins, and may go on."""
         longest = max(map(len, self._secrets), default=1) - 1
-        ends = (data[-n:] for n in range(longest, 0, -1))
-        return next(
-            (end for end in ends if any(secret.startswith(end) for secret in self._secrets)), b""
-        )
+        for length in range(longest, 0, -1):
+            if any(secret.startswith(data[-length:]) for secret in self._secrets):
+                return data[-length:]
+        return b""
 
     def _add(self, data: bytes) -> None:
         head = data[: self._half - self._head]
         self._head += len(head)
-        self._total += len(data)
+        self._tail += len(data) - len(head)
         self._put(head)
         self._last += data
         if len(self._last) > 2 * self._kept:
@@ -99,11 +99,10 @@ class BoundedLog:
     def close(self) -> None:
         """Writes the last half, with a note on the number of omitted bytes."""
         self._add(self._held)
-        waiting = self._total - self._head
-        dropped = max(0, waiting - self._half)
+        dropped = max(0, self._tail - self._half)
         if dropped:
             self._put(f"\n[... {dropped} bytes of output left out here ...]\n".encode())
-        self._put(bytes(self._last[len(self._last) - waiting + dropped :]))
+        self._put(bytes(self._last[len(self._last) - self._tail + dropped :]))
         os.close(self._descriptor)
 
     def _put(self, data: bytes) -> None:
@@ -139,39 +138,33 @@ def send(pids: Iterable[int], number: int) -> None:
 def end_descendants(
     wait: Callable[[], object], signals: Sequence[tuple[int, float]] = ENDING
 ) -> None:
-    """Ends all descendants of this process, also new ones, by signals as in `ENDING`; calls `wait`
-    meanwhile.
-    """
+    """Ends all descendants of this process, new ones too; calls `wait` after each look at them."""
     for number, patience_s in signals:
         signalled = set[int]()
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             alive = descendants(os.getpid())
-            new = set(alive) - signalled
-            send(new, number)
-            send(new, signal.SIGCONT)  # a paused process gets no other signal before
-            signalled.update(alive)
+            missed = set(alive) - signalled
+            send(missed, number)
+            send(missed, signal.SIGCONT)  # a paused process gets no other signal before
+            signalled |= missed
             if not alive:
                 return
             wait()
 
 
 def pause_descendants(root: int, *, but: int) -> None:
-    """Stops all descendants of a process, also new ones, but one; parents first, which then start
-    no more.
-    """
+    """Stops all descendants of a process but one, parents first, until no new one appears."""
     stopped = {but}
-    while new := [pid for pid in descendants(root) if pid not in stopped]:
-        for pid in new:
+    while running := [pid for pid in descendants(root) if pid not in stopped]:
+        for pid in running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        stopped.update(new)
+        stopped.update(running)
 
 
 def resume_descendants(root: int) -> None:
-    """Continues all descendants of a process; children first, so that no parent sees a stopped
-    one.
-    """
+    """Continues all descendants of a process, children first: no parent sees a stopped one."""
     send(reversed(descendants(root)), signal.SIGCONT)
 
 
@@ -193,19 +186,12 @@ def die_with_parent(parent: int) -> None:
 def start_program(
     command: Sequence[str], *, cwd: str | None = None, files: Sequence[int] = ()
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and the descriptor of its
-    output.
+    """Starts a program in a session of its own, without input; returns it and its output's pipe.
 
-    It ends with this process: nothing would continue it if it was paused.
-
-    Args:
-        files: Descriptors that it keeps.
-
-    Raises:
-        OSError: If it cannot be started.
+    It keeps the descriptors `files`, and ends with this process: nothing would continue it if it
+    was paused. Raises OSError if it cannot be started.
     """
     ours, theirs = os.pipe()
-    die = functools.partial(die_with_parent, os.getpid())
     try:
         program = subprocess.Popen(
             command,
@@ -214,7 +200,7 @@ def start_program(
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=die,
+            preexec_fn=functools.partial(die_with_parent, os.getpid()),
             pass_fds=files,
         )
     finally:
@@ -235,12 +221,7 @@ def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
         program, output = start_program(command, files=[theirs.fileno()])
     except OSError as error:
         log.write(f"{CANNOT_START} {command[0]}: {error.strerror}\n".encode())
-        return {
-            "type": "exit",
-            "exit_status": 127,
-            "stopped": False,
-            "last_lines": log.last_lines(),
-        }
+        return _end(log, 127, stopped=False)
     theirs.close()
     stopped = False
     relays = {
@@ -268,9 +249,13 @@ def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
     _drain(output, log)
     while to_driver(ours):
         pass
+    return _end(log, program.returncode, stopped=stopped)
+
+
+def _end(log: BoundedLog, status: int, *, stopped: bool) -> dict[str, object]:
     return {
         "type": "exit",
-        "exit_status": program.returncode,
+        "exit_status": status,
         "stopped": stopped,
         "last_lines": log.last_lines(),
     }
@@ -321,38 +306,35 @@ def _drain(output: int, log: BoundedLog) -> None:
 
 
 def take_environment() -> None:
-    """Sets the environment from stdin's first line, and says ``hello``; SystemExit if stdin
-    ended.
-    """
+    """Sets the environment from stdin's first line, and says ``hello``; SystemExit if it ended."""
     with open(0, "rb", buffering=0, closefd=False) as stream:
         line = stream.readline()  # without a buffer: what follows is the worker's
     if not line.endswith(b"\n"):
         raise SystemExit(1)
     message = json.loads(line)
-    kept = {name: os.environ[name] for name in message["keep"] if name in os.environ}
-    node = os.environ.get("SLURMD_NODENAME", "")
-    step = os.environ.get("SLURM_STEP_ID", "")
+    before = dict(os.environ)
     os.environ.clear()
-    os.environ.update({**message["environment"], **kept})
+    os.environ.update(message["environment"])
+    os.environ.update({name: before[name] for name in message["keep"] if name in before})
     with socket.socket() as probe:
         probe.bind(("", 0))  # never listens: only asks the kernel which port is free
         port = probe.getsockname()[1]
+    node = before.get("SLURMD_NODENAME", "")
+    step = before.get("SLURM_STEP_ID", "")
     say({"type": "hello", "node": node, "step": step, "port": port})
 
 
 def main(arguments: list[str]) -> int:
     """Runs the command of the arguments."""
-    path, limit, *rest = arguments
-    remote = rest[:1] == ["--remote"]
-    secrets, _, *command = rest[remote:]
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         # A cluster sends them to a whole step before its time limit; only the driver reacts.
         signal.signal(number, signal.SIG_IGN)
-    if remote:
+    if arguments[2] == "--remote":
+        del arguments[2]
         take_environment()
-    log = BoundedLog(
-        path, int(limit), [os.environ[n] for n in secrets.split(",") if os.environ.get(n)]
-    )
+    path, limit, secrets, _, *command = arguments
+    values = map(os.environ.get, secrets.split(","))
+    log = BoundedLog(path, int(limit), filter(None, values))
     try:
         end = run(log, command)
     finally:

@@ -1,5 +1,4 @@
-"""The measuring worker: compiles one training step under the flags of its environment and runs
-blocks of it.
+"""The measuring worker: compiles a training step under its environment's flags, and runs blocks.
 
 Messages over the channel (`autotune.child.channel`):
 
@@ -12,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
+import math
 import os
 import platform
 import resource
@@ -30,19 +31,16 @@ FEWEST_BATCHES = 4
 """Batches of the ring at least, however large one is."""
 
 MOST_BATCHES = 64
-"""Batches of the ring at most: a process makes no more, so that blocks after the first ones cost
-their steps alone.
-"""
+"""Batches of the ring at most, so that later blocks make none."""
 
 RING_BYTES = 64_000_000
-"""Limit of the bytes of the ring: many small batches, so that a long run is not of few repeated
-ones.
-"""
+"""Limit of the bytes of the ring: many small batches, so that a long run repeats few."""
 
-SAMPLES, SAMPLE_BYTES = 8, 8_000_000
-"""Arrays of the state of which copies tell how far the first steps move it, and the largest size of
-one.
-"""
+SAMPLES = 8
+"""Arrays of the state of which copies tell how far the first steps move it."""
+
+SAMPLE_BYTES = 8_000_000
+"""Largest size of one."""
 
 FAR = 1e30
 """Stands for a distance that is no number."""
@@ -51,9 +49,9 @@ FAR = 1e30
 class Job:
     """The compiled step with its state in one process of a trial."""
 
-    def __init__(self, job: Message, tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Message, enter: Callable[[str], None]) -> None:
         _refuse_missing(job["files"])
-        tell("import")
+        enter("import")
         import jax
 
         from autotune.child.fingerprint import figures_of
@@ -67,43 +65,39 @@ class Job:
                 num_processes=job["process_count"],
                 process_id=job["process_index"],
                 # On CPU each rank makes its own devices.
-                local_device_ids=[*_own_places(job, job["device_count"])]
+                local_device_ids=[*_device_places(job, job["device_count"])]
                 if job["platform"] == "cuda"
                 else None,
                 cluster_detection_method="deactivate",  # the driver has given everything
                 coordinator_bind_address=job["coordinator_bind"],
             )
-        tell("build")
+        enter("build")
         devices = find_devices(jax, job["platform"])
-        wanted = job["device_count"] or len(devices)
-        if wanted > len(devices):
+        device_count = job["device_count"] or len(devices)
+        if device_count > len(devices):
             raise ValueError(
-                f"the study asks for {wanted} devices but this process sees {len(devices)} "
-                f"({devices[0].device_kind}); "
-                "lower `device.count` or make more devices visible"
+                f"the study asks for {device_count} devices but this process sees {len(devices)} "
+                f"({devices[0].device_kind}); lower `device.count` or make more devices visible"
             )
-        workload = load(job["entry"], job["options"], devices[:wanted])
+        workload = load(job["entry"], job["options"], devices[:device_count])
         step = jit_step(workload)
-        tell("compile")
-        state = workload.init(job["seed"])
+        enter("compile")
+        self._state = workload.init(job["seed"])
         self._make_batch = workload.batch
         self._batches = [workload.batch(0)]
         self._ring = ring_length(sum(leaf.nbytes for leaf in jax.tree.leaves(self._batches[0])))
-        self.grad_norm: float | None = None
-        compile_start = time.perf_counter()
-        lowered = step.lower(state, self._batches[0])
-        compiled = lowered.compile()
-        compile_s = time.perf_counter() - compile_start
-        tell("warm-up")
-        self._step = compiled
-        self._state = state
         self._next = 0
-        before = sample_of(jax.tree.leaves(state))
+        compile_start = time.perf_counter()
+        lowered = step.lower(self._state, self._batches[0])
+        self._step = lowered.compile()
+        compile_s = time.perf_counter() - compile_start
+        enter("warm-up")
+        before = sample_of(jax.tree.leaves(self._state))
         self.fill_ring(job["check_steps"] + job["warmup_steps"])
         checked = [self._advance() for _ in range(job["check_steps"])]
         losses = [float(metrics["loss"]) for metrics in checked]
         norms = [metrics.get("grad_norm", 0.0) for metrics in checked]
-        changed = distance(before, sample_of(jax.tree.leaves(self._state)))
+        state_change = distance(before, sample_of(jax.tree.leaves(self._state)))
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
         gc.freeze()
@@ -113,20 +107,19 @@ class Job:
         }
         self.report = {
             "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,  # on CPU
-            **jax_report(jax, versions, _own_places(job, wanted)),
-            **figures_of(lowered, compiled),
-            "device_count": wanted,
-            "process_count": job["process_count"],
+            **jax_report(jax, versions, _device_places(job, device_count)),
+            **figures_of(lowered, self._step),
+            "device_count": device_count,
             "compile_s": compile_s,
             "losses": losses,
             "grad_norms": [float(norm) for norm in norms],
-            "state_change": changed,
+            "state_change": state_change,
             "state_arrays": len(jax.tree.leaves(self._state)),
             "dtype": dtype_name(workload.config.get("dtype")) or "float32",
             "loss_dtype": dtype_name(getattr(checked[-1]["loss"], "dtype", None)),
             "norm_dtype": dtype_name(getattr(norms[-1], "dtype", None)),
             "warmup_step_times_s": warmup,
-            "temp_bytes": getattr(compiled.memory_analysis(), "temp_size_in_bytes", None),
+            "temp_bytes": getattr(self._step.memory_analysis(), "temp_size_in_bytes", None),
             **workload.figures,
         }
 
@@ -137,35 +130,30 @@ class Job:
         return metrics
 
     def fill_ring(self, steps: int) -> None:
-        """Makes the batches of the next steps that the ring does not hold yet, so that making them
-        is not timed.
-        """
-        last = min(self._next + steps, self._ring)
-        made = [self._make_batch(number) for number in range(len(self._batches), last)]
-        self._jax.block_until_ready(made)  # type: ignore[no-untyped-call]
-        self._batches += made
+        """Makes the batches of the next steps that the ring lacks, so that no step waits for it."""
+        end = min(self._next + steps, self._ring)
+        batches = [self._make_batch(number) for number in range(len(self._batches), end)]
+        self._jax.block_until_ready(batches)  # type: ignore[no-untyped-call]
+        self._batches += batches
 
     def run_block(self, steps: int, *, fresh: bool = False) -> list[float]:
-        """Runs steps and returns the seconds between their ends; the next step is queued while one
-        runs, as always.
-        """
-        times: list[float] = []
+        """Runs steps and returns the seconds between their ends; the next one is always queued."""
+        if not fresh:
+            self.fill_ring(steps)
         gc.disable()
-        last = time.perf_counter()
+        ends = [time.perf_counter()]
         pending = self._advance(fresh=fresh)
         for _ in range(steps - 1):
             following = self._advance(fresh=fresh)
             pending["loss"].block_until_ready()
-            now = time.perf_counter()
-            times.append(now - last)
-            last = now
+            ends.append(time.perf_counter())
             pending = following
         pending["loss"].block_until_ready()
-        times.append(time.perf_counter() - last)
+        ends.append(time.perf_counter())
         gc.enable()
         self.loss = float(pending["loss"])
         self.grad_norm = float(pending["grad_norm"]) if "grad_norm" in pending else None
-        return times
+        return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def ring_length(batch_bytes: int) -> int:
@@ -174,50 +162,49 @@ def ring_length(batch_bytes: int) -> int:
 
 
 def sample_of(leaves: list[Any]) -> list[Any]:
-    """Copies on the host of some floating-point arrays of a state, small ones where there are
-    any.
-    """
+    """Copies some floating-point arrays of a state to the host, small ones if there are any."""
     import numpy as np
     from jax import numpy as jnp
 
     inexact = [x for x in leaves if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
     small = [x for x in inexact if x.nbytes <= SAMPLE_BYTES] or inexact[:1]
-    chosen = small[:: -(-len(small) // SAMPLES) or 1]
-    shards = [getattr(x, "addressable_shards", None) for x in chosen]
-    return [
-        np.array(s[0].data if s else x, dtype=np.float32)
-        for x, s in zip(chosen, shards, strict=True)
-    ]
+    copies = []
+    for leaf in small[:: -(-len(small) // SAMPLES) or 1]:
+        shards = getattr(leaf, "addressable_shards", None)
+        copies.append(np.array(shards[0].data if shards else leaf, dtype=np.float32))
+    return copies
 
 
 def distance(before: list[Any], after: list[Any]) -> float:
-    """Root of the sum of squared differences between two samples of a state."""
-    found = sum(float(((b - a) ** 2).sum()) for b, a in zip(before, after, strict=True)) ** 0.5
-    return found if found < FAR else FAR  # NaN is not below it
+    """Returns the root of the sum of squared differences between two samples of a state."""
+    squares = sum(float(((b - a) ** 2).sum()) for b, a in zip(before, after, strict=True))
+    return min(FAR, math.sqrt(squares))  # NaN is not below it
 
 
 def work(channel: Channel, job: Message) -> None:
     """Builds the job and runs blocks until ``stop``."""
     built = Job(job, channel.enter)
-    # Values in force: a workload may set XLA_FLAGS or an option of JAX itself.
-    values = {name: os.environ.get(name) for name in job["variables"]}
-    options = jax_options(sys.modules["jax"], job["jax_options"])
-    channel.send("ready", report=built.report, values=values, jax_options=options)
+    channel.send(
+        "ready",
+        report=built.report,
+        # Those in force: a workload may set XLA_FLAGS or an option of JAX itself.
+        values={name: os.environ.get(name) for name in job["variables"]},
+        jax_options=jax_options(sys.modules["jax"], job["jax_options"]),
+    )
     channel.phase = "step"
     while (message := channel.receive())["type"] == "block":
-        if not (fresh := message.get("fresh", False)):
-            built.fill_ring(message["steps"])
-        times = built.run_block(message["steps"], fresh=fresh)
-        memory = memory_in_use() if message.get("memory") else None
+        times = built.run_block(message["steps"], fresh=message.get("fresh", False))
         channel.send(
-            "block", step_times_s=times, loss=built.loss, grad_norm=built.grad_norm, memory=memory
+            "block",
+            step_times_s=times,
+            loss=built.loss,
+            grad_norm=built.grad_norm,
+            memory=memory_in_use() if message.get("memory") else None,
         )
 
 
 def prepare(channel: Channel, message: dict[str, Any]) -> None:
-    """Imports what the workload of a later job needs, or takes over the variables of its set;
-    starts no backend.
-    """
+    """Imports what a later job needs, or takes over its variables; starts no backend."""
     if message["type"] == "import":
         with contextlib.suppress(Exception):  # the job finds out, and says so
             import_workloads(message["entry"])
@@ -235,9 +222,7 @@ def prepare(channel: Channel, message: dict[str, Any]) -> None:
 
 
 def import_workloads(entry: str) -> None:
-    """Imports JAX and, of a preset, what builds it; a module of the user's might start a backend,
-    and is left alone.
-    """
+    """Imports JAX and what builds a preset; a module of the user's might start a backend."""
     import jax  # noqa: F401
 
     if ":" not in entry:
@@ -251,16 +236,15 @@ def _refuse_missing(files: Mapping[str, str]) -> None:
         if not Path(path).exists():
             raise FileNotFoundError(
                 f"what {name} names must be on every machine of a trial but {path} is not on "
-                f"{platform.node()}; "
-                "keep the run on a disk that all of them see"
+                f"{platform.node()}; keep the run on a disk that all of them see"
             )
 
 
-def _own_places(job: Message, wanted: int) -> range:
-    """Places of this rank's devices among those of its node; `wanted` is the total number."""
-    each = wanted // job["process_count"]
-    first = job["local_rank"] * each
-    return range(first, first + each)
+def _device_places(job: Message, device_count: int) -> range:
+    """Returns the places of this rank's devices among those of its node."""
+    each = device_count // job["process_count"]
+    start = job["local_rank"] * each
+    return range(start, start + each)
 
 
 if __name__ == "__main__":

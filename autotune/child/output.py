@@ -14,31 +14,27 @@ Output = Sequence[str]
 PIECE = 1 << 16
 """Bytes that are read at once."""
 
-LONGEST_LINE, LONGEST_RECORD = 4_000, 65_536
+LONGEST_LINE = 4_000
+LONGEST_RECORD = 65_536
 """Bytes of a line, and of a JSON line; what is longer is cut."""
-
-# ---------------------------------------------------------------------- lines
 
 
 class Lines:
     """Splits a stream of bytes into lines, also at the carriage returns of progress bars."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._begun_line = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yields complete lines, each cut to `LONGEST_LINE` or `LONGEST_RECORD`."""
-        *whole, rest = re.split(rb"[\r\n]", self._rest + data)
-        self._rest = self._cut(rest)
-        for line in whole:
+        *lines, begun = re.split(rb"[\r\n]", self._begun_line + data)
+        self._begun_line = self._cut(begun)
+        for line in lines:
             if line:
                 yield self._cut(line).decode("utf-8", errors="replace")
 
     def _cut(self, line: bytes) -> bytes:
         return line[: LONGEST_RECORD if line.lstrip().startswith(b"{") else LONGEST_LINE]
-
-
-# ---------------------------------------------------------------------- files
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -64,25 +60,18 @@ class Follow:
     def read(self) -> Iterator[str]:
         """Yields the lines added since the last call."""
         if self._file is None:
-            changed = [
-                file for file in _files_of(self._path) if self._seen.get(file) != _identity(file)
-            ]
-            self._file = max(
-                changed, key=lambda file: (file.stat().st_mtime, file.name), default=None
-            )
+            files = [f for f in _files_of(self._path) if self._seen.get(f) != _identity(f)]
+            self._file = max(files, key=lambda f: (f.stat().st_mtime, f.name), default=None)
         if self._file is None:
             return
         identity = _identity(self._file)
         if identity is None:
-            self._seen.pop(
-                self._file, None
-            )  # its successor is another file, even with the same inode
+            self._seen.pop(self._file, None)  # its successor may have the same inode
             return
-        earlier = self._seen.get(self._file)
-        is_appended = (
-            earlier is not None and earlier[0] == identity[0] and earlier[1] <= identity[1]
-        )
-        start = earlier[1] if earlier is not None and is_appended else 0
+        inode, size, changed_ns = identity
+        earlier_inode, start, _ = self._seen.get(self._file) or (0, 0, 0)
+        if earlier_inode != inode or start > size:
+            start = 0
         if start == 0:
             self._lines = Lines()
         try:
@@ -91,14 +80,16 @@ class Follow:
                 data = stream.read(1 << 22)
         except OSError:
             return
-        self._seen[self._file] = (identity[0], start + len(data), identity[2])
+        self._seen[self._file] = (inode, start + len(data), changed_ns)
         yield from self._lines.feed(data)
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:
-    """Inode, size and time of change of a plain file; None without one."""
+    """Returns inode, size and time of change of a plain file; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return (found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    if stat.S_ISREG(status.st_mode):
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return None

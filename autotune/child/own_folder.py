@@ -1,5 +1,4 @@
-"""Starts a command in a folder of its own: it reads what the user's folder holds, and what it
-writes is thrown away.
+"""Starts a command in a folder of its own: it reads the user's files, its own are thrown away.
 
 Run as ``own_folder KIND FOLDER SCRATCH [KEPT ...] -- COMMAND ...`` between guard and command, which
 takes its place. Standard library only. Of kind
@@ -25,13 +24,16 @@ from pathlib import Path
 
 from autotune.child.guard import die_with_parent
 
-CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
-OVERLAY, COPY = "overlay", "copy"
-WRITTEN, WORK = "written", "work"
-"""Folders in SCRATCH, numbered: an overlay's layer that is written, and what the kernel needs
-beside it.
-"""
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_SLAVE = 0x80000
+OVERLAY = "overlay"
+COPY = "copy"
+WRITTEN = "written"
+WORK = "work"
+"""Folders in SCRATCH, numbered: an overlay's layer that is written, and one for the kernel."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -43,14 +45,10 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-    texts = [
-        None if text is None else os.fsencode(text) for text in (source, target, kind, options)
-    ]
-    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
-
-
-# ---------------------------------------------------------------------- overlay
+def _mount(source: str, target: str, flags: int, *, kind: str = "", options: str = "") -> None:
+    """Mounts a file system; the kernel ignores kind and options of anything but an overlay."""
+    places = (os.fsencode(source), os.fsencode(target), kind.encode())
+    _call("mount", *places, ctypes.c_ulong(flags), os.fsencode(options))
 
 
 def enter_namespace() -> None:
@@ -73,27 +71,21 @@ def enter_namespace() -> None:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
     die_with_parent(parent)  # other rights undo it
-    _mount("none", "/", None, MS_REC | MS_SLAVE, None)
+    _mount("none", "/", MS_REC | MS_SLAVE)
 
 
 def mount_points(folder: str) -> list[str]:
-    """The folder, and every mount point below it, in the order of their paths (proc(5),
-    mountinfo).
-    """
-    lines = (
-        Path("/proc/self/mountinfo")
-        .read_text(encoding="utf-8", errors="surrogateescape")
-        .splitlines()
-    )
-    found = {
+    """Returns the folder and the mount points below it, in order (proc(5), mountinfo)."""
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    paths = {
         re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split(" ")[4])
-        for line in lines
+        for line in text.splitlines()
     }
-    return [folder, *sorted(path for path in found if path.startswith(f"{folder}/"))]
+    return [folder, *sorted(path for path in paths if path.startswith(f"{folder}/"))]
 
 
-def _opened(path: str) -> str:
-    """A path that stays valid when something is mounted over it."""
+def _lasting(path: str) -> str:
+    """Returns a path that stays valid when something is mounted over it."""
     return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
 
 
@@ -106,43 +98,32 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
     enter_namespace()
     # With redirects, folders that were there before can be renamed. Linux before 6.5 mounts with
     # them in a user namespace, too, and then makes no folder in place of one that was removed.
-    is_first = Path("/proc/self/uid_map").read_text(encoding="ascii").split() == [
-        "0",
-        "0",
-        str(2**32 - 1),
-    ]
-    way = "redirect_dir=on" if is_first else "userxattr"
-    lower = {path: _opened(path) for path in mount_points(folder)}
-    kept_open = {path: _opened(path) for path in kept if path.startswith(f"{folder}/")}
-    own = _opened(scratch)
+    users = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
+    mode = "redirect_dir=on" if users == ["0", "0", str(2**32 - 1)] else "userxattr"
+    lower = {path: _lasting(path) for path in mount_points(folder)}
+    content = {path: _lasting(path) for path in kept if path.startswith(f"{folder}/")}
+    layers = _lasting(scratch)
     for number, (path, below) in enumerate(lower.items()):
         if not Path(below).is_dir():
-            _mount(below, path, None, MS_BIND, None)
+            _mount(below, path, MS_BIND)
             continue
         for name in (WRITTEN, WORK):
             Path(scratch, f"{name}-{number}").mkdir()
-        options = (
-            f"lowerdir={below},upperdir={own}/{WRITTEN}-{number},workdir={own}/{WORK}-{number}"
-        )
-        _mount("overlay", path, "overlay", 0, f"{options},{way}")
-    for path, opened in kept_open.items():
+        upper = f"upperdir={layers}/{WRITTEN}-{number},workdir={layers}/{WORK}-{number}"
+        _mount("overlay", path, 0, kind="overlay", options=f"lowerdir={below},{upper},{mode}")
+    for path, source in content.items():
         Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
-        _mount(opened, path, None, MS_BIND | MS_REC, None)
+        _mount(source, path, MS_BIND | MS_REC)
     os.chdir(folder)
 
 
-# ---------------------------------------------------------------------- copy
-
-
 def copy(folder: str, scratch: str) -> None:
-    """Enters a copy of a folder, whose blocks are shared where that can be; OSError if it cannot be
-    copied.
-    """
+    """Enters a copy of a folder, with shared blocks if possible; OSError if it cannot be copied."""
     target = f"{scratch}/{COPY}"
     command = ["cp", "--archive", "--reflink=auto", "--", folder, target]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise OSError(done.stderr.strip())
+    process = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode != 0:
+        raise OSError(process.stderr.strip())
     os.environ["PWD"] = target
     os.chdir(target)
 
@@ -150,7 +131,7 @@ def copy(folder: str, scratch: str) -> None:
 def main() -> int:
     """Makes the folder and becomes the command; returns the exit status if that fails."""
     dashes = sys.argv.index("--")
-    kind, folder, scratch, *kept = sys.argv[1:dashes]
+    _, kind, folder, scratch, *kept = sys.argv[:dashes]
     command = sys.argv[dashes + 1 :]
     try:
         if kind == OVERLAY:

@@ -17,12 +17,15 @@ _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
+Names = Iterable[str] | re.Pattern[str]
+"""Names of variables, or a pattern for those that are set."""
 
-def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> list[Message]:
-    """Every process of a tree that has loaded jaxlib.
+
+def xla_processes(root: int, names: Names = ()) -> list[Message]:
+    """Describes every process of a tree that has loaded jaxlib.
 
     Args:
-        names: Variables to tell; by a pattern those of them that are set.
+        names: Variables whose values are returned.
 
     Returns:
         For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib),
@@ -34,7 +37,17 @@ def xla_processes(root: int, names: Iterable[str] | re.Pattern[str] = ()) -> lis
     for pid in (root, *descendants(root)):
         library = _JAXLIB.search(kernel_text(_entry(pid, "maps")))
         if library is not None:
-            processes.append(_described(pid, library[1], names))
+            folder = library[1]
+            processes.append(
+                {
+                    "pid": pid,
+                    "python": _python_of(pid, folder),
+                    "packages": near_home(folder),
+                    "versions": versions_in(f"{_PROC}/{pid}/root{folder}"),  # perhaps a container's
+                    "opens_gpu": _opens_gpu(pid),
+                    **_environment(pid, names),
+                }
+            )
     return processes
 
 
@@ -43,30 +56,17 @@ def _entry(pid: int, name: str) -> Path:
     return _PROC / str(pid) / name
 
 
-def _described(pid: int, folder: str, names: Iterable[str] | re.Pattern[str]) -> Message:
-    return {
-        "pid": pid,
-        "python": _python_of(pid, folder),
-        "packages": near_home(folder),
-        "versions": versions_in(f"{_PROC}/{pid}/root{folder}"),  # it may be in a container
-        "opens_gpu": _opens_gpu(pid),
-        **_environment(pid, names),
-    }
-
-
 def _python_of(pid: int, folder: str) -> str | None:
-    """The running interpreter, by its path in the environment of the packages if it is there."""
+    """Returns the running interpreter, by its path beside the packages if it is there."""
     with contextlib.suppress(OSError):
         file = _entry(pid, "exe").readlink()
-        beside = Path(os.path.normpath(f"{folder}/../../../bin/python"))
-        return str(beside if beside.exists() and beside.samefile(file) else file)
+        python = Path(os.path.normpath(f"{folder}/../../../bin/python"))
+        return str(python if python.exists() and python.samefile(file) else file)
     return None
 
 
 def _open_files(pid: int) -> dict[Path, str]:
-    """The files that a process has open, by descriptor in /proc; OSError if it ended, or belongs to
-    another user.
-    """
+    """Returns a process's open files by descriptor in /proc; OSError if they cannot be read."""
     files = {}
     for link in _entry(pid, "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -75,13 +75,10 @@ def _open_files(pid: int) -> dict[Path, str]:
 
 
 def _opens_gpu(pid: int) -> bool | None:
-    """Returns whether a process has a device file of an NVIDIA GPU open, as all processes with CUDA
-    have.
-    """
+    """Returns whether a process has an NVIDIA GPU's device file open, as all with CUDA have."""
     with contextlib.suppress(OSError):
-        return any(
-            file.startswith(("/dev/nvidia", "/dev/dxg")) for file in _open_files(pid).values()
-        )
+        files = _open_files(pid).values()
+        return any(file.startswith(("/dev/nvidia", "/dev/dxg")) for file in files)
     return None
 
 
@@ -91,26 +88,22 @@ def names_of(root: int) -> set[str]:
 
 
 def open_for_writing(root: int) -> set[str]:
-    """Returns the files that processes below one have open to write them, without devices and
-    removed files.
-    """
-    found = set[str]()
+    """Returns the files that processes below one have open to write them; no devices, no pipes."""
+    files = set[str]()
     for pid in descendants(root):
         with contextlib.suppress(OSError):
-            found.update(file for link, file in _open_files(pid).items() if _is_written(link, file))
-    return found
+            files.update(file for link, file in _open_files(pid).items() if _is_written(link, file))
+    return files
 
 
 def _is_written(link: Path, file: str) -> bool:
-    if (
-        file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file()
-    ):  # a pipe is no path
+    if file.startswith(("/dev/", "/proc/", "/sys/")) or not Path(file).is_file():
         return False
     flags = _FLAGS.search(kernel_text(link.parent.parent / "fdinfo" / link.name))
     return flags is not None and bool(int(flags[1], 8) & os.O_ACCMODE)
 
 
-def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> Message:
+def _environment(pid: int, names: Names) -> Message:
     try:
         text = _entry(pid, "environ").read_bytes().decode("utf-8", errors="surrogateescape")
     except OSError as error:
@@ -119,7 +112,5 @@ def _environment(pid: int, names: Iterable[str] | re.Pattern[str]) -> Message:
     if "PATH" not in variables:  # setproctitle(3) writes over it
         return {"unreadable": "it has overwritten the environment that it was started with"}
     if isinstance(names, re.Pattern):
-        return {
-            "values": {name: value for name, value in variables.items() if names.fullmatch(name)}
-        }
+        names = filter(names.fullmatch, variables)
     return {"values": {name: variables.get(name) for name in names}}

@@ -13,7 +13,6 @@ On ``stop`` the program is ended as `autotune.child.guard.ENDING` says.
 from __future__ import annotations
 
 import collections
-import itertools
 import os
 import re
 import select
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 from autotune.child.channel import Channel, Message
 from autotune.child.devices import memory_in_use
-from autotune.child.gpus import is_on_gpus, ran_on
+from autotune.child.gpus import machine_report
 from autotune.child.guard import (
     CANNOT_START,
     end_descendants,
@@ -39,16 +38,18 @@ from autotune.child.output import PIECE, Follow, Lines, Output
 from autotune.child.processes import names_of, open_for_writing, xla_processes
 from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain
 
-POLL_S, LOOK_EVERY_S, FILES_EVERY_S = 0.1, 0.5, 0.1
+POLL_S = 0.1
+LOOK_EVERY_S = 0.5
+FILES_EVERY_S = 0.1
 KEPT_LINES = 400
 PAUSED_LINES = 2
 """Lines of steps that never count after a pause: the one in which it falls, and the next."""
 
-FEW_LINES, MOST_LATE = 0.05, 0.5
-"""Shares of a block's lines that may be read at once where it begins and ends, and by which it may
-begin later for that: a program that goes on while it seems paused prints a whole block's lines at
-once.
-"""
+FEW_LINES = 0.05
+"""Share of a block's lines that may be read at once where it begins and ends."""
+
+MOST_LATE = 0.5
+"""Share by which a block may begin later for that: a program may go on while it seems paused."""
 
 CARRIERS = frozenset(
     (
@@ -68,18 +69,14 @@ CARRIERS = frozenset(
 """Programs whose work runs where no signal to their own processes reaches it."""
 
 LINES_AT_ONCE = 40
-"""Lines of a message, which even long records keep below the longest message that the driver
-takes.
-"""
+"""Lines of a message; long records, too, stay below the longest message that the driver takes."""
 
 MOST_LINES = 20_000
 """Limit of reported lines; the first ones."""
 
 
 class ProgramRun:
-    """Runs the ``command`` of a job and forwards its output; a subclass handles the lines. OSError
-    if it cannot.
-    """
+    """Runs the ``command`` of a job, OSError if it cannot; a subclass handles the lines."""
 
     def __init__(self, channel: Channel, job: Message) -> None:
         self.channel = channel
@@ -94,12 +91,12 @@ class ProgramRun:
 
     def run(self) -> int:
         """Runs the program to its end or until ``stop``; returns the exit status."""
-        waiting = [self.output, self.channel.fileno()]
+        sources = [self.output, self.channel.fileno()]
         while True:
             is_over = self.program.poll() is not None  # before its last words are looked for
-            readable, _, _ = select.select(waiting, [], [], POLL_S)
+            readable, _, _ = select.select(sources, [], [], POLL_S)
             if self.output in readable and not self.take_output():
-                waiting.remove(self.output)
+                sources.remove(self.output)
             if self.channel.fileno() in readable and not self.take_orders():
                 return 0
             if self.file is not None:
@@ -121,9 +118,7 @@ class ProgramRun:
         return bool(data)
 
     def has_output(self, wait_s: float) -> bool:
-        """Handles a piece of the output; False if none came within `wait_s` seconds, or none
-        will.
-        """
+        """Handles a piece of the output; False if none came within `wait_s` seconds, or will."""
         return bool(select.select([self.output], [], [], wait_s)[0]) and self.take_output()
 
     def end(self) -> None:
@@ -175,7 +170,6 @@ class Session(ProgramRun):
         self._pauses = False
         self._line_count = self._step_line = 0
         self._started = time.monotonic()
-        self._ready = False
 
     def run(self) -> int:
         """Runs the program; returns the exit status."""
@@ -204,13 +198,13 @@ class Session(ProgramRun):
 
     def take(self, lines: Output) -> None:
         """Reads the steps in lines."""
-        count = len(self._times)
+        before = len(self._times)
         with match_limit():
             for line in lines:
                 self._line_count += 1
                 self._read(line)
-        more = len(self._times) - count
-        self._together += [more] * more
+        count = len(self._times) - before
+        self._together += [count] * count
 
     def look(self) -> int | None:
         """Sends complete blocks."""
@@ -218,7 +212,7 @@ class Session(ProgramRun):
         if self._times or time.monotonic() - self._started <= self.job["limit_s"]:
             return None
         self.end()
-        return self.no_result(self._nothing_read())
+        return self.no_result(self._why_too_few())
 
     def _pause(self) -> None:
         """Stops the program and all that it started."""
@@ -250,7 +244,7 @@ class Session(ProgramRun):
     def _answer(self) -> None:
         """Sends ``ready`` and the requested block once they are complete."""
         # One step more: the output of a step may be incomplete until the next one.
-        if not self._ready and len(self._times) > self._warm:
+        if not self._is_ready and len(self._times) > self._warm:
             self._send_ready()
         order = self._order
         if order is None:
@@ -260,6 +254,7 @@ class Session(ProgramRun):
         is_late = self._pauses and first > self._earliest + 1 + MOST_LATE * steps
         if len(self._times) < first + steps and not is_late:
             return
+        self._order = None
         if self._pauses:
             self._pause()
         if is_late:
@@ -268,15 +263,17 @@ class Session(ProgramRun):
                 "while it was paused"
             )
             self.channel.send("block", no_pause=why)
-            self._order = None
         else:
             memory = memory_in_use(self.program.pid) if order.get("memory") else None
             self._send_block(first, first + steps, memory=memory)
 
+    @property
+    def _is_ready(self) -> bool:
+        return self.channel.phase == "step"
+
     def _send_ready(self) -> None:
         warm = self._warm
         losses = [loss for step, loss in self._losses if step <= warm]
-        self._ready = True
         self._sent = warm
         self.channel.phase = "step"
         self.channel.send(
@@ -290,60 +287,51 @@ class Session(ProgramRun):
             no_pause=self._why_no_pause(),
             processes=xla_processes(self.program.pid, self.job["variables"]),
             # Of the machine: the program's own libraries cannot be asked from outside.
-            ran_on=ran_on(range(self.job["device_count"] or 1)) if is_on_gpus() else {},
+            ran_on=machine_report(range(self.job["device_count"] or 1)),
         )
 
     def _paused_block(self, steps: int) -> int:
-        """Index of the first step of a block after a pause; of one that has not ended, if none is
-        complete.
+        """Returns the first step of a block after a pause, which may not be complete yet.
 
         Where this process had to wait for its turn, it reads several lines at once, later than they
         came: a block begins and ends at lines that were read alone, or with few of many.
         """
-        latest = len(self._times) - steps
-        few = 1 + int(FEW_LINES * steps)
-        at_once = self._together
-        complete = (
-            i
-            for i in range(self._earliest, latest + 1)
-            if max(at_once[i - 1], at_once[i + steps - 1]) <= few
-        )
-        return next(complete, latest + 1)
+        end = len(self._times) - steps + 1
+        for first in range(self._earliest, end):
+            at_once = max(self._together[first - 1], self._together[first + steps - 1])
+            if at_once <= 1 + FEW_LINES * steps:
+                return first
+        return end
 
-    def _send_block(self, first: int, last: int, **more: Any) -> None:
+    def _send_block(self, first: int, last: int, **fields: Any) -> None:
         """Sends the steps of a block, and the losses of all steps since the one before."""
         # The output of the last step may be incomplete: the loss is that of an earlier one.
         step, loss = next((pair for pair in reversed(self._losses) if pair[0] < last), (last, 0.0))
         self.channel.send(
             "block",
-            step_times_s=self._clocked(first, last) if self._pauses else self._times[first:last],
+            step_times_s=self._step_times(first, last),
             clock_s=sum(self._gaps_s[first:last]),
             loss=loss,
             loss_lag=last - step,
             dropped=first - self._sent,
-            losses=[(done - 1, loss) for done, loss in self._losses if self._sent <= done < last],
-            **more,
+            losses=[(at - 1, loss) for at, loss in self._losses if self._sent <= at < last],
+            **fields,
         )
-        self._order = None
         self._sent = last
         self._losses = [pair for pair in self._losses if pair[0] >= step]
 
-    def _clocked(self, first: int, last: int) -> list[float]:
-        """Seconds of steps by the clock of this process; a line is of as many steps as its number
-        says.
-        """
-        if self._reader.uses_clock:
+    def _step_times(self, first: int, last: int) -> list[float]:
+        """Returns the seconds of steps; those of paused programs by the clock of this process."""
+        if self._reader.uses_clock or not self._pauses:
             return self._times[first:last]
-        numbers = [number or 0 for number in self._numbers[first - 1 : last]]
-        counts = [max(1, after - before) for before, after in itertools.pairwise(numbers)]
-        return [
-            gap_s / count for gap_s, count in zip(self._gaps_s[first:last], counts, strict=True)
-        ]
+        times = []
+        for at in range(first, last):  # a line is of as many steps as its number says
+            count = (self._numbers[at] or 0) - (self._numbers[at - 1] or 0)
+            times.append(self._gaps_s[at] / max(1, count))
+        return times
 
     def _why_no_pause(self) -> str:
-        """Why this program cannot be measured by pausing it, as a clause; empty if nothing speaks
-        against it.
-        """
+        """Says why this program cannot be measured by pausing it, as a clause; empty if it can."""
         if self.file is not None:
             return "its steps are read from a file, which does not tell when a line was written"
         if not self._reader.uses_clock and None in self._numbers:
@@ -353,8 +341,9 @@ class Session(ProgramRun):
             )
         if sum(count > 1 for count in self._together[: self._warm]) > self._warm // 2:
             return "it prints several lines at once, which do not tell when their steps ended"
-        if carriers := sorted(CARRIERS & names_of(os.getppid())):
-            return f"its work may run outside of its own processes, which {carriers[0]} starts"
+        carrier = min(CARRIERS & names_of(os.getppid()), default="")
+        if carrier:
+            return f"its work may run outside of its own processes, which {carrier} starts"
         return ""
 
     def ended(self) -> int:
@@ -365,39 +354,37 @@ class Session(ProgramRun):
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
-        while status == 0 and self._ready and self._order is None:
+        while status == 0 and self._is_ready and self._order is None:
             if not self.take_orders():
                 return 0
             self._answer()
-        since = (
-            self._line_count - self._step_line if status == 0 and self.file is None else KEPT_LINES
-        )
-        error = last_exception(collections.deque(self.last_lines, since))
+        lines = self.last_lines
+        if status == 0 and self.file is None:  # an exception before a step was none
+            lines = collections.deque(lines, self._line_count - self._step_line)
+        error = last_exception(lines)
         may_end = self._order is not None and self._order.get("may_end", False)
-        if error is None and status == 0 and may_end and len(self._times) > self._sent:
-            self._send_block(self._sent, len(self._times), has_ended=True)
-            return status
-        if error is None and status == 0:
-            error = "NoResult", self._too_few() if self._times else self._nothing_read()
         if error is not None:
             self.channel.send_error(*error)
+        elif status == 0 and may_end and len(self._times) > self._sent:
+            self._send_block(self._sent, len(self._times), has_ended=True)
+        elif status == 0:
+            self.no_result(self._why_too_few())
         return status
 
-    def _too_few(self) -> str:
-        least = self._warm + self.job["run_steps"] + 1
+    def _why_too_few(self) -> str:
+        if self._times:
+            needed = self._warm + self.job["run_steps"] + 1
+            return (
+                f"the program ended by itself after {len(self._times)} steps that could be read "
+                f"but {needed} are needed (warm-up, measure.run_steps and one more); if it ends "
+                "there without these settings too, let it run longer"
+            )
+        where = "among its output" if self.file is None else f"in {self.job['rules']['file']}"
+        lines = " | ".join(line[:120] for line in list(self.last_lines)[-3:])
+        if lines:
+            lines = f"; the last ones were: {lines}"
         return (
-            f"the program ended by itself after {len(self._times)} steps that could be read but "
-            f"{least} are needed "
-            "(warm-up, measure.run_steps and one more); if it ends there without these settings "
-            "too, let it run longer"
-        )
-
-    def _nothing_read(self) -> str:
-        where = f"in {self.job['rules']['file']}" if self.file is not None else "among its output"
-        lines = [line[:120] for line in self.last_lines][-3:]
-        shown = f"; the last ones were: {' | '.join(lines)}" if lines else ""
-        return (
-            f"no step could be read {where} ({self._line_count} lines){shown}. Check "
+            f"no step could be read {where} ({self._line_count} lines){lines}. Check "
             "[workload.read] of the study"
         )
 
@@ -405,9 +392,6 @@ class Session(ProgramRun):
         """Reports why there is no result; returns the exit status."""
         self.channel.send_error("NoResult", message)
         return 1
-
-
-# ---------------------------------------------------------------------- first look
 
 
 class ProbedRun(ProgramRun):
@@ -424,11 +408,10 @@ class ProbedRun(ProgramRun):
     def take(self, lines: Output) -> None:
         """Sends lines, with their time."""
         at_s = time.monotonic() - self._began
-        for first in range(0, len(lines), LINES_AT_ONCE):
-            piece = lines[first : first + LINES_AT_ONCE][: MOST_LINES - self._count]
-            self._count += len(piece)
-            if piece:
-                self.channel.send("lines", lines=[(at_s, line) for line in piece])
+        rows = [(at_s, line) for line in lines[: MOST_LINES - self._count]]
+        self._count += len(rows)
+        for first in range(0, len(rows), LINES_AT_ONCE):
+            self.channel.send("lines", lines=rows[first : first + LINES_AT_ONCE])
 
     def look(self) -> None:
         """Sends files that are new, and the processes that have loaded XLA, if they changed."""
@@ -437,26 +420,22 @@ class ProbedRun(ProgramRun):
         guard = os.getppid()
         if now_s - self._watched >= FILES_EVERY_S:
             self._watched = now_s
-            if new := open_for_writing(guard) - self._writes:
-                self._writes |= new
-                self.channel.send("writes", files=sorted(new))
-        if now_s - self._looked < (
-            LOOK_EVERY_S if self._processes else FILES_EVERY_S
-        ):  # a short program may end soon
-            return
-        self._looked = now_s
-        found = xla_processes(guard, self._variables)
-        if found != self._processes:
-            self._processes = found
-            self.channel.send("processes", processes=found)
+            files = open_for_writing(guard) - self._writes
+            if files:
+                self._writes |= files
+                self.channel.send("writes", files=sorted(files))
+        # A short program may end soon.
+        if now_s - self._looked >= (LOOK_EVERY_S if self._processes else FILES_EVERY_S):
+            self._looked = now_s
+            processes = xla_processes(guard, self._variables)
+            if processes != self._processes:
+                self._processes = processes
+                self.channel.send("processes", processes=processes)
 
     def ended(self) -> int:
         """Sends the program's status."""
         self.channel.send("ended", status=self.program.returncode)
         return 0
-
-
-# ---------------------------------------------------------------------- both
 
 
 FRAME = re.compile(
@@ -481,9 +460,7 @@ PEER_ENDED = re.compile(
     r")?coordinat"
     r"|(?:leader|coordinator|remote|peer|[Aa]n?other)\b[^.]{0,40}\b(?:preempted|died|lost|disconnected|exited)"
 )
-"""What a process says of another one's end, of a coordinator that is gone, or of the network
-between them.
-"""
+"""What a process says of another one's end, of a lost coordinator, or of the network between."""
 
 FOLLOW_UP = re.compile(
     r"^NoResult: "
@@ -493,14 +470,16 @@ FOLLOW_UP = re.compile(
 
 
 class Raised(NamedTuple):
-    """A Python exception that ended a traceback in the output, with the numbers of two of its
-    lines.
+    """A Python exception that ended a traceback in the output.
+
+    Attributes:
+        frame: Number of the last line of its traceback that names a place.
+        line: Number of its own line.
     """
 
     error_type: str
     message: str
     frame: int
-    """The last line of its traceback that names a place."""
     line: int
 
 
@@ -516,16 +495,12 @@ def last_raised(lines: Iterable[str]) -> Raised | None:
     exceptions: list[Raised] = []
     is_caused = False
     for i, line in enumerate(text):
-        is_of_xla = bool(exceptions) and exceptions[-1].error_type in (
-            "JaxRuntimeError",
-            "XlaRuntimeError",
-        )
-        is_caused = (
-            is_caused
-            or "direct cause of" in line
-            or (is_of_xla and "another exception occurred" in line)
-        )
-        if frame := FRAME.match(line):
+        if "direct cause of" in line:
+            is_caused = True
+        if "another exception occurred" in line and exceptions:
+            is_caused |= exceptions[-1].error_type in ("JaxRuntimeError", "XlaRuntimeError")
+        frame = FRAME.match(line)
+        if frame:
             frames[frame[1]] = i
             continue
         for prefix, at in frames.items():
@@ -533,9 +508,9 @@ def last_raised(lines: Iterable[str]) -> Raised | None:
             if raised is None or not line.startswith(prefix):
                 continue
             if not is_caused or not exceptions:
-                rest = [raised[2] or "", *(x.removeprefix(prefix) for x in text[i + 1 : i + 4])]
+                message = [raised[2] or "", *(x.removeprefix(prefix) for x in text[i + 1 : i + 4])]
                 name = raised[1].rpartition(".")[2]
-                exceptions.append(Raised(name, "\n".join(rest).strip(), at, i))
+                exceptions.append(Raised(name, "\n".join(message).strip(), at, i))
             del frames[prefix]
             is_caused = False
             break
@@ -550,9 +525,7 @@ def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
 
 
 def main() -> int:
-    """Receives the job and runs its program; returns the exit status, 127 if it cannot be
-    started.
-    """
+    """Receives the job and runs its program; returns the exit status, 127 if that cannot start."""
     channel = Channel()
     job = channel.receive()
     if job["type"] == "stop":

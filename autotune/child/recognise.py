@@ -1,5 +1,4 @@
-"""Finds rules for reading the steps of an unknown program: presets, JSON keys, numbers by their
-names, the clock.
+"""Finds rules for reading the steps of an unknown program: presets, JSON keys, names, the clock.
 
 The numbers of a line are ranked by the names and units beside them: how likely each is a step's
 duration, or the loss. Standard library only.
@@ -12,30 +11,37 @@ import itertools
 import re
 import statistics
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.child.output import LONGEST_LINE, Output
 from autotune.child.steps import (
+    LINES,
     PRESETS,
     SECONDS,
+    UNIT_OF,
     Rules,
     StepReader,
     has_decimal_commas,
     numbers_of,
     plain,
-    read_table,
     step_of,
     undivided,
 )
 
-FEWEST_STEPS, FEWEST_LINES = 3, 5
-"""Least number of readings for a rule to fit, and of lines that are of one shape."""
+Times = Sequence[float] | None
+"""Time of each line, seconds on any clock; None for a saved log."""
 
-AGREES, ALIKE = (0.5, 2.0), (0.85, 1.15)
-"""Printed durations over the time between their lines: where a loop waits for its device, and where
-both agree.
-"""
+FEWEST_STEPS = 3
+"""Least number of readings for a rule to fit."""
+
+FEWEST_LINES = 5
+"""Least number of lines that are of one shape."""
+
+AGREES = (0.5, 2.0)
+"""Printed durations over the time between their lines where a loop waits for its device."""
+
+ALIKE = (0.85, 1.15)
+"""Likewise where both agree."""
 
 MEAN = 4
 """Rank of the mean of several steps, read where nothing else is printed."""
@@ -61,18 +67,15 @@ _LOSS_NUMBER = rf"(?P<loss>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))"
 
 _MANY_STEPS = rf"(?i:(?:\w+ )?{_WHOLE}e?s)\b"
 _RANGE = rf"(?i:\b{_WHOLE}(?:e?s)?)\W{{0,3}}(?P<steps>\d+\s?(?:-|\u2013|to|\.\.+)\s?\d+)(?![\w.])"
-_NO_TOTAL = r"/(?!\s?\d)"
-"""What may not come behind a unit: ``0.5s/12s`` is a time, and its total, ``0.5 s/step`` of another
-unit.
-"""
+_NO_TOTAL = r"/(?!\s?\d)"  # not behind a unit: 0.5s/12s is a time and its total, 0.5 s/step is not
 
 _DURATION = rf"(?P<value>{_NUMBER})\s*(?P<unit>{_UNIT}(?![A-Za-z]|{_NO_TOTAL}))"
+# Durations of several steps: 100 train steps in 50.2 s, and 5.1s for 10 steps.
 _WINDOWS = (
     rf"(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
     rf"(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) "
     rf"{_MANY_STEPS}",
 )
-"""Durations of several steps: ``100 train steps in 50.2 s`` and ``5.1s for 10 steps``."""
 
 _MENTION = re.compile(
     rf"(?<![\w.,+-])(?<!\d:)(?<!\d[mhd] )(?<!\d [mhd] )"
@@ -83,25 +86,26 @@ _MENTION = re.compile(
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
 _APART = re.compile(r"[^\w ./()-]|\s-+\s|\s{2,}|\t")
 
-_KNOWN = read_table("lines.toml")
-_GROUPS = {1.0: "step_s", 1e-3: "step_ms", 1e-6: "step_us"}
-_UNITS = {unit: _GROUPS[size] for unit, size in SECONDS.items() if size in _GROUPS}
-_WORDS = {kind: frozenset(words) for kind, words in _KNOWN["words"].items()}
-_LOSSES: list[str] = _KNOWN["words"]["losses"]
+_UNITS = {
+    unit: group
+    for group, usual in UNIT_OF.items()
+    for unit, size in SECONDS.items()
+    if SECONDS.get(usual) == size
+}
+_WORDS = {kind: frozenset(words) for kind, words in LINES["words"].items()}
+_LOSSES: list[str] = LINES["words"]["losses"]
 _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
 _OF_NAMES = _OF_TIME.union(_STEPS, _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
-_OTHERS, _PARTS = (
-    re.compile("|".join(_KNOWN["expressions"][name])) for name in ("others", "parts")
-)
+_OTHERS, _PARTS = (re.compile("|".join(LINES["expressions"][name])) for name in ("others", "parts"))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
     "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?"
-    r"|(?:^|[^a-z])ups",
-    "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)",
+    r"|(?:^|[^a-z])ups$",
+    "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)$",
 }
 _OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
@@ -124,16 +128,12 @@ _FIRST_WORD = re.compile(r"^\W*([A-Za-z_]+)")
 _VALUE = re.compile(r"[=:][A-Za-z]\S*\s")
 
 
-@dataclass(frozen=True, slots=True)
-class _Mention:
-    """A number in a line with the name before it and the unit behind it."""
+class _Mention(NamedTuple):
+    """A number in a line: the words before it, marks such as ``=`` between both, its unit."""
 
     label: str
-    """The words before it."""
     between: str
-    """What stands between both, such as ``=``."""
     unit: str
-    value: float
 
     @property
     def words(self) -> list[str]:
@@ -143,30 +143,31 @@ class _Mention:
     @property
     def name(self) -> str:
         """The last words before it that belong to the name of a number."""
-        words = list(itertools.takewhile(_says_something, reversed(self.label.split())))
+        words = list(itertools.takewhile(_belongs_to_name, reversed(self.label.split())))
         return " ".join(reversed(words))
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 of a step, 1 a time or total, 2 without a name, or
-        more; None if none.
-        """
+        """How far from a step's duration: 0 for one, 1 a time or total, 2 no name, `MEAN`, None."""
         words = set(self.words)
+        is_mean = words & _WORDS["means"]
+        is_time = words & _OF_TIME
         if any(map(_OTHERS.fullmatch, words)):
             return None
         if "/" in self.unit.replace("per", "/"):
-            return MEAN if words & _WORDS["means"] else 0
+            return MEAN if is_mean else 0
         rate = self.rate
         if rate is None and (words & _WORDS["many"] or re.search(_OTHER_RATE, self.label.lower())):
             return None
-        if words & _WORDS["means"]:
+        if is_mean:
             return MEAN if words & _STEPS else None
-        is_time = bool(words & _OF_TIME)
         if rate or (self.names_step and (self.unit or is_time)):
             return 0
         if is_time or (self.unit and words & _WORDS["newest"]):
             return 1
-        return 2 if self.unit and not words and self.between not in ("(", "[", "/") else None
+        if self.unit and not words and self.between not in ("(", "[", "/"):
+            return 2
+        return None
 
     @property
     def names_step(self) -> bool:
@@ -179,17 +180,17 @@ class _Mention:
     @property
     def rate(self) -> str | None:
         """The group of a pattern for the rate that its name says; None if it says none."""
-        label = self.label.lower()
-        return next(
-            (group for group, name in _RATES.items() if re.search(rf"{name}$", label)), None
-        )
+        for group, name in _RATES.items():
+            if re.search(name, self.label.lower()):
+                return group
+        return None
 
     @property
     def group(self) -> str:
         """The group of a pattern for the duration or rate that its name says."""
-        return self.rate or next(
-            (_UNITS[word] for word in reversed(self.words) if word in _UNITS), "step_s"
-        )
+        units = [_UNITS[word] for word in self.words if word in _UNITS]
+        unit = units[-1] if units else "step_s"
+        return self.rate or unit
 
     @property
     def loss_rank(self) -> int | None:
@@ -212,45 +213,41 @@ class _Mention:
         kind = "s" if re.fullmatch(_UNIT, self.unit) else re.sub(r"\s", "", self.unit)
         return self.label, tuple(self.between.split()), kind
 
-    def pattern(self, number: str, names: Collection[str] = ()) -> str:
-        """Returns the pattern that reads it; those of the names that end with its name are kept
-        out.
-        """
-        marks = [*map(re.escape, self.between.split()), number]
+    def pattern(self, number: str, names: Collection[str]) -> str:
+        """Returns the pattern that reads it, but none of the names that end with its name."""
+        pattern = r"\s*".join([*map(re.escape, self.between.split()), number])
         if not self.label:
-            return r"\s*".join(marks) if self.between.strip() else rf"(?<![\w.]){number}"
+            return pattern if self.between else rf"(?<![\w.]){pattern}"
         words = " +".join(map(re.escape, self.label.split()))
-        heads = [
-            name.removesuffix(self.label) for name in sorted(names) if name.endswith(self.label)
-        ]
-        guard = "".join(rf"(?<!{re.escape(head)})" for head in heads if head)
-        return rf"{guard}(?<![A-Za-z_]){words}\s*" + r"\s*".join(marks)
+        guard = ""
+        for name in sorted(names):
+            if name.endswith(self.label) and name != self.label:
+                guard += rf"(?<!{re.escape(name.removesuffix(self.label))})"
+        return rf"{guard}(?<![A-Za-z_]){words}\s*{pattern}"
 
 
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """Rules that read steps from lines."""
+class Recognised(NamedTuple):
+    """Rules that read steps from lines.
+
+    Attributes:
+        steps: Number of lines with a step's duration.
+        step_s: Median duration; None by the clock of a saved log.
+        by_clock: Whether the time between lines counts.
+        agrees: Median printed duration over the time between lines; None if unknown.
+        in_bursts: Whether most lines came at once, so that the time between lines is meaningless.
+        name_rank: How far the name of a printed duration is from a step's (see `_Mention.rank`).
+        left_out: Lines that name steps like those with a printed duration, of which none is read.
+    """
 
     rules: Rules
     steps: int
-    """Number of lines with a step's duration."""
     step_s: float | None
-    """Median duration; None by the clock of a saved log."""
     example: str
-    """A line that is read as a step."""
     by_clock: bool
     agrees: float | None
-    """Median printed duration over the time between lines, small for a loop that does not wait for
-    the device; None if unknown.
-    """
     in_bursts: bool
-    """Whether most lines came at once, as from a buffer, so that the time between lines is
-    meaningless.
-    """
     name_rank: int
-    """How far the name of a printed duration is from that of a step (see `_Mention.rank`)."""
     left_out: Output
-    """Lines that name steps like those with a printed duration, of which none is read."""
 
     @property
     def reads_rate(self) -> bool:
@@ -259,55 +256,46 @@ class Recognised:
 
     @property
     def doubtful(self) -> bool:
-        """Whether printed durations differ from the time between lines, or the clock of a reading
-        is meaningless.
-        """
+        """Whether durations differ from the time between lines, or that time is meaningless."""
         return self.in_bursts if self.by_clock else not self.is_within(AGREES)
 
     def is_within(self, limits: tuple[float, float]) -> bool:
-        """Returns whether printed durations over the time between lines are within limits, as far
-        as both are known.
-        """
+        """Returns whether `agrees` is within limits, or not known."""
         return self.agrees is None or limits[0] <= self.agrees <= limits[1]
 
 
-def recognise(lines: Output, *, at: Sequence[float] | None = None) -> list[Recognised]:
+def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
     Printed durations come before the clock between lines, unless they differ much from it, and the
     name that says step before other names. For as many steps, a preset comes before a JSON key
     before a pattern. Rates of tokens are left out, because nobody says how many tokens a step has.
 
-    Args:
-        at: Time of each line, seconds on any clock; a saved log has none.
     """
-    cut = ["" if _is_binary(line) else normal(line) for line in lines]
-    trained = ["" if re.search(_EVALUATION, line) else line for line in cut]
-    found = _fits(trained, at, skip="" if trained == cut else _EVALUATION) or _fits(
-        cut, at, skip=""
-    )
+    normalised = ["" if _is_binary(line) else normal(line) for line in lines]
+    trained = ["" if re.search(_EVALUATION, line) else line for line in normalised]
+    skips = [] if trained == normalised else [_EVALUATION]
+    fits = _fits(trained, at, skips) or _fits(normalised, at, [])
     if at is not None:  # a bar that is drawn again at each step repeats counter and rate
-        known = [
+        bars = [
             PRESETS[fit.rules["preset"]]["pattern"]
-            for fit in found
+            for fit in fits
             if fit.by_clock and "preset" in fit.rules
         ]
-        found = [
-            f
-            for f in found
-            if not (f.reads_rate and any(re.search(pattern, f.example) for pattern in known))
+        fits = [
+            fit
+            for fit in fits
+            if not (fit.reads_rate and any(re.search(pattern, fit.example) for pattern in bars))
         ]
-    most = max((fit.steps for fit in found), default=0)
-    return sorted(found, key=lambda fit: _rank(fit, most, is_live=at is not None))
+    most = max((fit.steps for fit in fits), default=0)
+    return sorted(fits, key=lambda fit: _rank(fit, most))
 
 
-def _fits(lines: Output, at: Sequence[float] | None, *, skip: str) -> list[Recognised]:
-    """Returns all rules that fit lines; `skip` is the expression of lines that are left out
-    already.
-    """
+def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
+    """Returns all rules that fit lines; `skips` are expressions of lines that are left out."""
     fits = []
     for rank, rules in _candidates(lines):
-        narrowed = _narrowed(rules, lines, skip)
+        narrowed = _narrowed(rules, lines, skips)
         fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
         if fit is not None:
             fits.append(fit)
@@ -323,9 +311,7 @@ _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 
 
 def normal(line: str) -> str:
-    """Returns a line as patterns are searched in it: plain, cut, without separators of thousands;
-    JSON stays.
-    """
+    """Returns a line as patterns are searched in it: plain, cut, numbers undivided; JSON stays."""
     if line.lstrip().startswith("{"):
         return line
     text = plain(line)[:LONGEST_LINE]
@@ -337,25 +323,26 @@ def _candidates(lines: Output) -> Iterator[tuple[int, Rules]]:
     shapes = _shapes_of(lines)
     names = {mention.label for mention in shapes}
     lost = _loss_of(shapes)
-    loss = {"loss": lost.pattern(_LOSS_NUMBER, names)} if lost is not None else {}
+    loss = {} if lost is None else {"loss": lost.pattern(_LOSS_NUMBER, names)}
     for name, preset in PRESETS.items():
-        own = {} if _read_by(preset["loss"], lines) else loss
-        yield -(name != "absl"), {"preset": name, **own}
+        rank = 0 if name == "absl" else -1
+        yield rank, {"preset": name, **({} if _read_by(preset["loss"], lines) else loss)}
     yield from _json_rules(lines)
     for mention in () if _are_parts(lines) else shapes:
-        if (rank := mention.rank) is not None:
+        if mention.rank is not None:
             pattern = mention.pattern(_group_of(mention), names)
-            if 0 < rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
+            if 0 < mention.rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
-            yield rank, {"pattern": pattern, **loss}
+            yield mention.rank, {"pattern": pattern, **loss}
     patterns = [*_WINDOWS, _BY_COUNTER]
-    lost_lines = (
-        _read_by(loss["loss"], lines) if lost is not None and lost.words[-1] == _LOSSES[0] else []
-    )
-    if 2 * len(_read_by(_BY_COUNTER, lines)) < len(lost_lines):  # they do not name their step
+    if (
+        lost is not None
+        and lost.words[-1] == _LOSSES[0]
+        and 2 * len(_read_by(_BY_COUNTER, lines)) < len(_read_by(loss["loss"], lines))
+    ):  # these lines do not name their step
         any_loss = loss["loss"].replace("?P<loss>", "?:")
-        counted = rf"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*{any_loss}"
-        patterns += [counted, any_loss]
+        counter = r"(?:^|[\s\[(])(?P<step>\d+)\s*(?:/\s*\d+)?\s*[^\w.]?\s?[^\w.]?\s.*"
+        patterns += [counter + any_loss, any_loss]
     for pattern in patterns:
         yield 0, {"pattern": pattern, **loss}
 
@@ -372,75 +359,74 @@ def _loss_of(mentions: Sequence[_Mention]) -> _Mention | None:
 def _shapes_of(lines: Output) -> list[_Mention]:
     """Returns one of each number that at least `FEWEST_STEPS` lines have."""
     mentions = _unchanging([list(mentions_of(line)) for line in lines])
+    newest = {mention.shape: mention for mention in mentions}
     counts = collections.Counter(mention.shape for mention in mentions)
-    found = {
-        mention.shape: mention for mention in mentions if counts[mention.shape] >= FEWEST_STEPS
-    }
-    return [found[shape] for shape, _ in counts.most_common() if shape in found]
+    return [newest[shape] for shape, count in counts.most_common() if count >= FEWEST_STEPS]
 
 
 def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
-    """Returns mentions by their names alone, without words in front that change from line to line,
-    as those of a phase.
+    """Returns mentions by their names alone, without words in front that change, as of a phase.
 
     A name that several numbers of a line have keeps the words in front of it.
     """
-    counts = [collections.Counter(mention.name for mention in row) for row in rows]
-    ambiguous = {name for count in counts for name in count if not name or count[name] > 1}
-    mentions = [mention for row in rows for mention in row]
-    return [m if m.name in ambiguous else replace(m, label=m.name) for m in mentions]
+    ambiguous = {""}
+    for row in rows:
+        counts = collections.Counter(mention.name for mention in row)
+        ambiguous |= {name for name, count in counts.items() if count > 1}
+    return [m if m.name in ambiguous else m._replace(label=m.name) for row in rows for m in row]
 
 
-def _says_something(word: str) -> bool:
+def _belongs_to_name(word: str) -> bool:
     """Returns whether a word is one of the name of a number, as those in step time are."""
-    parts = re.findall(r"[a-z]+", word.lower())
     return any(
-        part in _OF_NAMES or _OTHERS.fullmatch(part) or _PARTS.fullmatch(part) for part in parts
+        text in _OF_NAMES or _OTHERS.fullmatch(text) or _PARTS.fullmatch(text)
+        for text in re.findall(r"[a-z]+", word.lower())
     )
 
 
 def _are_parts(lines: Output) -> bool:
-    """Returns whether most lines are of parts of steps, as ``micro 2/4``, that have the counter of
-    the line before.
-    """
-    counted = [(counter, line) for line in lines if (counter := step_of(line)) is not None]
-    pairs = [(a, b) for (one, a), (two, b) in itertools.pairwise(counted) if one == two]
-    parts = sum(
-        _PART_OF.findall(a) != _PART_OF.findall(b) and not _RANK.search(a) for a, b in pairs
+    """Returns whether most lines are of parts of steps: counters repeat, as with ``micro 2/4``."""
+    counted = [line for line in lines if step_of(line) is not None]
+    part_count = sum(
+        step_of(a) == step_of(b) and _PART_OF.findall(a) != _PART_OF.findall(b)
+        for a, b in itertools.pairwise(counted)
+        if not _RANK.search(a)
     )
-    return 2 * parts + 1 >= len(counted) > 1
+    return 2 * part_count + 1 >= len(counted) > 1
 
 
 def _group_of(mention: _Mention) -> str:
     """Returns the expression of a printed duration or rate, with its group."""
     if not mention.unit:
         return rf"(?P<{mention.group}>{_NUMBER})(?![\w/%:])"
-    kinds = (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S)
-    rate = next((kind for kind in kinds if re.fullmatch(kind, mention.unit)), None)
-    return _DURATION if rate is None else rf"(?P<value>{_NUMBER})\s*(?P<unit>{rate})"
+    for rate in (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S):
+        if re.fullmatch(rate, mention.unit):
+            return rf"(?P<value>{_NUMBER})\s*(?P<unit>{rate})"
+    return _DURATION
 
 
 def mentions_of(line: str) -> Iterator[_Mention]:
     """Yields the numbers of a line of text with their names and units, from left to right."""
-    if line.lstrip().startswith("{") and numbers_of(line):
+    if numbers_of(line):
         return
     end = 0
-    for found in _MENTION.finditer(line):
-        before = line[max(end, found.start() - LONGEST_NAME) : found.start()]
-        end = found.end()
-        between = _BETWEEN.search(before)
-        head = before[: between.start()] if between is not None else before
+    for match in _MENTION.finditer(line):
+        before = line[max(end, match.start() - LONGEST_NAME) : match.start()]
+        end = match.end()
+        head = _BETWEEN.sub("", before, count=1)
         label = _APART.split(_VALUE.sub("  ", head))[-1]
         label = re.sub(
             r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))",
             "",
             label,
         )
-        marks = before[len(head) :].strip() or ("" if label else before.strip()[-1:])
-        yield _Mention(label.strip(), marks, found["unit"] or "", float(found["number"]))
+        marks = before[len(head) :].strip()
+        if not (marks or label):
+            marks = before.strip()[-1:]
+        yield _Mention(label.strip(), marks, match["unit"] or "")
 
 
-def _narrowed(rules: Rules, lines: Output, skip: str) -> Rules:
+def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
     """Returns rules that skip lines that are not of training; none if they read too few."""
     if "json_key" not in rules:
         read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
@@ -448,40 +434,30 @@ def _narrowed(rules: Rules, lines: Output, skip: str) -> Rules:
             return {}
         trained = _read_by(f"^{_TRAINS}", read)
         if FEWEST_STEPS <= len(trained) < len(read):
-            others = f"^(?!{_TRAINS})"
-            skip = f"{skip}|{others}" if skip else others
-    return {**rules, "skip": skip} if skip else rules
+            skips = [*skips, f"^(?!{_TRAINS})"]
+    return {**rules, "skip": "|".join(skips)} if skips else rules
 
 
 def _read_by(pattern: str, lines: Output) -> list[str]:
-    compiled = re.compile(pattern)
-    return [line for line in lines if compiled.search(line)]
+    return [line for line in lines if re.search(pattern, line)]
 
 
 def _json_rules(lines: Output) -> Iterator[tuple[int, Rules]]:
     """Yields rules for keys of JSON lines."""
     keys = collections.Counter(key for line in lines for key in numbers_of(line))
-    mentions = [
-        _Mention(key, "=", "", 0.0)
-        for key in sorted(keys, key=lambda key: (-keys[key], len(key), key))
-    ]
-    loss = _loss_of(mentions)
-    kinds = [
-        (mention.rank, mention.label, mention.group)
-        for mention in mentions
-        if mention.rank is not None
-    ]
-    kinds += [(0, key, "step") for key in keys if re.fullmatch(_COUNTER_KEY, key)]
-    for rank, key, unit in kinds:
-        yield (
-            rank,
-            {"json_key": key, "unit": unit, **({"loss": loss.label} if loss is not None else {})},
-        )
+    ordered = sorted(keys, key=lambda key: (-keys[key], len(key), key))
+    mentions = [_Mention(key, "=", "") for key in ordered]
+    lost = _loss_of(mentions)
+    loss = {} if lost is None else {"loss": lost.label}
+    for mention in mentions:
+        if mention.rank is not None:
+            yield mention.rank, {"json_key": mention.label, "unit": mention.group, **loss}
+    for key in keys:
+        if re.fullmatch(_COUNTER_KEY, key):
+            yield 0, {"json_key": key, "unit": "step", **loss}
 
 
-def _fit_of(
-    rules: Rules, lines: Output, at: Sequence[float] | None, rank: int
-) -> Recognised | None:
+def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader(rules)
     times: list[float] = []
@@ -494,81 +470,80 @@ def _fit_of(
             came.append((now_s, step_of(line)))
             readable.append(line)
     clock = reader.uses_clock
-    if len(times) < FEWEST_STEPS or (
-        not (clock or "dt" in rules.get("pattern", "")) and only_grow(times)
-    ):
+    may_grow = clock or "dt" in rules.get("pattern", "")
+    if len(times) < FEWEST_STEPS or (not may_grow and _only_grow(times)):
         return None
-    if all(a >= b for a, b in itertools.pairwise(times[1:])) and len(set(times[1:])) > FEWEST_LINES:
+    later = times[1:]
+    if later == sorted(later, reverse=True) and len(set(later)) > FEWEST_LINES:
         rank = MEAN  # it only falls, as a mean with the compilation in it
-    typical = statistics.median(times)
-    passed, bursts = _passed(came) if at is not None else (None, False)
-    agrees = typical / passed if passed and not (clock or bursts) else None
-    if agrees is not None and agrees < AGREES[0] and came[0][1] is None:
-        agrees = None  # perhaps not every step has a line: there is no counter
+    typical_s = statistics.median(times)
+    step_s = None if clock and at is None else typical_s
+    agrees = None
+    in_bursts = False
+    if at is not None:
+        passed_s, in_bursts = _passed(came)
+        if passed_s and not (clock or in_bursts):
+            agrees = typical_s / passed_s
+            if agrees < AGREES[0] and came[0][1] is None:
+                agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         rules=rules,
         steps=len(times),
-        step_s=None if clock and at is None else typical,
+        step_s=step_s,
         example=readable[len(readable) // 2],
         by_clock=clock,
         agrees=agrees,
-        in_bursts=bursts,
+        in_bursts=in_bursts,
         name_rank=rank,
-        left_out=() if clock else _left_out(lines, readable),
+        left_out=[] if clock else _left_out(lines, readable),
     )
 
 
-def _left_out(lines: Output, read: Collection[str]) -> list[str]:
+def _left_out(lines: Output, read: Output) -> list[str]:
     """Returns the lines that begin as those that were read, but name steps of which none was."""
     steps = {step_of(line) for line in read}
-    starts = {tuple(_FIRST_WORD.findall(line)) for line in read}
-    others = [line for line in lines if tuple(_FIRST_WORD.findall(line)) in starts]
-    return [line for line in others if None not in steps and step_of(line) not in {None, *steps}]
+    if None in steps:
+        return []
+    starts = {str(_FIRST_WORD.findall(line)) for line in read}
+    return [
+        line
+        for line in lines
+        if str(_FIRST_WORD.findall(line)) in starts and step_of(line) not in {None, *steps}
+    ]
 
 
-def only_grow(values: Sequence[float]) -> bool:
-    """Returns whether values grow as a total does, and not as the jitter of durations."""
-    if any(not b >= a for a, b in itertools.pairwise(values)):  # NaN, too
+def _only_grow(times: Sequence[float]) -> bool:
+    """Returns whether times grow as a total does, and not as the jitter of durations."""
+    if any(after < before for before, after in itertools.pairwise(times)):
         return False
-    doubled = len(values) >= 4 and values[-1] >= 2 * values[0] and values[-1] > 0
-    return doubled or (len(values) >= 6 and len(set(values)) == len(values))
+    is_doubled = len(times) >= 4 and times[-1] >= 2 * times[0]
+    return is_doubled or len(set(times)) == len(times) >= 6
 
 
-def _rank(fit: Recognised, most: int, *, is_live: bool) -> tuple[Any, ...]:
-    """Sort key of readings. A progress bar may print a rate twice a step, so its counter comes
-    first.
-    """
+def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
+    """Returns a sort key; a bar may print its rate twice a step, so its counter comes first."""
     is_few = 4 * fit.steps < most
     vague = 0
     if fit.by_clock and fit.name_rank >= 0:
-        vague = 1 if fit.step_s is not None else 3
+        vague = 3 if fit.step_s is None else 1
     elif fit.name_rank >= MEAN:
         vague = 2
-    return (
-        fit.doubtful and is_live,
-        vague,
-        is_few,
-        fit.name_rank,
-        -((fit.steps + fit.by_clock) // 4),
-    )
+    return fit.doubtful, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
 
 
-def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float | None, bool]:
-    """Median seconds of a step from times and counters of lines, and whether most lines came at
-    once.
-    """
-    each = []
-    for (then, first), (now, second) in itertools.pairwise(came):
-        count = 1 if first is None or second is None else second - first
+def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:
+    """Returns the seconds of a step by times and counters of lines; whether most came at once."""
+    gaps_s = []
+    for (before_s, before), (after_s, after) in itertools.pairwise(came):
+        count = 1 if before is None or after is None else after - before
         if count > 0:
-            each.append((now - then) / count)
-    if not each:
-        return None, False
-    mean = statistics.fmean(each)
-    return statistics.median(each), sum(x <= AT_ONCE * mean for x in each) > len(each) / 2
+            gaps_s.append((after_s - before_s) / count)
+    if not gaps_s:
+        return 0.0, False
+    limit_s = AT_ONCE * statistics.fmean(gaps_s)
+    short_count = sum(gap_s <= limit_s for gap_s in gaps_s)
+    return statistics.median(gaps_s), 2 * short_count > len(gaps_s)
 
-
-# ---------------------------------------------------------------------- shapes of lines
 
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 """A progress bar."""
@@ -577,7 +552,5 @@ _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(
 
 
 def shape_of(line: str) -> str:
-    """Returns what lines of one kind have in common: the text without numbers, progress bars and
-    runs of blanks.
-    """
+    """Returns what lines of one kind have in common: no numbers, progress bars, runs of blanks."""
     return " ".join(_FIGURE.sub("#", BAR.sub("…", plain(line[:LONGEST_LINE]))).split())

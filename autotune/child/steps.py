@@ -10,9 +10,8 @@ import signal
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.child.output import LONGEST_LINE
 
@@ -31,11 +30,13 @@ PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
 MATCH_LIMIT_S = 2.0
 """Limit of CPU time for matching one piece of output, against endless backtracking."""
 
-_UNITS = read_table("lines.toml")["units"]
-SECONDS: Mapping[str, float] = _UNITS["seconds"]
+LINES = read_table("lines.toml")
+"""Units, and words and expressions by which numbers of lines are known."""
+
+SECONDS: Mapping[str, float] = LINES["units"]["seconds"]
 """Units of time in seconds."""
 
-_COUNTED: Mapping[str, str] = _UNITS["counted"]
+_COUNTED: Mapping[str, str] = LINES["units"]["counted"]
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
 _NUMBER = re.compile(
@@ -58,30 +59,25 @@ def plain(line: str) -> str:
 
 
 def number(text: str | None) -> float | None:
-    """Parses a number, also with thousands separators or a suffix k, M, G, B; None if it is
-    none.
-    """
+    """Parses a number, also with thousands separators or a suffix k, M, G, B; None otherwise."""
     value, unit = split(text or "")
     return None if unit else value
 
 
 def split(text: str) -> tuple[float | None, str]:
-    """Splits ``12.5 ms`` into 12.5 and ``ms``, ``12k`` into 12000 and nothing; None and the text
-    without a number.
-    """
+    """Splits ``12.5 ms`` into 12.5 and ``ms``, ``12k`` into 12000 and nothing, others into None."""
     match = _NUMBER.fullmatch(text.strip().rstrip(",.;"))
     if match is None:
         return None, text
     value = float(re.sub("[,_]", "", match[1]))
     unit = match[2].strip()
-    size = _SIZES.get(unit.lower())
-    return (value, unit) if size is None else (value * size, "")
+    if unit.lower() in _SIZES:
+        return value * _SIZES[unit.lower()], ""
+    return value, unit
 
 
 def undivided(line: str, *, is_decimal: bool) -> str:
-    """Returns a line without separators of thousands or, if commas are decimal, with points in
-    their place.
-    """
+    """Returns a line without separators of thousands; decimal commas become points."""
     if is_decimal:
         return re.sub(r"(?<=\d),(?=\d)", ".", line)
     return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), line)
@@ -93,22 +89,21 @@ def has_decimal_commas(line: str) -> bool:
 
 
 def factor(unit: str) -> tuple[str, float] | None:
-    """What a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size in seconds,
-    steps or tokens.
+    """Returns what a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size.
 
     None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
     """
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
-    if above in SECONDS and (not below or _COUNTED.get(below) == "steps"):
+    if above in SECONDS and _COUNTED.get(below or "step") == "steps":
         return "time", SECONDS[above]
     word = above if above in _COUNTED else above[1:]
-    size = _SIZES.get(above.removesuffix(word))
-    if SECONDS.get(below) == 1.0 and word in _COUNTED and size is not None:
-        return _COUNTED[word], size
+    size = above.removesuffix(word)
+    if SECONDS.get(below) == 1.0 and word in _COUNTED and size in _SIZES:
+        return _COUNTED[word], _SIZES[size]
     return None
 
 
-_UNIT_OF = {
+UNIT_OF = {
     "step_s": "s",
     "step_ms": "ms",
     "step_us": "us",
@@ -116,40 +111,38 @@ _UNIT_OF = {
     "tokens_per_s": "tok/s",
 }
 
-DURATIONS = (*_UNIT_OF, "value")
+DURATIONS = (*UNIT_OF, "value")
 """Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
 
 GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")
-"""Legal names of groups in a pattern; ``steps`` is the number, or range, of steps that a duration
-is the time of.
-"""
+"""Legal groups of a pattern; ``steps`` is the number, or range, of steps that a duration is of."""
 
 AT_ONCE = 0.25
 """Share of a printed duration within which lines with one counter are of one step."""
 
 _COUNTERS = tuple(
     re.compile(
-        rf"(?<!s/)(?<!sec/)\b(?:global[_ ]?)?(?:{words})s?(?:[_ ]?(?:num|number|idx|id))?\b"
+        rf"(?<!s/)(?<!sec/)\b(?:global[_ ]?)?(?:{names})s?(?:[_ ]?(?:num|number|idx|id))?\b"
         r"[^\w\n]{0,4}(\d[\d,_]*)(?!\d|\.\d*[1-9])",
         re.I,
     )
-    for words in ("num_update", "step|iter|iteration|update", "batch")
+    for names in ("num_update", "step|iter|iteration|update", "batch")
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Duration and loss from one line; at least one of them, except for an invalid duration."""
+class Step(NamedTuple):
+    """Duration and loss from one line, and the number of the step if the line names it.
+
+    At least one of the former two is there, except for an invalid duration.
+    """
 
     step_s: float | None
     loss: float | None
-    number: int | None = field(default=None, compare=False, repr=False)
-    """The number of the step that the line names; None if it names none."""
+    number: int | None = None
 
 
 class StepReader:
-    """Reads steps from lines by rules (see `autotune.model.sections.ReadSpec`); ValueError if one
-    cannot work.
+    """Reads steps from lines by rules (`autotune.model.sections.ReadSpec`), ValueError if bad.
 
     Attributes:
         needs_tokens: Whether a rate of tokens is read, which needs the tokens of a step.
@@ -158,13 +151,12 @@ class StepReader:
 
     def __init__(self, rules: Rules) -> None:
         rules = {**PRESETS.get(rules.get("preset", ""), {}), **rules}
-        self._key = rules.get("json_key")
-        self._loss_key = rules.get("loss")
-        self._work: dict[str, int | None] = {"steps": 1, "tokens": rules.get("tokens_per_step")}
-        names = ("pattern", "loss", "skip") if self._key is None else ("skip",)
+        self._rules = rules
+        self._is_json = "json_key" in rules
+        names = ("skip",) if self._is_json else ("pattern", "loss", "skip")
         self._patterns = {name: _compiled(name, rules[name]) for name in names if rules.get(name)}
         self._unit: str = rules.get("unit", "step_s")
-        if self._key is None:
+        if not self._is_json:
             self._unit = _unit_of(self._patterns["pattern"])
             if "loss" in self._patterns and "loss" not in self._patterns["loss"].groupindex:
                 raise ValueError(
@@ -172,7 +164,8 @@ class StepReader:
                 )
         self.needs_tokens = self._unit == "tokens_per_s"
         self.uses_clock = self._unit == "step"
-        self._last: tuple[float, int] | None = None
+        self._last_s = -math.inf
+        self._last_step: int | None = None
         self._is_decimal = False
         self._window_end = -1
 
@@ -183,101 +176,97 @@ class StepReader:
             return None
         texts = self._texts(line)
         loss = number(texts.get("loss"))
-        loss_alone = Step(None, loss) if loss is not None else None
-        if self._unit not in texts:
-            return loss_alone
-        count = _whole(texts.get("step"))
-        if count is None:
-            count = step_of(line)
-        if self.uses_clock:
-            passed_s = self._since_last(count, now_s)
-            return Step(passed_s, loss, count) if passed_s is not None else loss_alone
-        took_s = self._duration(texts)
-        if self._is_another_rank(count, now_s, took_s):
-            return None
-        return Step(took_s, loss, count)
+        if self._unit in texts:
+            step = _whole(texts.get("step"))
+            if step is None:
+                step = step_of(line)
+            if not self.uses_clock:
+                took_s = self._duration(texts)
+                is_another = self._is_another_rank(step, now_s, took_s)
+                return None if is_another else Step(took_s, loss, step)
+            passed_s = self._since_last(step, now_s)
+            if passed_s is not None:
+                return Step(passed_s, loss, step)
+        return None if loss is None else Step(None, loss)
 
     def _texts(self, line: str) -> dict[str, str | None]:
-        """Returns what a line says, by the names of groups; without a duration or counter if it is
-        no step's.
-        """
-        if self._key is not None:
+        """Returns what a line says by group; without a duration or counter if it is no step's."""
+        texts: dict[str, str | None] = {}
+        if self._is_json:
             numbers = numbers_of(line)
-            keys = {self._unit: self._key, "loss": self._loss_key}
-            return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
+            for group, key in ((self._unit, "json_key"), ("loss", "loss")):
+                value = numbers.get(self._rules.get(key, ""))
+                if value is not None:
+                    texts[group] = repr(value)
+            return texts
         line = line[:LONGEST_LINE]
         self._is_decimal = self._is_decimal or has_decimal_commas(line)
         match = self._search("pattern", line)
-        texts = {"step": None, **match.groupdict()} if match is not None else {}
+        if match is not None:
+            texts = {"step": None, **match.groupdict()}
         if "loss" in self._patterns:
             match = self._search("loss", line)
-            texts["loss"] = match["loss"] if match is not None else None
+            texts["loss"] = match and match["loss"]
         return texts
 
     def _search(self, name: str, line: str) -> re.Match[str] | None:
-        """Searches a line as `undivided` returns it, unless the pattern has commas that may stand
-        between digits.
-        """
+        """Searches a line without separators, unless the pattern has commas as between digits."""
         pattern = self._patterns[name]
-        has_commas = _COMMA.search(pattern.pattern) is not None
-        return pattern.search(line if has_commas else undivided(line, is_decimal=self._is_decimal))
+        if not _COMMA.search(pattern.pattern):
+            line = undivided(line, is_decimal=self._is_decimal)
+        return pattern.search(line)
 
     def _duration(self, texts: Mapping[str, str | None]) -> float | None:
-        """Returns the seconds of a step from a printed duration, in its own unit or that of its
-        group; None if none.
-        """
+        """Returns the seconds of a step from a printed duration; None if it is none."""
         value, unit = split(texts[self._unit] or "")
         unit += texts.get("unit") or ""
-        kind = factor(unit or _UNIT_OF.get(self._unit, ""))
-        if kind is None or value is None or not (math.isfinite(value) and value > 0):
+        kind = factor(unit or UNIT_OF.get(self._unit, ""))
+        if kind is None or value is None or not 0 < value < math.inf:
             return None
         counted, size = kind
         took_s = value * size
-        if counted != "time":
-            work = self._work[counted]
-            if work is None:
+        if counted == "steps":
+            took_s = 1 / took_s
+        elif counted == "tokens":
+            tokens: int | None = self._rules.get("tokens_per_step")
+            if tokens is None:
                 return None
-            took_s = work / took_s
+            took_s = tokens / took_s
         steps = texts.get("steps")
         return took_s / self._count(steps) if steps else took_s
 
     def _count(self, steps: str) -> int:
-        """Number of steps that ``10`` or ``40-49`` says; 40-50 is as many where the line before
-        ended with 40.
-        """
-        first, *last = map(int, re.findall(r"\d+", steps))
-        if not last:
+        """Counts the steps of ``10`` or ``40-49``; 40-50 is alike if 40 ended the line before."""
+        first, *ends = map(int, re.findall(r"\d+", steps))
+        if not ends:
             return max(1, first)
-        earlier = self._window_end
-        self._window_end = last[0]
-        return max(1, last[0] - first + (first != earlier))
+        is_new = first != self._window_end
+        self._window_end = ends[0]
+        return max(1, ends[0] - first + is_new)
 
     def _is_another_rank(self, step: int | None, now_s: float, took_s: float | None) -> bool:
         """Returns whether a line has the counter of the line that came at the same time."""
         if step is None or took_s is None:
             return False
-        earlier = self._last
-        self._last = (now_s, step)
-        return (
-            earlier is not None
-            and earlier[1] == step
-            and not now_s - earlier[0] >= took_s * AT_ONCE
-        )
+        is_late = now_s - self._last_s >= took_s * AT_ONCE
+        is_another = step == self._last_step and not is_late
+        self._last_s = now_s
+        self._last_step = step
+        return is_another
 
     def _since_last(self, step: int | None, now_s: float) -> float | None:
-        """Returns the seconds of a step by the clock: those since the previous line over the number
-        of steps.
-        """
-        earlier = self._last
-        if earlier is None:
-            self._last = (now_s, step or 0)
+        """Returns the seconds of a step by the clock: from line to line, over the steps between."""
+        last_step = self._last_step
+        if last_step is None:
+            self._last_s = now_s
+            self._last_step = step or 0
             return None
-        earlier_s, earlier_step = earlier
-        counted = earlier_step + 1 if step is None else step
-        if counted != earlier_step:
-            self._last = (now_s, counted)
-        count = counted - earlier_step
-        return (now_s - earlier_s) / count if count > 0 else None
+        count = 1 if step is None else step - last_step
+        passed_s = now_s - self._last_s
+        if count != 0:
+            self._last_s = now_s
+            self._last_step = last_step + count
+        return passed_s / count if count > 0 else None
 
 
 class TooSlow(Exception):
@@ -286,9 +275,7 @@ class TooSlow(Exception):
 
 @contextlib.contextmanager
 def match_limit() -> Iterator[None]:
-    """Raises TooSlow inside after `MATCH_LIMIT_S`; only the main thread has that limit, for it gets
-    signals.
-    """
+    """Raises TooSlow inside after `MATCH_LIMIT_S`, in the main thread alone, which gets signals."""
 
     def interrupt(*_: object) -> None:
         raise TooSlow
@@ -315,15 +302,13 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
 
 
 def _unit_of(pattern: re.Pattern[str]) -> str:
-    """Returns the group of a pattern for a duration, ``step`` where the clock counts; ValueError
-    for illegal groups.
-    """
+    """Returns the group for a duration, ``step`` if the clock counts; ValueError for bad groups."""
     groups = pattern.groupindex
-    if unknown := [name for name in groups if name not in GROUPS]:
+    unknown = [name for name in groups if name not in GROUPS]
+    if unknown:
         raise ValueError(
             f"groups of a `pattern` must be named {', '.join(GROUPS)} but got "
-            f"{', '.join(unknown)}; "
-            "a group that is not read is written (?:...)"
+            f"{', '.join(unknown)}; a group that is not read is written (?:...)"
         )
     units = [name for name in DURATIONS if name in groups]
     if len(units) > 1:

@@ -2,8 +2,9 @@
 
 The driver puts this file into a folder that `FOLDER` names, first on the program's path, as
 ``sitecustomize``. A thread waits there for the file `START`, which holds the seconds to trace and
-those of a step by the program's own clock. It reads the trace (XPlane) by
-`jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard library only.
+those of a step by the program's own clock; the driver keeps the latter up to date. The thread reads
+the trace (XPlane) by `jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER, START, DONE = "AUTOTUNE_TRACE", "start", "done"
+FOLDER = "AUTOTUNE_TRACE"
+START = "start"
+DONE = "done"
 POLL_S = 0.05
 
-OTHER, COPIES, IDLE = "other fusions and kernels", "copies", "idle"
+OTHER = "other fusions and kernels"
+COPIES = "copies"
+IDLE = "idle"
 _COMPUTE = {
     "attention": r"fmha|flash|sdpa|attention",
     "convolutions": r"conv(?!ert)|fprop|dgrad|wgrad",
@@ -41,17 +46,15 @@ _COLLECTIVES = {
     "other collectives": r"nccl|nvshmem|collective",
 }
 ORDER = ("attention", "convolutions", "matrix products", OTHER, COPIES, *_COLLECTIVES)
-"""Kinds of work; of what runs at the same moment the first counts."""
+"""Kinds of work; of those that run at the same moment the first counts."""
 
 CLOCK_ERROR = 1.4
-"""How many times as long a step may take in the trace as before it, or the other way round."""
+"""Factor by which the number of steps may differ from what the time of a step gives."""
 
 HIDDEN = ", hidden"
 """Added to a kind of collective for the time in which something else runs too."""
 
-_AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")
-"""Events around those of other operations."""
-
+_AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")  # events around others
 
 Step = dict[str, dict[str, tuple[float, float]]]
 """``kinds`` of work and ``kernels`` in a step, each with its seconds and number (0 of a kind)."""
@@ -74,11 +77,10 @@ def kind_of(name: str, operation: str = "") -> str:
 
 
 def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
-    """Returns the seconds of each kind on one device; each moment counts once, for the first kind
-    of `ORDER`.
+    """Returns the seconds of each kind on one device.
 
-    A collective beside which something else runs counts as hidden; what is left of it delays the
-    step.
+    Each moment counts once, for the first kind of `ORDER` that runs. A collective counts as hidden
+    while something else runs; the rest of it delays the step.
     """
     changes = [change for e in events for change in ((e.start, 1, e.kind), (e.end, -1, e.kind))]
     running = Counter[str]()
@@ -97,18 +99,16 @@ def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
 
 
 def device_events(planes: Iterable[Any]) -> list[Event]:
-    """Returns the events of the first device: streams of a GPU, else the operations of XLA's CPU
-    threads.
-    """
+    """Returns the events of the first GPU's streams, or the operations of XLA's CPU threads."""
     by_name = {plane.name: plane for plane in planes}
-    gpus = sorted(name for name in by_name if name.startswith("/device:GPU"))
+    gpu = min((name for name in by_name if name.startswith("/device:GPU")), default=None)
     events = []
-    for line in by_name[gpus[0] if gpus else "/host:CPU"].lines:
-        if gpus and not line.name.startswith("Stream"):
+    for line in by_name[gpu or "/host:CPU"].lines:
+        if gpu and not line.name.startswith("Stream"):
             continue  # XLA's own sums over streams
         for event in line.events:
             facts = dict(event.stats)
-            is_work = bool(gpus) or ("hlo_op" in facts and facts.get("device_ordinal", 0) == 0)
+            is_work = gpu or ("hlo_op" in facts and facts.get("device_ordinal", 0) == 0)
             if is_work and not _AROUND.fullmatch(event.name):
                 kind = kind_of(event.name, str(facts.get("hlo_op", "")))
                 start = event.start_ns / 1e9
@@ -120,31 +120,25 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
     """Returns the seconds of a step in each kind of work, and seconds and number of each kernel.
 
     Numbers that XLA adds to names are left out, for another program counts otherwise. Many kernels
-    run once in a step, so of the counts that the time of a step allows the most common one is the
-    number of steps.
-
-    Args:
-        traced_s: Seconds of the trace.
-        step_s: Seconds of a step by the program's own clock.
+    run once in a step, so of the counts that `step_s`, by the program's own clock during the trace,
+    allows the most common one is the number of steps.
     """
-    spent = defaultdict[str, float](float)
-    counts = Counter[str]()
+    kernels = defaultdict[str, list[float]](list)
     for event in events:
-        name = re.sub(r"[._]\d+$", "", event.name)
-        spent[name] += event.end - event.start
-        counts[name] += 1
-    steps: float = traced_s / step_s
-    near = [count for count in counts.values() if 1.0 / CLOCK_ERROR < count / steps < CLOCK_ERROR]
+        kernels[re.sub(r"[._]\d+$", "", event.name)].append(event.end - event.start)
+    steps = traced_s / step_s
+    counts = [len(durations) for durations in kernels.values()]
+    near = [count for count in counts if 1.0 / CLOCK_ERROR < count / steps < CLOCK_ERROR]
     if near:
         steps = statistics.mode(near)
     kinds = seconds_by_kind(events)
-    kinds[IDLE] = max(
-        0.0, traced_s - sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN))
-    )
+    busy_s = sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN))
+    kinds[IDLE] = max(0.0, traced_s - busy_s)
     return {
         "kinds": {kind: (seconds / steps, 0.0) for kind, seconds in kinds.items()},
         "kernels": {
-            name: (seconds / steps, counts[name] / steps) for name, seconds in spent.items()
+            name: (sum(durations) / steps, len(durations) / steps)
+            for name, durations in kernels.items()
         },
     }
 
@@ -153,31 +147,32 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
 
 
 def trace_when_asked(folder: Path) -> None:
-    """Waits until a trace is asked for, and writes what it says, or why there is none, if this
-    process uses JAX.
-    """
-    while not (folder / START).exists():
+    """Waits for `START`, and writes `DONE` if this process uses JAX: a step, or the problem."""
+    start = folder / START
+    while not start.exists():
         time.sleep(POLL_S)
     jax = sys.modules.get("jax")
     if jax is None or not getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", True):
         return
-    seconds, step_s = map(float, (folder / START).read_text().split())
-    mine = folder / str(os.getpid())
+    place = folder / str(os.getpid())
+    answer: dict[str, Any]
     try:
-        answer: dict[str, Any] = dict(_of_a_trace(jax.profiler, mine, seconds, step_s))
+        answer = dict(_traced_step(jax.profiler, place, start))
     except Exception as error:
         answer = {"problem": f"{type(error).__name__}: {error}"}
-    mine.with_suffix(".json").write_text(json.dumps(answer))
-    mine.with_suffix(".json").replace(folder / DONE)
+    file = place.with_suffix(".json")
+    file.write_text(json.dumps(answer))
+    file.replace(folder / DONE)
 
 
-def _of_a_trace(profiler: Any, place: Path, seconds: float, step_s: float) -> Step:
+def _traced_step(profiler: Any, place: Path, start: Path) -> Step:
     options = profiler.ProfileOptions()
     options.python_tracer_level = 0
     profiler.start_trace(str(place), profiler_options=options)
     began_s = time.perf_counter()
-    time.sleep(seconds)
+    time.sleep(float(start.read_text().split()[0]))
     traced_s = time.perf_counter() - began_s
+    step_s = float(start.read_text().split()[1])  # of this time: steps may be slower than before
     profiler.stop_trace()
     trace = profiler.ProfileData.from_file(str(next(place.rglob("*.xplane.pb"))))
     return of_a_step(device_events(trace.planes), traced_s=traced_s, step_s=step_s)

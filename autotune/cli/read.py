@@ -86,7 +86,7 @@ def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     from autotune.machine.child_process import format_end
     from autotune.programs.look import run_request
 
-    probe, _ = run_request(tune.ask_for(command, None, rules, LIMIT), tell=lambda text: None)
+    probe, _ = run_request(tune.ask_for(command, None, rules, LIMIT), note=lambda text: None)
     if not probe.lines:
         probe.notes.append(_SILENT)
     if probe.status:

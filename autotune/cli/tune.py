@@ -250,12 +250,14 @@ def planned(
     command = shlex.join(redact_command(request.command))
     print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
     try:
-        result = probe_program(request, tell=lambda text: print_lines([f"  {text}"], stderr=True))
+        result = probe_program(request, note=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
         print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
         raise typer.Exit(130) from None
     command_line = shlex.join(["autotune", *redact_command(sys.argv[1:])])
-    return plan_of(result, name=name, trials=trials, budget_s=budget_s, said=command_line), result
+    return plan_of(
+        result, name=name, trials=trials, budget_s=budget_s, command_line=command_line
+    ), result
 
 
 def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:

@@ -41,7 +41,7 @@ from autotune.cluster.engine import (
     LaneMessage,
     Message,
 )
-from autotune.machine.devices import parse_devices, reserve_devices
+from autotune.machine.devices import reserve_devices
 from autotune.machine.environment import caller_environment, driver_python, with_packages
 from autotune.machine.files import LANE, Scratch
 from autotune.machine.gpus import visible_gpu_ids
@@ -384,8 +384,7 @@ def _open_process(
     """Starts the lane process; `stack` ends it, and then frees its devices."""
     env = caller_environment()
     if holds_gpus and "SLURM_JOB_ID" not in env:  # SLURM reserves a job's devices
-        visible = visible_gpu_ids(env)
-        stack.enter_context(reserve_devices("cuda", parse_devices(visible) if visible else ()))
+        stack.enter_context(reserve_devices("cuda", visible_gpu_ids(env)))
     scratch = Scratch(LANE)
     stack.callback(scratch.close)
     lane = GuardedProcess(

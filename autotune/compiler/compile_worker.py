@@ -254,7 +254,7 @@ def _failure(
 
 
 def require_applied(
-    asked: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
+    settings: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
 ) -> None:
     """Checks that one compilation ran under its flags.
 
@@ -266,15 +266,15 @@ def require_applied(
         LaunchError: If it did not, or nothing proves it.
     """
     options = parse_text_proto(written)
-    lost = [*check_options(asked, jax_options), *check_debug_options(asked, options)]
+    lost = [*check_options(settings, jax_options), *check_debug_options(settings, options)]
     if options.get("xla_dump_to") != [marker]:
         lost = ["XLA does not say that it read them"]
     lost += [
-        f"{n}: this JAX has no such option" for n in asked.of_kind("jax") if n not in jax_options
+        f"{n}: this JAX has no such option" for n in settings.of_kind("jax") if n not in jax_options
     ]
     if lost:
         raise LaunchError(
-            f"the flags of a compilation must be applied by XLA but those of [{asked}] were not: "
-            f"{'; '.join(lost)}; a workload must leave XLA_FLAGS and jax.config to autotune and "
-            "compile nothing before it is asked to"
+            "the flags of a compilation must be applied by XLA but those of "
+            f"[{settings}] were not: {'; '.join(lost)}; a workload must leave XLA_FLAGS and "
+            "jax.config to autotune and compile nothing before it is asked to"
         )

@@ -36,7 +36,9 @@ _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](\{[^{}]*S\(5\)[^{}]*\})?")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-~$]+) = (.*)$")
+_INSTRUCTION = re.compile(
+    r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-~$]+) = (?P<shape>\(.*?\)|\S+)\s+(?P<opcode>[\w.\-]+)\("
+)
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
 _LITERAL = re.compile(r"[su]\d+ (-?\d+)")
 _REFERENCE = re.compile(
@@ -48,6 +50,10 @@ def first_group(pattern: str, text: str) -> str | None:
     """Returns the first group of a pattern's first match in a text; None without a match."""
     match = re.search(pattern, text)
     return match[1] if match else None
+
+
+def _integers(text: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", text)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class Computation:
 def parse_shape(text: str) -> tuple[Array, ...]:
     """Parses the arrays of a shape, in order, tuples flattened."""
     return tuple(
-        Array(dtype, tuple(int(d.lstrip("<=")) for d in dims.split(",") if d), bool(on_host))
+        Array(dtype, tuple(_integers(dims)), bool(on_host))
         for dtype, dims, on_host in _ARRAY.findall(text)
     )
 
@@ -152,31 +158,29 @@ def parse_module(text: str) -> dict[str, Instruction]:
             computations[header[1]] = current
         match = _INSTRUCTION.match(line)
         if match:
-            _add_instruction(current, match[2], match[3], computations)
-            if match[1]:
-                current.root_name = match[2]
+            _add_instruction(current, match, computations)
+            if match["root"]:
+                current.root_name = match["name"]
     return {i.name: i for c in computations.values() for i in c.instructions.values()}
 
 
 def _add_instruction(
-    computation: Computation, name: str, rest: str, computations: Mapping[str, Computation]
+    computation: Computation, match: re.Match[str], computations: Mapping[str, Computation]
 ) -> None:
-    """Parses and links the right-hand side of an instruction; ignores an unknown form."""
-    end = _matching(rest, 0) + 1 if rest.startswith("(") else rest.find(" ")
-    call = rest[end:].lstrip()
-    opcode, parenthesis, _ = call.partition("(")
-    if not parenthesis or end <= 0:
-        return
-    close = _matching(call, len(opcode))
-    inside = call[len(opcode) + 1 : close]
-    attributes = call[close + 1 :]
+    """Adds an instruction to its computation, and links it."""
+    rest = match.string[match.end() :]
+    close = _closing(rest)
+    inside = rest[:close]
+    attributes = rest[close + 1 :]
     called = {
         kind: computations[body]
         for kind, body in _REFERENCE.findall(attributes)
         if body in computations
     }
-    shape = parse_shape(rest[:end])
-    instruction = Instruction(name, computation, opcode, shape, inside, attributes, called)
+    name, shape, opcode = match.group("name", "shape", "opcode")
+    instruction = Instruction(
+        name, computation, opcode, parse_shape(shape), inside, attributes, called
+    )
     for operand, member in _OPERAND.findall(inside):
         source = computation.instructions.get(operand) or Instruction(operand, computation)
         source.users.append(instruction)
@@ -184,11 +188,11 @@ def _add_instruction(
     computation.instructions[name] = instruction
 
 
-def _matching(text: str, start: int) -> int:
-    """Returns the index of the parenthesis that closes the one at `start`; layouts nest others."""
-    depth = 0
-    for i in range(start, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[i], 0)
+def _closing(text: str) -> int:
+    """Returns the index of the parenthesis that closes an open one; layouts nest others."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
             return i
     return len(text)
@@ -198,7 +202,7 @@ def device_groups(instruction: Instruction, device_count: int) -> Groups:
     """Returns the device groups of a collective (not of its start); for a permute, its pairs."""
     listed = instruction.attribute(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}")
     if listed is not None:
-        return [[int(n) for n in group.split(",")] for group in re.findall(r"\{([\d,]+)\}", listed)]
+        return [_integers(group) for group in re.findall(r"\{[\d,]+\}", listed)]
     iota = re.search(
         r"replica_groups=\[\d+,(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes
     )
@@ -210,9 +214,7 @@ def device_groups(instruction: Instruction, device_count: int) -> Groups:
 
 def _iota(text: str) -> Devices:
     """Returns the devices of ``[4,2]T(1,0)``: an iota over the dims, transposed, row-major."""
-    dims, axes = (
-        [int(n) for n in re.findall(r"\d+", numbers)] for numbers in text.partition("T")[::2]
-    )
+    dims, axes = map(_integers, text.partition("T")[::2])
     return np.arange(math.prod(dims)).reshape(dims).transpose(axes or range(len(dims))).ravel()
 
 
@@ -407,7 +409,7 @@ def _size_along(instruction: Instruction, name: str, lhs: Array) -> int | None:
     dimensions = instruction.attribute(rf'{name}_(?:dims=|dimensions":\s*)[{{\[]([\d,"\s]*)')
     if dimensions is None:
         return None
-    return math.prod(lhs.dims[int(d)] for d in re.findall(r"\d+", dimensions))
+    return math.prod(lhs.dims[axis] for axis in _integers(dimensions))
 
 
 def _attention(call: Instruction, operands: list[Array]) -> Work:

@@ -77,7 +77,6 @@ class InteractionSearch:
     Args:
         no_ops: Settings without an effect alone, with all their values that compile.
         active: The other settings with their values.
-        forced: Settings of every set that is compiled, such as those of a kernel choice.
 
     Attributes:
         no_ops: Those that are left.
@@ -92,7 +91,6 @@ class InteractionSearch:
         no_ops: Domains,
         active: Domains,
         *,
-        forced: FlagSet,
         seed: int = 0,
         pairs_alone: int = PAIRS_ALONE,
     ) -> None:
@@ -100,18 +98,17 @@ class InteractionSearch:
         self.found_active: dict[str, tuple[str, ...]] = {}
         self.is_settled = True
         self._programs = programs
-        self._forced = forced
         self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()])}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []
         self._equal: list[FlagSet] = []
-        self._asked = Counter[Combination]()
+        self._attempts = Counter[Combination]()
 
-    def run(self, chains: Chains, progress: Callable[[int], None]) -> None:
-        """Compiles rows until all combinations are covered, or the time is up.
+    def run(self, chains: Chains) -> Iterator[int]:
+        """Compiles rows until all combinations are covered, or the time is up; yields their number.
 
-        Nothing is settled if the default does not compile. `progress` gets the number of rows.
+        Nothing is settled if the default does not compile.
         """
         if not self.no_ops:
             return
@@ -124,18 +121,15 @@ class InteractionSearch:
             row_count = 0
             while self.no_ops and (self._queue or self._plan() or self._plan_pairs()):
                 ahead = self._queue[:ROWS_AHEAD]
-                self._compile([s for row in ahead for s in (row.without(*self.no_ops), row)])
+                self._programs([s for row in ahead for s in (row.without(*self.no_ops), row)])
                 self._try(self._queue.pop(0))
                 row_count += 1
-                progress(row_count)
+                yield row_count
         except StoppedError:
             self.is_settled = False
 
-    def _compile(self, sets: Sets) -> list[str | None]:
-        return self._programs([settings.merge(self._forced) for settings in sets])
-
     def _program(self, settings: FlagSet) -> str | None:
-        return self._compile([settings])[0]
+        return self._programs([settings])[0]
 
     def _mending(self) -> list[FlagSet]:
         """Returns rows of values that fail alone, which leave the domains: one may repair them."""
@@ -177,7 +171,7 @@ class InteractionSearch:
 
     def _minimal(self, part: FlagSet, context: FlagSet) -> FlagSet:
         """Returns a minimal part of no-ops that changes a context's program, or fails as all do."""
-        base, changed = self._compile([context, context.merge(part)])
+        base, changed = self._programs([context, context.merge(part)])
 
         def changes(some: FlagSet) -> bool:
             program = self._program(context.merge(some))
@@ -197,16 +191,16 @@ class InteractionSearch:
         """Queues rows that hold all uncovered combinations; whether there are any."""
         missing = dict.fromkeys(self._wanted())
         # What was tried alone as well does not compile, with or without the no-op.
-        settled = (combination for combination, rows in self._asked.items() if rows > FULL_ROWS)
+        settled = (combination for combination, rows in self._attempts.items() if rows > FULL_ROWS)
         for combination in itertools.chain(settled, *map(self._combinations, self._equal)):
             missing.pop(combination, None)
         while missing:
             seed = next(iter(missing))
-            row_count = RANDOM_ROWS if self._asked[seed] < FULL_ROWS else 1
+            row_count = RANDOM_ROWS if self._attempts[seed] < FULL_ROWS else 1
             rows = [self._row(seed) for _ in range(row_count)]
             best = max(rows, key=lambda row: sum(c in missing for c in self._combinations(row)))
             self._queue.append(best)
-            self._asked[seed] += 1
+            self._attempts[seed] += 1
             for combination in (seed, *self._combinations(best)):
                 missing.pop(combination, None)
         return bool(self._queue)
@@ -255,7 +249,7 @@ class InteractionSearch:
             row = {name: draw.choice(self._domains[name]) for name in names}
         else:
             row = dict(combination)
-        if self._asked[combination] >= FULL_ROWS:
+        if self._attempts[combination] >= FULL_ROWS:
             return FlagSet(row)
         share_no_ops = 2 / 3 if absent else 1.0
         share_active = 0.0

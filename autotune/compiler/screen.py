@@ -213,7 +213,7 @@ class Screener:
             versions=reference.versions,
             reference=CompiledReport(**self._compiled(FlagSet())),
             settings=tuple(self._setting(n, v) for n, v in domains.items() if n not in skipped),
-            limit_bytes=self.limit_bytes(self.baseline),
+            limit_bytes=self.limit_bytes(FlagSet()),
             compiled_count=self._compiled_count,
             skipped=tuple(sorted(skipped)),
             canary=canary,
@@ -256,13 +256,12 @@ class Screener:
         """Returns the stage at which a setting acts; run time if the catalogue lacks it."""
         return self._catalog[name].stage if name in self._catalog else Stage.RUNTIME
 
-    def limit_bytes(self, settings: Mapping[str, str]) -> int | None:
-        """Returns the device memory that JAX takes under these settings; None for the CPU."""
+    def limit_bytes(self, settings: FlagSet) -> int | None:
+        """Returns the device memory that JAX takes under a set; None for the CPU."""
         if self.job.target is None:
             return None
-        return int(
-            self.job.target.memory_bytes * (memory_fraction(settings) or DEFAULT_MEMORY_FRACTION)
-        )
+        share = memory_fraction(self.baseline.merge(settings)) or DEFAULT_MEMORY_FRACTION
+        return int(self.job.target.memory_bytes * share)
 
     def program_key(self, settings: FlagSet) -> str | None:
         """Returns the key of sets with one program and equal run-time settings.
@@ -335,7 +334,7 @@ class Screener:
         }
         if program.memory is not None:
             fields["peak_bytes"] = program.memory.peak_bytes
-            limit = self.limit_bytes(self.baseline.merge(settings))
+            limit = self.limit_bytes(settings)
             if limit is not None:
                 fields["fits"] = program.memory.peak_bytes <= limit
         return fields
@@ -364,19 +363,18 @@ class Screener:
         no_ops = {s.name: active.pop(s.name) for s in report.of_effect(Effect.ALONE)}
 
         def programs(sets: Sets) -> list[str | None]:
-            if not all(map(self.is_known, sets)):
-                on(lambda: self.compile_all(sets, is_over))
-            return [self.fingerprint(settings) for settings in sets]
-
-        def show(count: int) -> None:
-            progress(f"{title}: {count} done")
+            forced_sets = [settings.merge(self.choices[choice]) for settings in sets]
+            if not all(map(self.is_known, forced_sets)):
+                on(lambda: self.compile_all(forced_sets, is_over))
+            return [self.fingerprint(settings) for settings in forced_sets]
 
         verdicts: dict[str, Fields] = {}
         own_choice = next(iter(self.choices))  # the compiler's
-        for choice, forced in self.choices.items():
-            title = f"groups {choice}".strip()
-            search = InteractionSearch(programs, no_ops, active, forced=forced)
-            search.run(chains, show)
+        for choice in self.choices:
+            search = InteractionSearch(programs, no_ops, active)
+            for count in search.run(chains):
+                title = f"groups {choice}".strip()
+                progress(f"{title}: {count} done")
             for name, others in search.found_active.items():
                 verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others}
                 if choice != own_choice:
@@ -514,12 +512,11 @@ def narrowed(
 def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
     """Maps each parameter with conditions to sets that fulfil them with every possible value."""
     parameters = {p.name: p for p in space.parameters}
-    conditions = {p.name: p.condition or {} for p in space.parameters}
-    counts = [len(values) for condition in conditions.values() for values in condition.values()]
+    counts = [len(values) for p in space.parameters for values in (p.condition or {}).values()]
 
     def needed(name: str, index: int) -> FlagSet:
         settings = FlagSet()
-        for parent, values in conditions[name].items():
+        for parent, values in (parameters[name].condition or {}).items():
             value = values[index % len(values)]
             if parent in parameters and not parameters[parent].is_absent(value):
                 settings = settings.merge(needed(parent, index)).merge({parent: value})
@@ -528,9 +525,8 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
     chains_of = {}
     for name in parameters:
         sets = dict.fromkeys(needed(name, index) for index in range(max(counts, default=0)))
-        if any(sets):
-            chains_of[name] = [settings for settings in sets if settings]
-    return chains_of
+        chains_of[name] = [settings for settings in sets if settings]
+    return {name: sets for name, sets in chains_of.items() if sets}
 
 
 def domains(space: SearchSpace) -> dict[str, list[str]]:

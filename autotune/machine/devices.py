@@ -21,8 +21,8 @@ _DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9/_-]*\Z")
 def parse_devices(text: str) -> tuple[str, ...]:
     """Parses ids such as ``0,1``, ``4-7`` or UUIDs; StudyFileError if malformed or named twice."""
     devices: list[str] = []
-    for part in text.split(","):
-        item = part.strip()
+    for entry in text.split(","):
+        item = entry.strip()
         ids = _DEVICE.findall(item)
         span = re.fullmatch(r"(\d+)-(\d+)", item)
         if span:

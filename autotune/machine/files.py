@@ -30,7 +30,7 @@ def like_folder(folder: Path) -> int:
     return folder.stat().st_mode & 0o666 | 0o600
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str) -> None:
     """Writes a file atomically: temporary name beside it, sync, rename; makes a missing folder.
 
     On return the file is on disk under its name. A symbolic link in its place is replaced, not
@@ -39,7 +39,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: If it cannot be written; the old file is unchanged.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = content.encode()
     # A process number would not do: workers on two machines may share one.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

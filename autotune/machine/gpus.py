@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_devices
+from autotune.machine.devices import parse_devices
 from autotune.machine.environment import Environment
 
 Runner = Callable[[Sequence[str]], str]
@@ -89,10 +90,12 @@ def visible_gpus(environment: Environment) -> tuple[Gpu, ...]:
     return tuple(gpus[index] for index in named_devices(uuids, environment.get(VISIBLE)))
 
 
-def visible_gpu_ids(environment: Environment) -> str:
-    """Returns the ids of the GPUs visible here, without starting their driver; empty if unknown."""
-    count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    return environment.get(VISIBLE, ",".join(map(str, range(count))))
+def visible_gpu_ids(environment: Environment) -> Sequence[str]:
+    """Returns the ids of the GPUs visible here, without starting their driver; none if unknown."""
+    if VISIBLE not in environment:
+        count = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+        return [str(index) for index in range(count)]
+    return parse_devices(environment[VISIBLE]) if environment[VISIBLE] else ()
 
 
 def are_hidden(environment: Environment) -> bool:

@@ -18,7 +18,7 @@ import psutil
 from pydantic import BaseModel
 
 from autotune.child.gpus import kernel_text
-from autotune.child.packages import CUDA_PLUGINS, TOLD, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, RECORDED, installed_versions
 from autotune.machine.devices import parse_devices
 from autotune.machine.environment import (
     STORED,
@@ -135,7 +135,7 @@ def packages_of(
 
 def measured_versions() -> dict[str, str]:
     """Returns the installed versions of packages that decide or measure how fast a step is."""
-    return installed_versions((*TOLD, "optuna"))
+    return installed_versions((*RECORDED, "optuna"))
 
 
 def cuda_plugin(versions: Versions) -> str | None:

@@ -21,11 +21,11 @@ ANSWER_LIMIT_S = 60.0
 TRIAL_STEP_LIMIT_S = 20.0
 """Time limit within which a node that is alive starts an empty step."""
 
-_KEPT = re.compile(
-    r"SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME|DEBUG_FLAGS)"
-)
 _JOB_IS_OVER = re.compile(r"already complet|Invalid job id|expired", re.IGNORECASE)
-_OURS = re.compile(r"SLURM_.*|SLURMD_.*|SRUN_.*|PMI_.*|PMIX_.*")
+_OURS = re.compile(
+    r"(?!SLURM_(CONF|CONF_SERVER|JOB_ID|JOBID|JWT|WORKING_CLUSTER|CLUSTERS?|CLUSTER_NAME"
+    r"|DEBUG_FLAGS)\Z)(SLURM|SLURMD|SRUN|PMI|PMIX)_.*"
+)
 
 
 class SlurmError(LaunchError):
@@ -34,12 +34,12 @@ class SlurmError(LaunchError):
 
 def has_slurm() -> bool:
     """Returns whether SLURM's commands are installed on this machine."""
-    return shutil.which("srun") is not None and shutil.which("sbatch") is not None
+    return all(map(shutil.which, ("srun", "sbatch")))
 
 
 def slurm_client_environment(base: Environment) -> dict[str, str]:
     """Removes the SLURM variables of the caller's own task: ``srun`` would read them as options."""
-    return {n: v for n, v in base.items() if not _OURS.fullmatch(n) or _KEPT.fullmatch(n)}
+    return {n: v for n, v in base.items() if not _OURS.fullmatch(n)}
 
 
 def ask_slurm(command: Sequence[str], env: Environment) -> str:

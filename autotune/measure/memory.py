@@ -89,7 +89,7 @@ def compiled_failure(spec: StudySpec, screen: Screener, settings: FlagSet) -> Fa
         return None
     peak = program.memory.peak_bytes
     failure = over_limit(spec, peak, "by its compiled program, never launched")
-    limit = screen.limit_bytes(screen.baseline.merge(settings))
+    limit = screen.limit_bytes(settings)
     if failure is not None or limit is None or peak <= limit:
         return failure
     message = (

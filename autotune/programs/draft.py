@@ -25,18 +25,18 @@ from autotune.stats.proof import ISOLATED_PAIRS, LEAST_PAIRS
 
 _KINDS = packaged_table("device_kinds.toml")
 
-RUN_SHARE, SHORTEST_RUN_S, LONGEST_RUN_S = 0.5, 2.0, 30.0
+RUN_SHARE = 0.5
+SHORTEST_RUN_S = 2.0
+LONGEST_RUN_S = 30.0
 """Counted part of a run: this share of its start-up time, within bounds in seconds."""
 
 MOST_STEPS = 1000
-FINALISTS, PROCESSES = 2, 20
 AA_STARTS = 5
 """Processes that an A/A run of paused ones starts."""
 
-PAIRS_CAP, ABA_RUNS = 26, 2
-"""`measure.pairs_cap`, and the ABA runs of a trial that it stands for: a trial nominates, fresh
-processes decide.
-"""
+PAIRS_CAP = 26
+ABA_RUNS = 2
+"""ABA runs of a trial that this `measure.pairs_cap` stands for: a trial nominates only."""
 
 SOAK_S = 30.0
 LEAST_BUDGET_S = 600.0
@@ -48,58 +48,57 @@ SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
 
 
 class Plan(NamedTuple):
-    """A drafted study, its file, and its durations."""
+    """A drafted study, its file, and its durations.
+
+    Attributes:
+        why: Why its groups of settings are searched.
+        run_s: Seconds of one run of the program.
+        is_paused: Whether its processes take turns by pauses: a trial starts one then, else six.
+        needed_s: Seconds for an A/A run, `FEWEST_TRIALS` trials and the proof of one set.
+    """
 
     spec: StudySpec
     text: str
     why: str
-    """Why its groups of settings are searched."""
     run_s: float
-    """Seconds of one run of the program."""
     trial_s: float
     is_paused: bool
-    """Whether its processes are to take turns by pauses: a trial starts one then, else six."""
     budget_s: float
     needed_s: float
-    """Seconds in which an A/A run, `FEWEST_TRIALS` trials and the proof of one set fit."""
 
 
 def plan_of(
-    found: ProbeResult, *, name: str, trials: int, budget_s: float | None, said: str
+    result: ProbeResult, *, name: str, trials: int, budget_s: float | None, command_line: str
 ) -> Plan:
     """Drafts the study of a probed program.
 
     Args:
         budget_s: Seconds for the whole study; None derives it from the run.
-        said: The command line that asked for it, for a comment of the file.
+        command_line: What asked for it, for a comment of the file.
 
     Raises:
         StudyFileError: If the study would not be legal.
     """
-    asked = found.request
-    seen = found.steps
-    steps, soak_s = _sizes(found)
-    run_s = seen.start_s + steps * seen.line_s
-    is_paused = _can_be_paused(found)
+    start_s = result.steps.start_s
+    line_s = result.steps.line_s
+    steps, soak_s = _sizes(result)
+    run_s = start_s + steps * line_s
+    is_paused = _can_be_paused(result)
     if is_paused:
-        pair_s = 2 * (LEAST_LINES + PAUSED_LINES) * seen.line_s
-        trial_s = seen.start_s + SequentialPlan(cap=PAIRS_CAP).looks[0] * pair_s
-        needed_s = (
-            AA_STARTS + FEWEST_TRIALS + 2 * LEAST_PAIRS
-        ) * trial_s + ISOLATED_PAIRS * 2 * run_s
+        pair_s = 2 * (LEAST_LINES + PAUSED_LINES) * line_s
+        trial_s = start_s + SequentialPlan(cap=PAIRS_CAP).looks[0] * pair_s
+        starts = AA_STARTS + FEWEST_TRIALS + 2 * LEAST_PAIRS
+        needed_s = starts * trial_s + ISOLATED_PAIRS * 2 * run_s
     else:
         trial_s = ABA_RUNS * 3 * run_s
         needed_s = (1 + FEWEST_TRIALS) * trial_s + LEAST_PAIRS * 2 * run_s
-    least_s = max(soak_s, SOAK_STEPS_OF_RUNS * seen.line_s)
-    needed_s += 2 * (least_s + seen.start_s)
+    needed_s += 2 * (max(soak_s, SOAK_STEPS_OF_RUNS * line_s) + start_s)
     budget_s = budget_s or max(LEAST_BUDGET_S, 300.0 * math.ceil(BUDGET_SLACK * needed_s / 300.0))
-    kind = _KINDS[
-        "cpu"
-        if asked.platform == "cpu"
-        else "one_gpu"
-        if found.device_count == 1
-        else "several_gpus"
-    ]
+    kind = _KINDS["several_gpus"]
+    if result.request.platform == "cpu":
+        kind = _KINDS["cpu"]
+    elif result.device_count == 1:
+        kind = _KINDS["one_gpu"]
     filters = {
         "toml": to_toml,
         "comment": _one_line,
@@ -108,18 +107,16 @@ def plan_of(
     }
     text = packaged_template("drafted_study.toml.j2", filters).render(
         schema=SCHEMA.as_uri(),
-        said=said,
+        command_line=command_line,
         name=name,
-        shown=" ".join(redact_command(asked.command)),
-        found=found,
-        baseline={n: plain_value(v) for n, v in found.own.settings.items()},
+        shown=" ".join(redact_command(result.request.command)),
+        result=result,
+        baseline={n: plain_value(v) for n, v in result.own.settings.items()},
         kind=kind,
         trials=trials,
         budget_s=budget_s,
         steps=steps,
         pairs_cap=PAIRS_CAP,
-        finalists=FINALISTS,
-        processes=PROCESSES,
         soak_s=soak_s,
         mode="auto" if is_paused else ABA,
     )
@@ -135,45 +132,34 @@ def plan_of(
     )
 
 
-def _can_be_paused(found: ProbeResult) -> bool:
-    """Whether processes of a program can take turns, as far as a look tells: one that ended by
-    itself is too short.
-    """
-    if found.probe.status is not None or "file" in found.rules:
+def _can_be_paused(result: ProbeResult) -> bool:
+    """Returns whether processes of a program can take turns; one that ended is too short."""
+    if result.probe.status is not None or "file" in result.rules:
         return False
-    reader = StepReader(found.rules)
-    step = reader.read(found.steps.example, 0.0)
+    reader = StepReader(result.rules)
+    step = reader.read(result.steps.example, 0.0)
     return reader.uses_clock or (step is not None and step.number is not None)
 
 
-def _sizes(found: ProbeResult) -> tuple[int, float]:
-    """Returns the counted steps of a run and the seconds of the soak, within the program's own
-    length if it ended.
-    """
-    seen = found.steps
-    run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * seen.start_s))
-    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / seen.line_s)))
-    soak_s = SOAK_S
-    if found.probe.status is not None:
-        left = len(seen.at_s) - WARMUP_STEPS - 1
-        steps = min(steps, left)
-        soak_s = min(soak_s, math.floor(10 * 0.8 * left * seen.line_s) / 10)
-    return steps, soak_s
-
-
-# ---------------------------------------------------------------------- TOML
+def _sizes(result: ProbeResult) -> tuple[int, float]:
+    """Returns the counted steps of a run and the seconds of the soak; a program may be shorter."""
+    line_s = result.steps.line_s
+    run_s = min(LONGEST_RUN_S, max(SHORTEST_RUN_S, RUN_SHARE * result.steps.start_s))
+    steps = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(run_s / line_s)))
+    if result.probe.status is None:
+        return steps, SOAK_S
+    usable = len(result.steps.at_s) - WARMUP_STEPS - 1
+    return min(steps, usable), min(SOAK_S, math.floor(10 * 0.8 * usable * line_s) / 10)
 
 
 def _one_line(text: str) -> str:
     """Formats text for a comment: control characters escaped, at most 160 characters."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return shown if len(shown) <= 160 else shown[:159] + "…"
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if len(line) <= 160 else line[:159] + "…"
 
 
 def to_toml(value: Any) -> str:
-    """Formats a value as TOML in one line: JSON, but patterns in single quotes; StudyFileError if
-    it is no Unicode.
-    """
+    """Formats a value as a line of TOML, patterns in single quotes; StudyFileError if no UTF-8."""
     if isinstance(value, str) and "\\" in value and "'" not in value and value.isprintable():
         return f"'{value}'"
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

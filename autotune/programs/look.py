@@ -1,10 +1,7 @@
-"""Runs a user's program once to find how its steps are read, how long they take, and what it runs
-on.
-"""
+"""Runs a user's program once to find how its steps are read, their times, and what it runs on."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -17,9 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from autotune.child.output import Lines
+from autotune.child.output import Lines, Output
 from autotune.child.read_output import CARRIERS
-from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, recognise, shape_of
+from autotune.child.recognise import (
+    ALIKE,
+    BAR,
+    FEWEST_LINES,
+    MEAN,
+    Recognised,
+    Times,
+    recognise,
+    shape_of,
+)
 from autotune.child.steps import MATCH_LIMIT_S, Rules, Step, StepReader, TooSlow, match_limit, plain
 from autotune.machine.environment import (
     Environment,
@@ -27,7 +33,6 @@ from autotune.machine.environment import (
     child_environment,
     driver_python,
 )
-from autotune.machine.files import COMPILES, Scratch
 from autotune.machine.gpus import is_without_gpus, visible_gpus
 from autotune.machine.host import processor_name
 from autotune.model.block_sizes import WARMUP_STEPS
@@ -39,10 +44,9 @@ from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.model.texts import Note
 from autotune.model.units import format_seconds
-from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, marks_of, own_settings
+from autotune.programs.arrival import DEVICE_COUNT, OwnSettings, own_settings
 from autotune.programs.probe import Probe, ProbeRequest, run_probe
 from autotune.workers.failures import advice_on, classify_failure
-from autotune.workers.programs import dumped_options, partitions_in
 from autotune.workers.settings_check import scripts_of
 
 LEAST_STEPS = 10
@@ -52,29 +56,25 @@ ENOUGH_STEPS = 12
 ENOUGH_S = 4.0
 PATIENCE_S = 60.0
 SHOWN_LINES = 6
-MOST_FILES, READ_BYTES = 1_000, 1 << 18
+MOST_FILES = 1_000
+READ_BYTES = 1 << 18
 """Limits of the files that are looked at, and of what is read of one."""
 
 RECOGNISED_LINES = 600
 """Last lines of the output from which the format of steps is recognised."""
 
-TELL_EVERY_S = 10.0
+NOTE_EVERY_S = 10.0
 STUCK_S = 20.0
-"""Seconds of lines of one shape, or of a file that grows, after which a look without a step
-ends.
-"""
+"""Seconds of lines of one shape, or of a growing file, after which a look without a step ends."""
 
 
 class Steps(NamedTuple):
-    """Steps among some lines: arrival and duration of each, and an example line without colours and
-    progress bars.
-    """
+    """Steps among some lines: arrival and duration of each, a plain example line, the last loss."""
 
-    at_s: tuple[float, ...] = ()
-    took_s: tuple[float, ...] = ()
+    at_s: Sequence[float] = ()
+    took_s: Sequence[float] = ()
     example: str = ""
     loss: float | None = None
-    """The last one that was read; None if none was."""
 
     @property
     def step_s(self) -> float:
@@ -85,9 +85,7 @@ class Steps(NamedTuple):
 
     @property
     def line_s(self) -> float:
-        """Mean seconds from line to line, which a study counts; at least a step, since buffered
-        lines come at once.
-        """
+        """Mean seconds from line to line, at least a step: buffered lines come at once."""
         came = self.at_s[WARMUP_STEPS - 1 :]
         return max(self.step_s, (came[-1] - came[0]) / (len(came) - 1))
 
@@ -98,23 +96,25 @@ class Steps(NamedTuple):
 
 
 class ProbeResult(NamedTuple):
-    """The properties of a program that its study needs."""
+    """The properties of a program that its study needs.
+
+    Attributes:
+        rules: The keys of `[workload.read]`.
+        how: `rules` in words.
+        doubt: Reason not to trust the printed durations; empty if there is none.
+        device_count: None on a CPU of which the program asks for no number of devices.
+        own: The settings that it sets itself.
+    """
 
     request: ProbeRequest
     probe: Probe
-    """Its run, with all files that it wrote outside its folder."""
     steps: Steps
     rules: Rules
-    """The keys of `[workload.read]`."""
     how: str
-    """`rules` in words."""
     doubt: str
-    """Reason not to trust the printed durations; empty if there is none."""
     device: str
     device_count: int | None
-    """None on a CPU of which the program asks for no number of devices."""
     own: OwnSettings
-    """The settings that it sets itself."""
 
     @property
     def named_python(self) -> str | None:
@@ -122,10 +122,8 @@ class ProbeResult(NamedTuple):
         return None if direct_python(self.request.command, self.request.cwd) else self.probe.python
 
 
-def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Rules) -> Steps:
-    """Reads the steps in lines by the keys of `[workload.read]`; ValueError if a rule cannot
-    work.
-    """
+def read_steps(lines: Output, at_s: Sequence[float], rules: Rules) -> Steps:
+    """Reads the steps in lines by the keys of `[workload.read]`; ValueError for bad ones."""
     came_s = []
     took_s = []
     example = ""
@@ -137,19 +135,20 @@ def read_steps(lines: Sequence[str], at_s: Sequence[float], rules: Rules) -> Ste
             example = line
         if step.loss is not None:
             loss = step.loss
-    return Steps(tuple(came_s), tuple(took_s), BAR.sub("…", plain(example)), loss)
+    return Steps(came_s, took_s, BAR.sub("…", plain(example)), loss)
 
 
 _NO_STEP = Step(None, None)
 
 
-def _read_each(rules: Rules, lines: Sequence[str], at_s: Sequence[float]) -> list[Step]:
-    """Returns the step that each line tells, `_NO_STEP` if it tells none.
+def _read_each(rules: Rules, lines: Output, at_s: Sequence[float]) -> list[Step]:
+    """Returns the step that each line tells, `_NO_STEP` if it tells none, or without rules.
 
     Raises:
-        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line: it may backtrack
-            without an end.
+        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line.
     """
+    if not rules:
+        return [_NO_STEP] * len(lines)
     reader = StepReader(rules)
     steps = []
     for line, now_s in zip(lines, at_s, strict=True):
@@ -159,8 +158,7 @@ def _read_each(rules: Rules, lines: Sequence[str], at_s: Sequence[float]) -> lis
         except TooSlow:
             raise AutotuneError(
                 f"a pattern must match within {MATCH_LIMIT_S:g} s but took over that for the "
-                f"line {line[:80]!r}; write "
-                "it simpler, without a repetition inside a repetition"
+                f"line {line[:80]!r}; write it simpler, without a repetition inside a repetition"
             ) from None
     return steps
 
@@ -172,19 +170,17 @@ class StepWatch:
     """Reads the steps of a running program and decides when they are enough.
 
     Attributes:
-        request: What is run.
         rules: The keys of `[workload.read]`; none while they are not known.
         best: The recognised format, where no rules were given.
-        file: The file with steps that a program writes which prints none; empty if it is not known.
-        is_stuck: Whether the program has shown lines of one shape for long, or such a file, without
-            a step.
+        file: The file with steps of a program that prints none; empty if it is not known.
+        is_stuck: Whether it has shown lines of one shape for long, or such a file, without a step.
     """
 
-    def __init__(self, request: ProbeRequest, tell: Note) -> None:
-        self._tell = tell
-        self._told_s = 0.0
+    def __init__(self, request: ProbeRequest, note: Note) -> None:
+        self._note = note
+        self._reported_s = 0.0
         self._began = time.time()
-        self._seen = -1
+        self._line_count = 0
         self._steps = Steps()
         self.request = request
         self.file = ""
@@ -194,25 +190,25 @@ class StepWatch:
 
     def steps(self, probe: Probe) -> Steps:
         """Returns the steps among all lines so far."""
-        if self._seen == len(probe.lines):
+        if len(probe.lines) == self._line_count:
             return self._steps
-        self._seen = len(probe.lines)
+        self._line_count = len(probe.lines)
         if not self.request.says_how:
             self.best = _recognised(probe.lines[-RECOGNISED_LINES:], probe.at_s[-RECOGNISED_LINES:])
-            self.rules = {**self.request.rules, **self.best.rules} if self.best is not None else {}
-        self._steps = read_steps(probe.lines, probe.at_s, self.rules) if self.rules else Steps()
+            self.rules = {**self.request.rules, **self.best.rules} if self.best else {}
+        self._steps = read_steps(probe.lines, probe.at_s, self.rules)
         return self._steps
 
     def is_enough(self, probe: Probe) -> bool:
         """Returns whether the program has made enough steps, for long enough."""
         steps = self.steps(probe)
         count = len(steps.took_s)
-        if probe.took_s - self._told_s >= TELL_EVERY_S:
-            self._told_s = probe.took_s
-            seen = (
-                f"{count} steps" if count else f"{len(probe.lines)} lines, no step among them yet"
-            )
-            self._tell(f"{format_seconds(probe.took_s)}: {seen}")
+        if probe.took_s - self._reported_s >= NOTE_EVERY_S:
+            self._reported_s = probe.took_s
+            progress = f"{count} steps"
+            if not count:
+                progress = f"{len(probe.lines)} lines, no step among them yet"
+            self._note(f"{format_seconds(probe.took_s)}: {progress}")
         if not count:
             if probe.took_s >= STUCK_S:
                 self.file = self._file_with_steps(probe)
@@ -232,9 +228,7 @@ class StepWatch:
         )
 
     def _file_with_steps(self, probe: Probe) -> str:
-        """Returns the newest file of JSON lines that the program writes, if it has steps and none
-        other was named.
-        """
+        """Returns the newest file of JSON lines that the program writes, if it has steps."""
         if self.request.rules:
             return ""
         try:
@@ -248,70 +242,65 @@ class StepWatch:
         return newest.relative_to(probe.place).as_posix() if has_steps else ""
 
 
-def _recognised(lines: Sequence[str], at_s: Sequence[float] | None = None) -> Recognised | None:
+def _recognised(lines: Output, at_s: Times = None) -> Recognised | None:
     """Returns the best format; None if there is none."""
     return next(iter(recognise(lines, at=at_s)), None)
 
 
-def run_request(request: ProbeRequest, *, tell: Note) -> tuple[Probe, StepWatch]:
+def run_request(request: ProbeRequest, *, note: Note) -> tuple[Probe, StepWatch]:
     """Runs a program until enough steps came; LaunchError if it cannot start."""
     caller = caller_environment()
     environment = child_environment(
         caller,
         FlagSet(),
         platform_name=request.platform,
-        virtual_devices=asked_cpu_devices(caller) if request.platform == "cpu" else None,
+        virtual_devices=cpu_device_count(caller) if request.platform == "cpu" else None,
     )
-
-    watch = StepWatch(request, tell)
-    with contextlib.closing(Scratch(COMPILES)) as dump:
-        environment["XLA_FLAGS"] = marks_of(dump.path)
-        probe = run_probe(request, environment, is_enough=watch.is_enough)
-        probe.has_dumped = any(dump.path.iterdir())
-        probe.options = dumped_options(dump.path)
-        probe.partitions = partitions_in(dump.path)
-        probe.outside = {
-            file for file in probe.outside if not Path(file).is_relative_to(dump.path.resolve())
-        }
-    return probe, watch
+    watch = StepWatch(request, note)
+    return run_probe(request, environment, is_enough=watch.is_enough), watch
 
 
-def probe_program(request: ProbeRequest, *, tell: Note) -> ProbeResult:
+def probe_program(request: ProbeRequest, *, note: Note) -> ProbeResult:
     """Runs a program once and returns the properties that its study needs.
 
     Raises:
-        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or makes no steps that can
-            be read.
+        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or no steps can be read.
     """
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
             "the program must run on a GPU but none is here (`autotune doctor` says why): call "
-            "this where one is, or "
-            "add --platform cpu. The program was not started"
+            "this where one is, or add --platform cpu. The program was not started"
         )
-    probe, watch = run_request(request, tell=tell)
+    probe, watch = run_request(request, note=note)
     steps = watch.steps(probe)
     count = len(steps.took_s)
     if probe.status:
         raise LaunchError(_why_failed(request, probe))
     if count <= WARMUP_STEPS:
         raise LaunchError(_why_no_steps(probe, count, watch))
-    if probe.status is not None and count < WARMUP_STEPS + LEAST_STEPS + 1:
+    needed = WARMUP_STEPS + LEAST_STEPS + 1
+    if probe.status is not None and count < needed:
         raise LaunchError(
-            f"the program must make at least {WARMUP_STEPS + LEAST_STEPS + 1} steps that can be "
-            "read but ended by "
-            f"itself after {count}; let it run longer (more steps, more epochs), or print a line "
-            "at every step"
+            f"the program must make at least {needed} steps that can be read but ended by itself "
+            f"after {count}; let it run longer (more steps, more epochs), or print a line at "
+            "every step"
         )
     if request.platform == "cuda" and probe.processes and not probe.opens_gpu:
         raise LaunchError(
             "the program must run on a GPU but opened none, although this machine has some: mend "
-            "its JAX (`autotune "
-            "doctor --python INTERPRETER` says what is missing), or add --platform cpu"
+            "its JAX (`autotune doctor --python INTERPRETER` says what is missing), or add "
+            "--platform cpu"
         )
     own = own_settings(probe, request.command, request.cwd)
-    count_of_devices, device = devices_of(request.platform, {**caller, **own.environment})
+    environment = {**caller, **own.environment}
+    if request.platform == "cpu":
+        device = processor_name()
+        device_count = cpu_device_count(environment)
+    else:
+        gpus = visible_gpus(environment)
+        device = gpus[0].name if gpus else "GPU"
+        device_count = max(1, len(gpus))
     return ProbeResult(
         request=request,
         probe=probe,
@@ -320,50 +309,39 @@ def probe_program(request: ProbeRequest, *, tell: Note) -> ProbeResult:
         doubt=doubt_of(watch.best),
         how=_in_words(watch.rules, is_given=request.says_how),
         device=device,
-        device_count=count_of_devices,
+        device_count=device_count,
         own=own,
     )
 
 
-def refuse_without_xla(found: ProbeResult) -> None:
-    """Refuses a program that has not loaded XLA, unless it works where its processes cannot be
-    seen; LaunchError.
-    """
-    command = found.request.command
-    scripts = " ".join(scripts_of(command, found.request.cwd).values())
-    words = {*map(os.path.basename, command), *re.findall(r"[\w.]+", scripts)}
-    if not found.probe.processes and not found.probe.has_dumped and CARRIERS.isdisjoint(words):
+def refuse_without_xla(result: ProbeResult) -> None:
+    """Raises LaunchError for a program without XLA, unless its processes run out of sight."""
+    command = result.request.command
+    scripts = " ".join(scripts_of(command, result.request.cwd).values())
+    programs = {*map(os.path.basename, command), *re.findall(r"[\w.]+", scripts)}
+    uses_xla = result.probe.processes or result.probe.has_dumped
+    if not uses_xla and CARRIERS.isdisjoint(programs):
         raise LaunchError(
             "the program must use XLA but none of its processes has loaded jaxlib: no setting "
-            "here can change it; "
-            "name the program that trains with JAX"
+            "here can change it; name the program that trains with JAX"
         )
 
 
 # ---------------------------------------------------------------------- devices
 
 
-def devices_of(platform: str, environment: Environment) -> tuple[int | None, str]:
-    """Returns how many devices a program with this environment has, None if it asks for none, and
-    the name of one.
-    """
-    if platform == "cpu":
-        return asked_cpu_devices(environment), processor_name()
-    gpus = visible_gpus(environment)
-    return max(1, len(gpus)), gpus[0].name if gpus else "GPU"
-
-
-def asked_cpu_devices(environment: Environment) -> int | None:
-    """Returns the number of CPU devices that an environment asks for, JAX's own variable first;
-    None without one.
-    """
-    flags = [
-        t.value or ""
-        for t in parse_tokens(environment.get("XLA_FLAGS", ""))
-        if t.name == DEVICE_COUNT
+def cpu_device_count(environment: Environment) -> int | None:
+    """Returns the number of CPU devices of an environment, JAX's own variable first, or None."""
+    counts = [
+        token.value or ""
+        for token in parse_tokens(environment.get("XLA_FLAGS", ""))
+        if token.name == DEVICE_COUNT
     ]
-    asked = [environment.get("JAX_NUM_CPU_DEVICES", ""), *reversed(flags)]
-    return next((int(text) for text in asked if text.isdigit() and int(text) > 0), None)
+    counts.append(environment.get("JAX_NUM_CPU_DEVICES", ""))
+    for count in reversed(counts):
+        if count.isdigit() and int(count) > 0:
+            return int(count)
+    return None
 
 
 def default_platform() -> str:
@@ -377,60 +355,51 @@ def default_platform() -> str:
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Note | None) -> str:
-    """Returns the interpreter that study or command name, else autotune's own; StudyFileError if it
-    is missing.
-    """
+    """Returns the interpreter of study or command, else autotune's; StudyFileError if missing."""
     command = spec.workload.command
-    if (named := spec.workload.python) is not None:
-        if (found := _there(named, study_dir)) is None:
+    name = spec.workload.python
+    if name is not None:
+        path = _which(name, study_dir)
+        if path is None:
             raise StudyFileError(
-                f"`workload.python` must be an interpreter that can be started but got {named!r}"
+                f"`workload.python` must be an interpreter that can be started but got {name!r}"
             )
-        return found
+        return path
     if command is None:
         return driver_python()
-    if (direct := direct_python(command, study_dir)) is not None:
-        return direct
-    if note is not None:
+    path = direct_python(command, study_dir)
+    if path is None and note is not None:
         note(
             f"{command[0]} is no interpreter: that of autotune is asked which settings there "
-            "are. If the program runs "
-            'under another one, name it: [workload] python = "/path/to/python"'
+            "are. If the program runs under another one, name it: [workload] python = "
+            '"/path/to/python"'
         )
-    return driver_python()
+    return path or driver_python()
 
 
 def direct_python(command: Sequence[str], folder: Path) -> str | None:
-    """Returns the interpreter that a command run in `folder` begins with; None if it begins with
-    none.
-    """
-    return (
-        _there(command[0], folder) if re.fullmatch(r"python[\d.]*", Path(command[0]).name) else None
-    )
+    """Returns the interpreter that a command run in `folder` begins with; None if there is none."""
+    if re.fullmatch(r"python[\d.]*", Path(command[0]).name):
+        return _which(command[0], folder)
+    return None
 
 
 def refuse_other_build(
-    asked: str, python: str, spec: StudySpec, facts: WorkloadFacts | None
+    build: str, python: str, spec: StudySpec, facts: WorkloadFacts | None
 ) -> None:
-    """Refuses a study whose reference ran on another jaxlib than `asked` of `python`;
-    StudyFileError with both.
-    """
+    """Raises StudyFileError if the reference ran on another jaxlib than `build` of `python`."""
     ran_on = (getattr(facts, "versions", None) or {}).get("jaxlib")
-    if spec.workload.command is None or ran_on is None or ran_on == asked:
+    if spec.workload.command is None or ran_on in (None, build):
         return
     raise StudyFileError(
-        f"the settings of a study must be those of the build that it runs on, but jaxlib {asked} "
-        f"of {python} was asked "
-        f"and the program ran on jaxlib {ran_on}; name the interpreter that it runs under in the "
-        "study file: "
-        '[workload] python = "/path/to/python"'
+        f"the settings of a study must be those of the build that it runs on, but jaxlib {build} "
+        f"of {python} was asked and the program ran on jaxlib {ran_on}; name the interpreter that "
+        'it runs under in the study file: [workload] python = "/path/to/python"'
     )
 
 
-def _there(name: str, folder: Path) -> str | None:
-    """Finds an interpreter; a name with a slash is relative to the folder in which the command
-    runs.
-    """
+def _which(name: str, folder: Path) -> str | None:
+    """Returns the path of an interpreter; a name with a slash is relative to `folder`."""
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
@@ -451,29 +420,26 @@ def read_log(path: Path) -> Probe:
 
 
 def reading_of(probe: Probe, rules: Rules) -> dict[str, Any]:
-    """Reads the lines of a run or a log by some rules; returns each line's step and totals, as
-    data.
-
-    Args:
-        rules: The legal keys of `[workload.read]`; empty if none are known.
-    """
-    steps = [_NO_STEP] * len(probe.lines)
-    if rules:
-        steps = _read_each(rules, probe.lines, probe.at_s or [math.nan] * len(probe.lines))
+    """Reads lines by keys of `[workload.read]`, if any are known; returns steps and totals."""
+    steps = _read_each(rules, probe.lines, probe.at_s or [math.nan] * len(probe.lines))
     rows: list[dict[str, Any]] = []
+    times = []
+    loss = None
+    loss_count = 0
     for line, step in zip(probe.lines, steps, strict=True):
         is_step = step.step_s is not None
-        step_s = (
-            None if step.step_s is None or math.isnan(step.step_s) else step.step_s
-        )  # a saved log has no clock
-        rows.append({"line": line, "step_s": step_s, "loss": step.loss, "is_step": is_step})
-    times = [row["step_s"] for row in rows if row["step_s"] is not None]
-    losses = [step.loss for step in steps if step.loss is not None]
+        rows.append({"line": line, "step_s": None, "loss": step.loss, "is_step": is_step})
+        if step.step_s is not None and not math.isnan(step.step_s):  # a saved log has no clock
+            rows[-1]["step_s"] = step.step_s
+            times.append(step.step_s)
+        if step.loss is not None:
+            loss = step.loss
+            loss_count += 1
     return {
-        "steps": sum(step.step_s is not None for step in steps),
+        "steps": sum(row["is_step"] for row in rows),
         "step_s": statistics.median(times) if times else None,
-        "losses": len(losses),
-        "loss": losses[-1] if losses else None,
+        "losses": loss_count,
+        "loss": loss,
         "rules": dict(rules),
         "status": probe.status,
         "notes": probe.notes,
@@ -500,9 +466,7 @@ def _in_words(rules: Rules, *, is_given: bool) -> str:
 
 
 def doubt_of(fit: Recognised | None) -> str:
-    """Formats the reason not to trust the durations of a recognised format; empty if there is
-    none.
-    """
+    """Formats why the durations of a recognised format may be wrong; empty if nothing says so."""
     if fit is None:
         return ""
     if fit.by_clock and fit.in_bursts:
@@ -521,15 +485,14 @@ def doubt_of(fit: Recognised | None) -> str:
         return ""
     return (
         f"a step is said to take {fit.agrees:.2g} times what passes between its lines: a loop "
-        "that does not wait for "
-        "the device (jax.block_until_ready) prints too little; a pattern with a group `step` "
-        "alone reads the clock"
+        "that does not wait for the device (jax.block_until_ready) prints too little; a pattern "
+        "with a group `step` alone reads the clock"
     )
 
 
-def _last_lines(lines: Sequence[str]) -> str:
-    shown = "".join(f"\n    {line[:160]}" for line in lines[-SHOWN_LINES:])
-    return f"Its last lines:{shown}" if shown else "It printed nothing."
+def _last_lines(lines: Output) -> str:
+    text = "".join(f"\n    {line[:160]}" for line in lines[-SHOWN_LINES:])
+    return f"Its last lines:{text}" if text else "It printed nothing."
 
 
 def _why_failed(request: ProbeRequest, probe: Probe) -> str:
@@ -555,30 +518,24 @@ def _why_failed(request: ProbeRequest, probe: Probe) -> str:
 
 
 def _why_no_steps(probe: Probe, steps: int, watch: StepWatch) -> str:
-    how = "ended without standard input"
-    if probe.status is None:
-        how = "was stopped" if watch.is_stuck else "was stopped by --look-limit"
-    how = f"{how} after {format_seconds(probe.took_s)}"
+    end = "ended without standard input"
+    if watch.is_stuck:
+        end = "was stopped"
+    elif probe.status is None:
+        end = "was stopped by --look-limit"
+    end = f"{end} after {format_seconds(probe.took_s)}. {_last_lines(probe.lines)}\n "
     if steps:
         return (
             f"the program must make more than {WARMUP_STEPS} steps that can be read but made "
-            f"{steps} and {how}. "
-            f"{_last_lines(probe.lines)}\n  Let it run longer, or print a line at every step"
+            f"{steps} and {end} Let it run longer, or print a line at every step"
         )
-    wanted = (
-        "no line fits the pattern that was given"
-        if watch.request.says_how
-        else "no line is known to be a step's"
-    )
+    problem = "no line is known to be a step's"
     if any(BAR.search(plain(line)) for line in probe.lines[-SHOWN_LINES:]):
-        wanted = "it draws a progress bar in which no step is known"
+        problem = "it draws a progress bar in which no step is known"
+    elif watch.request.says_how:
+        problem = "no line fits the pattern that was given"
     advice = packaged_table("first_look.toml")["advice"]
     if watch.file:
-        advice = (
-            f"It writes steps to {watch.file}; call the same with: --step-file "
-            f"{shlex.quote(watch.file)}"
-        )
-    return (
-        f"the program must print steps that can be read but {wanted}; it {how}. "
-        f"{_last_lines(probe.lines)}\n  {advice}"
-    )
+        option = f"--step-file {shlex.quote(watch.file)}"
+        advice = f"It writes steps to {watch.file}; call the same with: {option}"
+    return f"the program must print steps that can be read but {problem}; it {end} {advice}"

@@ -164,7 +164,7 @@ def sync_upwards(file: Path, root: Path) -> None:
         raise cannot_write(path, error) from error
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str) -> None:
     """Writes a file whole, or raises RunDirectoryError."""
     with writing(path):
         replace_file(path, content)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.cluster.engine import Engine
-from autotune.machine.devices import parse_devices, reserve_devices
+from autotune.machine.devices import reserve_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.machine.host import describe_machine, utc_now
@@ -95,8 +95,7 @@ class StudyRun:
             return ()  # lanes are elsewhere, and their workers reserve devices
         if self.devices or self.spec.device.platform != "cuda":
             return [device for group in self.devices for device in group]
-        visible = visible_gpu_ids(caller_environment())
-        return parse_devices(visible) if visible else ()
+        return visible_gpu_ids(caller_environment())
 
     def begin_stage(self, name: str, detail: str) -> None:
         """Shows that a stage begins, here and in `autotune status`."""

@@ -252,6 +252,5 @@ class ReadWorker(CommandWorker):
             "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
             "versions": {**first.get("versions", {}), **machine.get("versions", {})},
             "packages": first.get("packages"),
-            "gpus": gpus or None,
         }
         return self._made(fields, notes, process_count=len(processes))

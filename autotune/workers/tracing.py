@@ -52,14 +52,16 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
         worker = launcher.start(settings, folder, progress=progress)
         step_s = statistics.fmean(worker.run_block(TRACED_STEPS))
         seconds = min(LONGEST_S, max(SHORTEST_S, TRACED_STEPS * step_s))
-        replace_file(start, f"{seconds} {step_s}")
+        count = max(1, math.ceil(0.2 * seconds / step_s))
         until_s = time.monotonic() + seconds + PATIENCE_S
+        replace_file(start, f"{seconds} {step_s}")
         while not done.exists():
             if time.monotonic() > until_s:
                 raise NoTrace(
                     "no process of it that computes with JAX took PYTHONPATH from its environment"
                 )
-            worker.run_block(max(1, math.ceil(0.2 * seconds / step_s)))
+            # The newest time counts: a trace slows steps down, and so does a loaded machine.
+            replace_file(start, f"{seconds} {statistics.fmean(worker.run_block(count))}")
     answer = json.loads(plain_text(done))
     if "problem" in answer:
         raise NoTrace(answer["problem"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.child.output import LONGEST_LINE, Follow, Lines
 from autotune.child.read_output import last_exception
-from autotune.child.steps import Step, StepReader
+from autotune.child.steps import StepReader
 from autotune.model.flags import FlagSet
 from autotune.workers.settings_check import check_environment, check_options, check_processes
 from tests.tables import toml_beside
@@ -21,8 +21,9 @@ LINES = toml_beside(__file__, "lines.toml")
 
 @pytest.mark.parametrize("said", LINES["said"]["steps"], ids=lambda said: said["line"])
 def test_what_a_line_says(said: dict[str, Any]) -> None:
-    step = Step(said.get("step_s"), said.get("loss")) if said.get("is_step", True) else None
-    assert repr(StepReader(said["rules"]).read(said["line"], 0.0)) == repr(step)  # nan equals itself in text only
+    step = (said.get("step_s"), said.get("loss")) if said.get("is_step", True) else None
+    found = StepReader(said["rules"]).read(said["line"], 0.0)
+    assert repr(found and found[:2]) == repr(step)  # nan equals itself in text only
 
 
 def test_without_a_duration_the_time_between_lines_counts() -> None:

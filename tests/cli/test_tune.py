@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from autotune.cli.tune import study_name_of
 from autotune.model.block_sizes import WARMUP_STEPS
+from autotune.model.flags import FlagSet
 from autotune.model.spec import load_study
 from autotune.programs import look as looking
 from autotune.programs.arrival import OwnSettings, own_settings
 from autotune.programs.draft import plan_of
-from autotune.programs.look import ProbeResult, Steps, asked_cpu_devices
+from autotune.programs.look import ProbeResult, Steps, cpu_device_count
 from autotune.programs.probe import Probe, ProbeRequest
 from autotune.workers.settings_check import files_that_set
 from harness.simulated_machine import write_study
@@ -152,9 +153,9 @@ def test_any_argument_comes_back_from_the_file_as_it_was(name: str) -> None:
         rules={"preset": "clu"},
         how=name,
         doubt="",
-        own=OwnSettings(),
+        own=OwnSettings(settings=FlagSet(), environment={}, held={}, warnings=()),
     )
-    plan = plan_of(found, name="x", trials=4, budget_s=None, said=f"x {name}")
+    plan = plan_of(found, name="x", trials=4, budget_s=None, command_line=f"x {name}")
     assert plan.spec.workload.command == request.command
 
 
@@ -265,7 +266,7 @@ def test_flags_and_devices_that_python_sets_while_it_runs_are_seen_by_the_dump(c
         (Path(folder) / "train.py").write_text(case["text"])
         own = own_settings(probe, ["python", "train.py"], Path(folder))
     assert list(own.held) == case["held"]
-    assert asked_cpu_devices(own.environment) == case.get("devices")
+    assert cpu_device_count(own.environment) == case.get("devices")
 
 
 @pytest.mark.parametrize(("text", "sets"), CASES["sets"])

@@ -91,7 +91,6 @@ def test_equal_seeds_compile_the_same_sets_and_progress_only_counts_what_is_done
         machine.screened(seed=3)
         runs.append(list(machine.compiled))
     assert runs[0] == runs[1]
-    seen: list[int] = []
     no_ops = {n: domains[n] for n in names(10)[3:]}
-    InteractionSearch(machine.programs, no_ops, {}, forced=FlagSet()).run({}, seen.append)
+    seen = list(InteractionSearch(machine.programs, no_ops, {}).run({}))
     assert seen == list(range(1, len(seen) + 1))

@@ -25,7 +25,7 @@ def test_gpus_are_read_from_nvidia_smi() -> None:
     assert (second.used_bytes, second.busy_percent) == (40000 << 20, 97)
     (gpu,) = find_gpus(lambda command: "0, GPU-a, GPU, [N/A], [N/A], 1, 9.0, [N/A]\n")
     assert (gpu.memory_bytes, gpu.busy_percent) == (0, None)
-    assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": "GPU-8f1a,3"}) == "GPU-8f1a,3"
+    assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": "GPU-8f1a,3"}) == ("GPU-8f1a", "3")
 
 
 @pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b, c\n"])

@@ -20,7 +20,7 @@ PRINTERS = toml_beside(__file__, "printers.toml")
 
 def look(folder: Path, *command: str, **rules: object) -> ProbeResult:
     request = ProbeRequest(command=command, cwd=folder, platform="cpu", rules=rules, limit_s=60.0)
-    return probe_program(request, tell=lambda text: None)
+    return probe_program(request, note=lambda text: None)
 
 
 @pytest.mark.parametrize("kind", ["tqdm", pytest.param("plain", marks=pytest.mark.gate)])
@@ -52,7 +52,7 @@ def test_where_not_each_step_has_a_line_a_run_is_as_long_as_it_is_said_to_be(tmp
     found = look(tmp_path, sys.executable, "train.py")
     assert found.steps.step_s == pytest.approx(0.005)
     assert 0.05 <= found.steps.line_s < 0.12
-    plan = plan_of(found, name="every-tenth", trials=4, budget_s=None, said="tune")
+    plan = plan_of(found, name="every-tenth", trials=4, budget_s=None, command_line="tune")
     assert plan.spec.measure.run_steps * found.steps.line_s == pytest.approx(plan.run_s - found.steps.start_s)
     assert plan.run_s - found.steps.start_s < 1.2 * SHORTEST_RUN_S
     assert plan.spec.confirm.soak == SOAK_S

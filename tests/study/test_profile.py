@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from autotune.study.ab import prepare_variants
 from autotune.study.preflight import Setup
 from autotune.study.profile import profile, rows_of
 from autotune.study.variants import Variant
+from autotune.workers.tracing import traced_step
 from harness.simulated import given_run
 from harness.simulated_machine import write_study
 from tests.console import autotune
@@ -76,6 +78,53 @@ def test_how_many_steps_a_trace_has(counts: tuple[int, ...], step_s: float, step
         {OTHER: 0.4 / steps, "idle": 0.6 / steps}
     )
     assert [count for _, count in found["kernels"].values()] == pytest.approx([c / steps for c in counts])
+
+
+def test_steps_that_are_slower_while_they_are_traced_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a loaded machine: by the time of before, what runs twice in a step would be the number of steps."""
+    start, clock = tmp_path / tracer.START, [0.0]
+    start.write_text("1.0 0.05")
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+        start.write_text("1.0 0.1")  # the driver meanwhile
+
+    def start_trace(place: str, **_: Any) -> None:
+        Path(place).mkdir()
+        (Path(place) / "a.xplane.pb").touch()
+
+    names = [*(f"gemm.{number % 2}" for number in range(20)), *["sort"] * 10]
+    kernels = [SimpleNamespace(name=name, stats=(), start_ns=0, duration_ns=1) for name in names]
+    plane = SimpleNamespace(name="/device:GPU:0", lines=[SimpleNamespace(name="Stream #1", events=kernels)])
+    profiler = SimpleNamespace(
+        ProfileOptions=SimpleNamespace,
+        start_trace=start_trace,
+        stop_trace=lambda: None,
+        ProfileData=SimpleNamespace(from_file=lambda path: SimpleNamespace(planes=[plane])),
+    )
+    monkeypatch.setattr(tracer, "time", SimpleNamespace(perf_counter=lambda: clock[0], sleep=sleep))
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(profiler=profiler))
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", SimpleNamespace())
+    tracer.trace_when_asked(tmp_path)
+    found = json.loads((tmp_path / tracer.DONE).read_text())
+    assert {name: count for name, (_, count) in found["kernels"].items()} == {"gemm": 2.0, "sort": 1.0}
+
+
+def test_a_trace_is_told_the_newest_time_of_a_step(tmp_path: Path) -> None:
+    place, times = tmp_path / "trace", iter((0.1, 0.2, 0.4))
+
+    def run_block(steps: int) -> tuple[float, ...]:
+        step_s = next(times)
+        if step_s == 0.4:
+            (place / tracer.DONE).write_text(json.dumps({"start": (place / tracer.START).read_text()}))
+        return (step_s,) * steps
+
+    worker = SimpleNamespace(run_block=run_block)
+    launcher: Any = SimpleNamespace(start=lambda *_, **__: worker, close=lambda: None)
+    answer: Any = traced_step(launcher, FlagSet(), tmp_path, progress=print)
+    assert [float(number) for number in answer["start"].split()] == pytest.approx([2.0, 0.2])
 
 
 def test_the_kernels_that_differ_most_come_first_and_reach_the_report(tmp_path: Path) -> None:
