@@ -1,5 +1,4 @@
-"""The acquisition: proposes the set of the largest expected improvement among the best sets of
-several draws.
+"""The acquisition: the set of largest expected improvement among the best ones of several draws.
 
 Settings that act in a draw from the posterior get their best value. Inert ones get one too, as if
 they acted: early trials change many settings at once and inform about all of them. The expected
@@ -15,21 +14,22 @@ import numpy as np
 
 from autotune.search.additive import Tables
 from autotune.search.models import Models
-from autotune.search.space import Codes, Design
+from autotune.search.space import Codes, Design, Rng
 
 IMPROVING_SHARE = 2 / 3
 """Share of proposals by expected improvement; the others are the best set of one draw."""
 
-DRAWN, SAMPLES = 8, 96
-"""Draws whose best sets are candidates, and draws that compare the candidates."""
+DRAWN = 8
+"""Draws whose best sets are candidates."""
+
+SAMPLES = 96
+"""Draws that compare the candidates."""
 
 LOOKS = 200
 """Draws that tell whether another set may gain."""
 
 LEAST_GAIN = 0.003
-"""Expected improvement, in typical effects, below which the best set of one draw is more
-informative.
-"""
+"""Expected improvement, in typical effects, below which the best set of a draw informs more."""
 
 FAIR_CHANCE = 0.6
 """Least probability to run of a set that changes settings only to explore them."""
@@ -43,7 +43,7 @@ LAST_TRIES = 200
 
 def propose(
     models: Models,
-    rng: np.random.Generator,
+    rng: Rng,
     is_open: Callable[[Codes], bool] = lambda codes: True,
     *,
     tried: Codes,
@@ -60,37 +60,32 @@ def propose(
     draws = model.draws(rng, SAMPLES)
     minimal = []
     explored = []
-    for at in range(DRAWN):
-        tables = model.mean if at == 0 else draws.tables(at)
+    for tables in [model.mean, *map(draws.tables, range(1, DRAWN))]:
         best = _cheapest(models, tables, rng)
         explored.append(_within_risk(models, rng, best[-1], tables))
-        minimal += [_minimal(model.design, codes, tables) for codes in best]
+        for codes in best:
+            minimal.append(model.design.reset(codes, _useless(model.design, codes, tables)))
     candidates = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c)}
     if not candidates:
         return _near(models, rng, is_open, explored[-1])
+    table = np.array(list(candidates.values()))
     if rng.random() < IMPROVING_SHARE:
-        table = np.array(list(candidates.values()))
-        least = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
-        least = np.where(np.isfinite(least), least, 0.0)
-        gains = np.maximum(least - draws.totals(table), 0.0).mean(axis=0) * np.exp(
-            models.log_chances(table)
-        )
+        fastest = draws.totals(tried).min(axis=1, keepdims=True, initial=np.inf)
+        fastest = np.where(np.isfinite(fastest), fastest, 0.0)
+        expected = np.maximum(fastest - draws.totals(table), 0.0).mean(axis=0)
+        gains = expected * np.exp(models.log_chances(table))
         if gains.max() >= LEAST_GAIN * model.scale:
-            return np.asarray(table[int(np.argmax(gains))])
-    return next(
-        (c for c in reversed(explored) if c.tobytes() in candidates),
-        next(iter(candidates.values())),
-    )
+            return np.asarray(table[np.argmax(gains)])
+    return next((c for c in reversed(explored) if c.tobytes() in candidates), table[0])
 
 
-def chance_of_gain(
-    models: Models, rng: np.random.Generator, *, tried: Codes, least: float
-) -> float:
-    """Returns the probability that a set gains at least `least` (a log ratio), and as much over all
-    sets `tried`.
+def chance_of_gain(models: Models, rng: Rng, least: float) -> float:
+    """Returns the probability that a set gains `least` (a log ratio), also over those that ran.
 
-    A tried set that gains less counts as the default, for its gain could not be proven.
+    A set that ran and gains less counts as the default, for its gain could not be proven.
     """
+    coded = models.coded
+    tried = coded.table([*coded.ran.codes, coded.design.neutral])
     draws = models.effects.draws(rng, LOOKS)
     best = [_cheapest(models, draws.tables(at), rng)[-1] for at in range(LOOKS)]
     reached = draws.totals(tried).min(axis=1)
@@ -98,59 +93,48 @@ def chance_of_gain(
     return float((proven - np.diagonal(draws.totals(np.array(best))) >= least).mean())
 
 
-def _cheapest(models: Models, tables: Tables, rng: np.random.Generator) -> list[Codes]:
+def _cheapest(models: Models, tables: Tables, rng: Rng) -> list[Codes]:
     """Returns the best set under a draw, and sets of less memory; see `MemoryModel.candidates`."""
-    return models.memory.candidates(
-        tables, models.failures.risks, FAILURE_COST * models.effects.scale, rng
-    )
-
-
-def _minimal(design: Design, codes: Codes, tables: Tables) -> Codes:
-    """Resets all settings that are inert, but for those that others need."""
-    return design.reset(codes, _useless(design, codes, tables))
+    cost = FAILURE_COST * models.effects.scale
+    return models.memory.candidates(tables, models.failures.risks, cost, rng)
 
 
 def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
     """Inert settings that a set changes, and that no change which acts needs."""
     is_changed = codes != design.neutral
     needed = set[int]()
-    for i in reversed(range(len(codes))):
-        if is_changed[i] and (i in needed or i not in tables.inert):
-            needed.update(design.factors[i].needs)
-    return [
-        i
-        for i in sorted(tables.inert - needed)
-        if is_changed[i] and design.factors[i].default is not None
-    ]
+    useless = []
+    for i in reversed(np.flatnonzero(is_changed).tolist()):
+        factor = design.factors[i]
+        if i in needed or i not in tables.inert:
+            needed.update(factor.needs)
+        elif factor.default is not None:
+            useless.append(i)
+    return useless[::-1]
 
 
-def _within_risk(models: Models, rng: np.random.Generator, codes: Codes, tables: Tables) -> Codes:
+def _within_risk(models: Models, rng: Rng, codes: Codes, tables: Tables) -> Codes:
     """Resets inert settings of a set, the riskiest first, until it has a fair chance to run."""
     design = models.effects.design
     changed = _useless(design, codes, tables)
     rng.shuffle(changed)
-    changed.sort(key=lambda i: float(models.failures.risks.single[i][codes[i]]))
+    changed.sort(key=lambda i: models.failures.risks.single[i][codes[i]])
     rows = [codes]
     for i in reversed(changed):
         rows.append(design.reset(rows[-1], i))
     is_fair = models.log_chances(np.array(rows)) >= np.log(FAIR_CHANCE)
-    return rows[int(np.argmax(is_fair)) if is_fair.any() else -1]
+    return rows[np.argmax(is_fair) if is_fair.any() else -1]
 
 
-def _near(
-    models: Models, rng: np.random.Generator, is_open: Callable[[Codes], bool], best: Codes
-) -> Codes:
-    """Finds an open set by random changes of more and more settings; else returns the set
-    itself.
-    """
+def _near(models: Models, rng: Rng, is_open: Callable[[Codes], bool], best: Codes) -> Codes:
+    """Finds an open set by random changes of more and more settings; else returns the set."""
     design = models.effects.design
     for attempt in range(LAST_TRIES):
-        other = best.copy()
+        codes = best
         for i in rng.integers(len(best), size=1 + attempt // 10):
-            other = design.raised(
-                other, i, int(rng.integers(design.sizes[i])), models.failures.risks.single
-            )
-        other = design.settle(other)
-        if models.memory.log_chances(other[None])[0] >= np.log(FAIR_CHANCE) and is_open(other):
-            return other
+            code = int(rng.integers(design.sizes[i]))
+            codes = design.raised(codes, i, code, models.failures.risks.single)
+        codes = design.settle(codes)
+        if models.memory.log_chances(codes[None])[0] >= np.log(FAIR_CHANCE) and is_open(codes):
+            return codes
     return best

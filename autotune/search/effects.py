@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from autotune.search.additive import Draws
 from autotune.search.models import Models
 from autotune.search.space import Codes, Floats
 
@@ -29,8 +28,7 @@ DRAWS = 400
 """Draws of all effects for comparing sets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A change of the log step time with its interval."""
 
     mean: float
@@ -43,15 +41,11 @@ class Effects:
 
     def __init__(self, models: Models, *, seed: int) -> None:
         self._models = models
-        self._seed = seed
         self.model = models.effects
         self.design = self.model.design
+        self._draws = self.model.draws(np.random.default_rng(seed), DRAWS)
         self.p_active = self.model.p_active()
         """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
-
-    @functools.cached_property
-    def _draws(self) -> Draws:
-        return self.model.draws(np.random.default_rng(self._seed), DRAWS)
 
     def of(self, factor: int) -> list[Change]:
         """Effect of each value of a setting, by code, with the others at their defaults.
@@ -69,13 +63,13 @@ class Effects:
 
     def pairs(self) -> Iterator[tuple[tuple[int, int], float]]:
         """Yields pairs of settings with the probability of an interaction."""
-        for block in range(len(self.design.factors), len(self.design.blocks)):
-            i, j = self.design.blocks[block].factors
-            yield (i, j), float(self.model.chances[block])
+        for block, chance in zip(self.design.blocks, self.model.chances.tolist(), strict=True):
+            if len(block.factors) > 1:
+                i, j = block.factors
+                yield (i, j), chance
 
     def best(self, ran: Sequence[Codes], *, least: float = 0.0) -> Codes:
-        """The set with the least expected time, without settings that are more likely than not
-        useless.
+        """The set of least expected time, without settings that are likely to be useless.
 
         Args:
             ran: Sets that ran; the best of them counts if the best of all does not fit into memory.
@@ -90,24 +84,22 @@ class Effects:
     def _pruned(self, codes: Codes, least: float) -> Codes:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
-            whole = self.totals(codes)
-            useless = list[tuple[float, int, Codes]]()
+            totals = self.totals(codes)
+            options = list[tuple[float, Codes]]()
             for i in np.flatnonzero(codes != self.design.neutral).tolist():
                 if self.design.factors[i].default is None:
                     continue  # one of its values must be chosen
-                less = self.design.reset(codes, i)
-                chance = float((whole < self.totals(less) - least).mean())
-                if chance <= 0.5:
-                    useless.append((chance, i, less))
-            useless.sort(key=lambda f: f[:2])
-            better = next((less for _, _, less in useless if self._models.fits(less)), None)
-            if better is None:
+                reduced = self.design.reset(codes, i)
+                chance = (totals < self.totals(reduced) - least).mean()
+                if chance <= 0.5 and self._models.fits(reduced):
+                    options.append((chance, reduced))
+            if not options:
                 return codes
-            codes = better
+            _, codes = min(options, key=operator.itemgetter(0))
 
     def totals(self, codes: Codes) -> Floats:
         """Change of the log step time by a set in each draw, shape (draws,)."""
-        return np.asarray(self._draws.totals(codes[None])[:, 0])
+        return self._draws.totals(codes[None])[:, 0]
 
     def forecast(self, codes: Codes) -> Change:
         """Expected change by a set; the interval includes the spread beyond the model."""
@@ -120,7 +112,5 @@ class Effects:
 
 
 def as_ratio(change: float) -> float:
-    """Converts a change of the log step time to a ratio with five decimals, above rounding
-    noise.
-    """
+    """Converts a change of the log step time to a ratio with five decimals."""
     return round(math.exp(change), 5)

@@ -9,18 +9,19 @@ expected one, but above the limit.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.search.additive import Tables
 from autotune.search.failures import Risks
-from autotune.search.space import Codes, Design, Floats
+from autotune.search.space import Codes, Design, Floats, Rng
 
-OPTION, FLAG = 0.7, 0.06
-"""Prior standard deviations of coefficients on the log of the peak."""
+OPTION = 0.7
+"""Prior standard deviation of an option's coefficients on the log of the peak."""
+
+FLAG = 0.06
+"""Likewise of a flag's."""
 
 SPREAD = 0.05
 """Standard deviation of the log of a peak beyond the model."""
@@ -33,55 +34,45 @@ PRICES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 _ROUNDS = 4
 
-
-class Peaks(NamedTuple):
-    """Peak memory of sets over the default's; of those that ran out of it (`is_least`) a lower
-    bound.
-    """
-
-    codes: Codes
-    ratios: Floats
-    is_least: NDArray[np.bool_]
+Peak = tuple[Codes, float, bool]
+"""A set, its peak memory over the default's, and whether that is a lower bound."""
 
 
 class MemoryModel:
-    """Probabilities of sets to fit; all fit where no `limit` (over the default's peak) or no peak
-    is known.
-    """
+    """Probabilities of sets to fit; 1 if no peak or no `limit` (over the default's) is known."""
 
-    def __init__(self, design: Design, peaks: Peaks, limit: float | None) -> None:
-        self.design = Design(design.factors, [])
-        self._limit = float(np.log(limit)) if limit is not None and len(peaks.ratios) else np.inf
-        self.is_known = self._limit < np.inf
+    def __init__(self, design: Design, peaks: Sequence[Peak], limit: float | None) -> None:
+        self.design = design
+        self.is_known = False
         """Whether sets may not fit."""
-        if self.is_known:
-            self._fit(
-                peaks, np.array([OPTION if f.moves_memory else FLAG for f in design.factors]) ** 2
-            )
+        if limit is not None and peaks:
+            self.is_known = True
+            self._limit = np.log(limit)
+            self._fit(peaks)
 
-    def _fit(self, peaks: Peaks, usual: Floats) -> None:
-        """Fits coefficients; a block has at least its usual variance, and a larger one where the
-        peaks say so.
-        """
-        features = self.design.features(peaks.codes)
-        of = np.repeat(
-            np.arange(len(usual)), np.diff(self.design.starts)
-        )  # the block of each feature
-        least = np.where(peaks.is_least, self._limit + OVER, -np.inf)
-        values = np.maximum(np.log(peaks.ratios), least)
+    def _fit(self, peaks: Sequence[Peak]) -> None:
+        """Fits coefficients; the peaks may tell a larger variance of a block than its usual one."""
+        deviations = [OPTION if f.flag.moves_memory else FLAG for f in self.design.factors]
+        usual = np.array(deviations) ** 2
+        count = len(usual)
+        codes, ratios, is_least = (np.array(column) for column in zip(*peaks, strict=True))
+        features = self.design.features(codes)
+        ranks = np.diff(self.design.starts)
+        blocks = np.repeat(np.arange(count), ranks)  # of each feature
+        bounds = np.where(is_least, self._limit + OVER, -np.inf)
+        values = np.maximum(np.log(ratios), bounds)
         variances = usual
         for _ in range(_ROUNDS):
-            self._cov = np.linalg.inv(
-                features.T @ features / SPREAD**2 + np.diag(1 / variances[of])
-            )
+            priors = np.diag(1 / variances[blocks])
+            self._cov = np.linalg.inv(features.T @ features / SPREAD**2 + priors)
             self._mean = self._cov @ (features.T @ values) / SPREAD**2
-            values = np.where(peaks.is_least, np.maximum(features @ self._mean, least), values)
-            squares = np.bincount(of, self._mean**2 + np.diag(self._cov), len(usual))
-            learned = squares / np.maximum(np.bincount(of, minlength=len(usual)), 1)
+            values = np.where(is_least, np.maximum(features @ self._mean, bounds), values)
+            squares = np.bincount(blocks, self._mean**2 + np.diag(self._cov), count)
+            learned = squares / np.maximum(ranks, 1)
             variances = np.maximum(usual, np.minimum(learned, OPTION**2))
 
     def log_chances(self, codes: Codes) -> Floats:
-        """Log of the probability that each set fits, of sets of shape (sets, factors)."""
+        """Log of the probability that each set fits; sets have shape (sets, factors)."""
         if not self.is_known:
             return np.zeros(len(codes))
         from scipy.special import log_ndtr  # 0.2 s to import, so not before it is needed
@@ -91,13 +82,12 @@ class MemoryModel:
         return np.asarray(log_ndtr((self._limit - features @ self._mean) / np.sqrt(variances)))
 
     def candidates(
-        self, tables: Tables, risks: Risks, unit: float, rng: np.random.Generator | None = None
+        self, tables: Tables, risks: Risks, unit: float, rng: Rng | None = None
     ) -> list[Codes]:
         """The set of `Tables.smallest`, then ones of less and less memory until one fits.
 
         Args:
-            rng: Draws the effects on memory, so that sets which may fit are tried; None for their
-                means.
+            rng: Draws the effects on memory, so that sets which may fit are tried; None for means.
         """
         sets = [tables.smallest(risks, unit)]
         if not self.is_known:
@@ -106,14 +96,10 @@ class MemoryModel:
         if rng is not None:
             coefs = coefs + np.linalg.cholesky(self._cov) @ rng.standard_normal(len(coefs))
         for price in PRICES:
-            if float((self.design.features(sets[-1][None]) @ coefs)[0]) <= self._limit:
+            if (self.design.features(sets[-1][None]) @ coefs)[0] <= self._limit:
                 break
-            sets.append(self._priced(tables, price * coefs).smallest(risks, unit))
+            costs = np.split(price * coefs, self.design.starts[1:-1])
+            blocks = zip(tables.main, self.design.blocks, costs, strict=True)
+            main = [effects + block.table @ cost for effects, block, cost in blocks]
+            sets.append(tables._replace(main=main).smallest(risks, unit))
         return sets
-
-    def _priced(self, tables: Tables, coefs: Floats) -> Tables:
-        """Adds the cost of memory to effects."""
-        costs = np.split(coefs, self.design.starts[1:-1])
-        blocks = zip(tables.main, self.design.blocks, costs, strict=True)
-        main = [own + block.table @ cost for own, block, cost in blocks]
-        return replace(tables, main=main)

@@ -13,19 +13,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.search.space import Floats
+from autotune.search.space import Codes, Floats, Rng
 
 BURN_IN = 8
 """Dropped states of each walk."""
 
 _LEAST = 1e-12  # so that a chain leaves even an almost certain state
 
-SIZES, SHARES = (1.0, 4.0), (0.75, 0.25)
-"""Standard deviations of coefficients in the narrow and the wide prior, and the share of each."""
+SIZES = (1.0, 4.0)
+"""Standard deviations of coefficients in the narrow and in the wide prior."""
+
+SHARES = (0.75, 0.25)
+"""Prior shares of blocks of each size."""
 
 MOST_BLOCKS = 60
 """Limit of blocks in the model."""
@@ -38,17 +41,15 @@ class State:
     """One state of the chain: the blocks in the model, and the odds of each block given the others.
 
     Attributes:
-        sizes: Blocks in the model, each with the index of its size.
-        places: Where each of them has its coefficients in `mean` and `cov`.
+        places: Where each block in the model has its coefficients in `mean` and `cov`.
         columns: Their features.
         precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
         pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
         log_odds: Prior, shape (blocks,).
     """
 
-    sizes: Mapping[int, int]
     places: Mapping[int, slice]
-    columns: NDArray[np.int64]
+    columns: Codes
     mean: Floats
     cov: Floats
     precision: Floats
@@ -58,7 +59,12 @@ class State:
     @functools.cached_property
     def odds(self) -> Floats:
         """Log odds of each size of each block against absence, shape (sizes, blocks)."""
-        return _odds(self.precision, self.pull) + np.log(SHARES)[:, None] + self.log_odds[None, :]
+        values, vectors = np.linalg.eigh(self.precision)
+        along = np.einsum("bij,bi->bj", vectors, self.pull)
+        # No precision is below the prior's; rounding could violate that.
+        growth = 1.0 + np.maximum(values, 0.0) / _PRECISIONS[:, None, None]
+        gains = along**2 / (growth * _PRECISIONS[:, None, None]) - np.log(growth)
+        return np.asarray(0.5 * gains.sum(axis=2) + np.log(SHARES)[:, None] + self.log_odds)
 
     @functools.cached_property
     def chance(self) -> Floats:
@@ -66,23 +72,21 @@ class State:
         return _sigmoid(np.logaddexp.reduce(self.odds, axis=0))
 
     @functools.cached_property
-    def likelier(self) -> NDArray[np.int64]:
+    def likelier(self) -> Codes:
         """Index of the likelier size of each block if present, shape (blocks,)."""
         return np.asarray(np.argmax(self.odds, axis=0))
 
     @functools.cached_property
     def precision_if(self) -> Floats:
         """Precision of each block's coefficients if present, shape (blocks, rank, rank)."""
-        return self.precision + _PRECISIONS[self.likelier][:, None, None] * np.eye(
-            self.precision.shape[1]
-        )
+        priors = _PRECISIONS[self.likelier][:, None, None]
+        return self.precision + priors * np.eye(self.precision.shape[1])
 
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
-        return np.asarray(
-            np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64
-        )
+        means = np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0]
+        return np.asarray(means, dtype=np.float64)
 
 
 class Chain:
@@ -95,15 +99,13 @@ class Chain:
         log_odds: Prior, shape (blocks,).
     """
 
-    def __init__(
-        self, features: Floats, values: Floats, starts: NDArray[np.int64], log_odds: Floats
-    ) -> None:
+    def __init__(self, features: Floats, values: Floats, starts: Codes, log_odds: Floats) -> None:
         self.starts = starts
         self.log_odds = log_odds
         sizes = np.diff(starts)
-        rank, total = int(sizes.max(initial=1)), features.shape[1]
-        # Every block has `rank` features: missing ones point to a feature that is always zero.
-        offsets = np.arange(rank)[None, :]
+        total = features.shape[1]
+        # Every block has as many features: missing ones point to a feature that is always zero.
+        offsets = np.arange(int(sizes.max(initial=1)))
         self.index = np.where(offsets < sizes[:, None], starts[:-1, None] + offsets, total)
         """Features of each block, shape (blocks, rank)."""
         # Transposed, so that the features of a block are contiguous.
@@ -116,38 +118,35 @@ class Chain:
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
-        """Products of all features with those of one block, shape (features + 1, features of the
-        block).
+        """Products of all features with a block's, shape (features + 1, features of the block).
 
         Cached by block: few blocks are ever in the model, and all products for hundreds of pairs
         would take seconds.
         """
-        if (found := self._products.get(block)) is None:
+        if block not in self._products:
             features = self._features[self.starts[block] : self.starts[block + 1]]
-            found = self._products[block] = self._features @ features.T
-        return found
+            self._products[block] = self._features @ features.T
+        return self._products[block]
 
-    def run(
-        self, rng: np.random.Generator, start: Mapping[int, int], jumps: int
-    ) -> tuple[list[State], Floats]:
-        """Walks from some blocks, each with the index of its size; returns the states and their
-        probabilities.
-        """
+    def run(self, rng: Rng, start: Mapping[int, int], jumps: int) -> tuple[list[State], Floats]:
+        """Walks from blocks with the indices of their sizes; returns states and probabilities."""
         sizes = dict(start)
         if not len(self.log_odds):
             return [self.look(sizes)], np.ones(1)
-        states, stayed = [], []
+        states = []
+        stayed = []
         for jump in range(BURN_IN + jumps):
             state = self.look(sizes)
             odds = state.odds
             rates = _sigmoid(odds) + _LEAST
             if len(sizes) >= MOST_BLOCKS:
                 rates[:] = 0.0
-            if sizes:  # blocks in the model change size or leave
-                inside, now = list(sizes), list(sizes.values())
-                own = odds[now, inside]
-                rates[:, inside] = _sigmoid(odds[:, inside] - own)
-                rates[now, inside] = 1.0 - _sigmoid(own) + _LEAST
+            # Blocks in the model change size or leave.
+            inside = list(sizes)
+            indices = list(sizes.values())
+            inside_odds = odds[indices, inside]
+            rates[:, inside] = _sigmoid(odds[:, inside] - inside_odds)
+            rates[indices, inside] = 1.0 - _sigmoid(inside_odds) + _LEAST
             total = float(rates.sum())
             if jump >= BURN_IN:
                 states.append(state)
@@ -165,41 +164,30 @@ class Chain:
         block follows from its `X' M X` and `X' M y`, computed by Cholesky's factor: products with
         an inverse lose twice the digits.
         """
-        spans, at = dict[int, slice](), 0
-        for block in inside:
-            spans[block] = slice(at, at := at + int(self.starts[block + 1] - self.starts[block]))
-        none = np.zeros((len(self.moment), 0))
-        cross = np.concatenate(
-            [none, *map(self.products, inside)], axis=1
-        )  # (features + 1, columns)
-        ranges = [np.arange(self.starts[b], self.starts[b + 1]) for b in inside]
-        columns = np.concatenate([np.zeros(0, dtype=np.int64), *ranges])
-        prior = np.zeros(at)
+        columns = self.index[list(inside)]
+        columns = columns[columns < len(self._features) - 1]
+        cross = np.zeros((len(self._features), len(columns)))
+        prior = np.zeros(len(columns))
+        places: dict[int, slice] = {}
+        end = 0
         for block, size in inside.items():
-            prior[spans[block]] = _PRECISIONS[size]
-        precision = cross[columns] + np.diag(prior)
+            products = self.products(block)
+            place = slice(end, end + products.shape[1])
+            end = place.stop
+            places[block] = place
+            cross[:, place] = products
+            prior[place] = _PRECISIONS[size]
+        precision: Any = cross[columns] + np.diag(prior)
         cov = np.linalg.inv(precision)
         mean = np.linalg.solve(precision, self.moment[columns])
         white = np.linalg.solve(np.linalg.cholesky(precision), cross.T).T[self.index]
         fisher = self.own - white @ white.transpose(0, 2, 1)
         pull = (self.moment - cross @ mean)[self.index]
-        for block, span in spans.items():  # by the data without the block's own prior
-            size, count = inside[block], span.stop - span.start
-            fisher[block, :count, :count] = (
-                np.linalg.inv(cov[span, span]) - np.eye(count) * _PRECISIONS[size]
-            )
-            pull[block, :count] = np.linalg.solve(cov[span, span], mean[span])
-        return State(dict(inside), spans, columns, mean, cov, fisher, pull, self.log_odds)
-
-
-def _odds(fisher: Floats, pull: Floats) -> Floats:
-    """Log odds of blocks of each size by the data, shape (sizes, blocks)."""
-    values, vectors = np.linalg.eigh(fisher)
-    along = np.einsum("bij,bi->bj", vectors, pull)
-    # No precision is below the prior's; rounding could violate that.
-    growth = 1.0 + np.maximum(values, 0.0) / _PRECISIONS[:, None, None]
-    gains = along**2 / (growth * _PRECISIONS[:, None, None]) - np.log(growth)
-    return np.asarray(0.5 * gains.sum(axis=2))
+        for block, place in places.items():  # by the data without the block's own prior
+            count = place.stop - place.start
+            fisher[block, :count, :count] = np.linalg.inv(cov[place, place]) - np.diag(prior[place])
+            pull[block, :count] = np.linalg.solve(cov[place, place], mean[place])
+        return State(places, columns, mean, cov, fisher, pull, self.log_odds)
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -1,5 +1,4 @@
-"""An Optuna sampler for spaces of flags: many settings of which few act, each trial with its own
-standard error.
+"""An Optuna sampler for spaces of flags: many settings of which few act, trials of known error.
 
 It works in any Optuna study of positive values such as times::
 
@@ -10,8 +9,7 @@ A study of autotune adds prior knowledge of settings (`Flag`): defaults, groups,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,67 +21,47 @@ from optuna.trial import FrozenTrial
 from autotune.search.acquisition import chance_of_gain, propose
 from autotune.search.additive import JUMPS, AdditiveModel, Observations
 from autotune.search.failures import FailureModel
-from autotune.search.memory import MemoryModel, Peaks
+from autotune.search.memory import MemoryModel, Peak
 from autotune.search.models import Models
 from autotune.search.space import (
     FINISHED,
-    Coded,
     CodedSpace,
     Codes,
     Design,
     Flag,
-    Floats,
+    Rng,
+    Space,
+    Values,
     likely_pairs,
 )
 
 SD_KEY = "autotune:log_sd"
-"""User attribute of a trial: standard error of the log of its value (of the value, if that is a log
-ratio).
-"""
+"""User attribute of a trial: standard error of the log of its value (or of a log ratio)."""
 
 DUPLICATE_KEY = "autotune:duplicate_of"
 """User attribute of an unmeasured trial: number of the trial with the same program."""
 
 MEMORY_KEY = "autotune:memory"
-"""User attribute of a trial: its peak memory over the default's; of a failed one, for want of
-memory, a lower bound.
-"""
+"""User attribute of a trial: its peak memory over the default's; of a failed one, a lower bound."""
 
 NUMBER_KEY = "autotune:number"
 """User attribute of a trial: its number, if not Optuna's."""
 
 MOST_PAIRS = 240
-"""Limit of modelled pairs (those of the likeliest settings), which bounds the time of a
-proposal.
-"""
+"""Limit of modelled pairs, those of the likeliest settings: it bounds the time of a proposal."""
 
 USUAL_SD = 0.01
 """Standard error of a trial without `SD_KEY`."""
 
 MANY_JUMPS = 200
-"""States of each walk for estimates, which must name both of two settings that were always changed
-together.
-"""
+"""States of each walk for estimates, which name all settings that were always changed together."""
 
 WORST_SD = 1.0
 """Standard error of a trial with an unbounded interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted(Models):
-    """The models fitted to the trials of a space."""
-
-    coded: CodedSpace
-
-    def may_fit(self, values: Mapping[str, Any]) -> bool:
-        """Returns whether a set is more likely than not to fit into memory, by what is known."""
-        codes = self.coded.codes(values)
-        return codes is None or self.fits(codes)
-
-
 class AdditiveFlagSampler(RandomSampler):
-    """Proposes by a sparse additive model: few settings act, some together with another of their
-    group.
+    """Proposes by a sparse additive model: few settings act, some in pairs of their group.
 
     A setting without finished trials gets a random value.
 
@@ -98,31 +76,27 @@ class AdditiveFlagSampler(RandomSampler):
 
     def __init__(
         self,
-        space: Mapping[str, BaseDistribution] | None = None,
+        space: Space | None = None,
         flags: Mapping[str, Flag] | None = None,
         *,
         seed: int | None = None,
         is_log_ratio: bool = False,
     ) -> None:
         super().__init__(seed)
-        self._given = dict(space) if space is not None else None
+        self._space = space
         self._flags = dict(flags or {})
         self._seed = seed if seed is not None else int(np.random.default_rng().integers(1 << 31))
         self._is_log_ratio = is_log_ratio
-        self.known_failing: list[Mapping[str, Any]] = []
+        self.known_failing: list[Values] = []
         """Known failing combinations of values."""
         self.memory_limit: float | None = None
         """Peak memory that a set may need, over the default's."""
-        self.known_peaks: list[tuple[Mapping[str, Any], float]] = []
+        self.known_peaks: list[tuple[Values, float]] = []
         """Peaks of combinations of values over the default's, known without a trial."""
-        self.expected: list[tuple[Mapping[str, Any], float, float]] = []
-        """Combinations of values with the log ratio that is expected of them, and its standard
-        deviation: a prior.
-        """
-        self.is_allowed: Callable[[Mapping[str, Any]], bool] | None = None
-        """Whether a set keeps the rules of its space; forbidden ones are proposed only if no other
-        is found.
-        """
+        self.expected: list[tuple[Values, float, float]] = []
+        """Combinations of values with expected log ratios and standard deviations: a prior."""
+        self.is_allowed: Callable[[Values], bool] | None = None
+        """Whether a set keeps the rules of its space; others are proposed only for want of one."""
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -130,156 +104,122 @@ class AdditiveFlagSampler(RandomSampler):
         """Returns all settings; without a given space, those of finished trials."""
         return self._space_of(study.get_trials(deepcopy=False, states=FINISHED))
 
-    def _space_of(self, trials: Iterable[FrozenTrial]) -> dict[str, BaseDistribution]:
-        if self._given is not None:
-            return dict(self._given)
+    def _space_of(self, trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+        if self._space is not None:
+            return dict(self._space)
         space: dict[str, BaseDistribution] = {}
-        for past in trials:
-            for name, distribution in past.distributions.items():
+        for trial in trials:
+            for name, distribution in trial.distributions.items():
                 space.setdefault(name, distribution)
         return space
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Proposes the next set; ValueError for several objectives, or values neither positive nor
-        a log ratio.
+        """Proposes the next set.
+
+        Raises:
+            ValueError: For several objectives, or values neither positive nor a log ratio.
         """
         self._raise_error_if_multi_objective(study)
         if not search_space:
             return {}
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
-        return self._propose(
-            search_space, study.get_trials(deepcopy=False), sign, turn=trial.number + 1
-        )
+        trials = study.get_trials(deepcopy=False)
+        return self._propose(search_space, trials, sign, turn=trial.number + 1)
 
     def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         """Proposes the next set after trials of any sampler; smaller values are better."""
         return self._propose(self._space_of(trials), trials, 1.0, turn=0)
 
     def _propose(
-        self,
-        space: Mapping[str, BaseDistribution],
-        trials: Sequence[FrozenTrial],
-        sign: float,
-        *,
-        turn: int,
+        self, space: Space, trials: Sequence[FrozenTrial], sign: float, *, turn: int
     ) -> dict[str, Any]:
-        coded = CodedSpace(space, self._flags)
+        coded = CodedSpace(space, self._flags, trials)
         rng = np.random.default_rng([self._seed, turn, len(trials)])
-        kept, failed = coded.split(trials)
-        fitted = self._fit(coded, kept, failed, sign, rng)
-        begun = [t.params for t in trials if t.state not in FINISHED and t.params]
-        under_way = [codes for params in begun if (codes := coded.codes(params)) is not None]
-        tried = [*(c for c, _ in kept), *under_way]
+        fitted = self._fit(coded, sign, rng)
+        tried = [*coded.ran.codes, *coded.running.codes]
         if self._is_log_ratio:  # the default's value is known
-            tried.append(fitted.effects.design.neutral)
-        known = {c.tobytes() for c in (*tried, *(c for c, _ in failed))}
+            tried.append(coded.design.neutral)
+        closed = {codes.tobytes() for codes in (*tried, *coded.failed.codes)}
 
         def is_open(codes: Codes) -> bool:
-            if codes.tobytes() in known or fitted.failures.known_cause(codes) is not None:
+            if codes.tobytes() in closed or fitted.failures.is_known_failing(codes):
                 return False
             return self.is_allowed is None or self.is_allowed(coded.values(codes))
 
         return coded.values(propose(fitted, rng, is_open, tried=coded.table(tried)))
 
-    def fit(self, trials: Sequence[FrozenTrial]) -> Fitted:
-        """Fits the models to finished and failed trials of any sampler; smaller values are
-        better.
-        """
-        coded = CodedSpace(self._space_of(trials), self._flags)
+    def fit(self, trials: Sequence[FrozenTrial]) -> Models:
+        """Fits the models to trials of any sampler; smaller values are better."""
+        coded = CodedSpace(self._space_of(trials), self._flags, trials)
         rng = np.random.default_rng([self._seed, len(trials)])
-        return self._fit(coded, *coded.split(trials), 1.0, rng, MANY_JUMPS)
+        return self._fit(coded, 1.0, rng, MANY_JUMPS)
 
     def chance_of_gain(self, trials: Sequence[FrozenTrial], *, least: float) -> float:
-        """Returns the probability that another set gains `least` (a log ratio) over all finished
-        trials' sets.
-        """
-        fitted = self.fit(trials)
-        rows = [codes for codes, _ in fitted.coded.split(trials)[0]]
-        tried = fitted.coded.table([*rows, fitted.effects.design.neutral])
+        """Returns the probability that another set gains `least` (a log ratio) over those tried."""
         rng = np.random.default_rng([self._seed, len(trials)])
-        return chance_of_gain(fitted, rng, tried=tried, least=least)
+        return chance_of_gain(self.fit(trials), rng, least)
 
-    def _fit(
-        self,
-        coded: CodedSpace,
-        kept: Sequence[Coded],
-        failed: Sequence[Coded],
-        sign: float,
-        rng: np.random.Generator,
-        jumps: int = JUMPS,
-    ) -> Fitted:
-        rows = coded.table([codes for codes, _ in kept])
-        seen = self._observations(coded, [t for _, t in kept], rows, sign)
+    def _fit(self, coded: CodedSpace, sign: float, rng: Rng, jumps: int = JUMPS) -> Models:
+        observed = self._observations(coded, sign)
 
         def fit(design: Design) -> AdditiveModel:
             seed = int(rng.integers(1 << 31))
             return AdditiveModel(
-                design, seen, seed=seed, has_origin=self._is_log_ratio, jumps=jumps
+                design, observed, seed=seed, has_origin=self._is_log_ratio, jumps=jumps
             )
 
         pairs = likely_pairs(coded.factors)
         if len(pairs) > MOST_PAIRS:
-            p_active = fit(Design(coded.factors, [])).p_active()
+            p_active = fit(coded.design).p_active()
             pairs = sorted(sorted(pairs, key=lambda p: -min(p_active[list(p)]))[:MOST_PAIRS])
         design = Design(coded.factors, pairs)
-        known = [c for part in self.known_failing if (c := coded.part(part)) is not None]
-        failures = FailureModel(design, rows, coded.table([c for c, _ in failed]), known)
-        memory = MemoryModel(design, self._peaks(coded, kept, failed), self.memory_limit)
-        return Fitted(fit(design), failures, memory, coded)
+        causes = [cause for cause in map(coded.part, self.known_failing) if cause is not None]
+        ran, failed = (coded.table(group.codes) for group in (coded.ran, coded.failed))
+        failures = FailureModel(design, ran, failed, causes)
+        memory = MemoryModel(coded.design, self._peaks(coded), self.memory_limit)
+        return Models(fit(design), failures, memory, coded)
 
-    def _peaks(self, coded: CodedSpace, kept: Sequence[Coded], failed: Sequence[Coded]) -> Peaks:
-        peaks = [
-            (c, peak, False)
-            for part, peak in self.known_peaks
-            if (c := coded.codes(part)) is not None
-        ]
-        for trials, is_least in ((kept, False), (failed, True)):
-            peaks += [
-                (c, t.user_attrs[MEMORY_KEY], is_least)
-                for c, t in trials
-                if MEMORY_KEY in t.user_attrs
-            ]
-        return Peaks(
-            coded.table([codes for codes, _, _ in peaks]),
-            np.array([ratio for _, ratio, _ in peaks], dtype=float),
-            np.array([is_least for _, _, is_least in peaks], dtype=bool),
-        )
-
-    def _observations(
-        self, coded: CodedSpace, kept: Sequence[FrozenTrial], rows: Codes, sign: float
-    ) -> Observations:
-        sds = np.array([_sd(t) for t in kept])
-        places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(kept)}
-        duplicates = tuple(
-            (at, places[of])
-            for at, t in enumerate(kept)
-            if (of := t.user_attrs.get(DUPLICATE_KEY)) in places and places[of] != at
-        )
-        values = sign * self._as_logs(np.array([t.value for t in kept], dtype=float))
-        for (
-            part,
-            log_ratio,
-            sd,
-        ) in self.expected:  # as if it had been observed, so that trials soon outweigh it
-            codes = coded.codes(part)
+    def _peaks(self, coded: CodedSpace) -> list[Peak]:
+        peaks: list[Peak] = []
+        for values, ratio in self.known_peaks:
+            codes = coded.codes(values)
             if codes is not None:
-                rows = np.vstack([rows, codes])
-                values = np.append(values, log_ratio)
-                sds = np.append(sds, sd)
-        return Observations(rows, values, sds, duplicates)
+                peaks.append((codes, ratio, False))
+        for group in (coded.ran, coded.failed):
+            for codes, trial in zip(*group, strict=True):
+                if MEMORY_KEY in trial.user_attrs:
+                    peaks.append((codes, trial.user_attrs[MEMORY_KEY], group is coded.failed))
+        return peaks
 
-    def _as_logs(self, values: Floats) -> Floats:
-        if self._is_log_ratio:
-            return values
-        if (values <= 0).any():
-            raise ValueError(
-                "values must be positive, as times are, but the least of the study is "
-                f"{values.min()!r}; "
-                "for logs of ratios make the sampler with is_log_ratio=True"
-            )
-        return np.asarray(np.log(values))
+    def _observations(self, coded: CodedSpace, sign: float) -> Observations:
+        trials = coded.ran.trials
+        rows = coded.ran.codes.copy()
+        values = np.array([t.value for t in trials], dtype=float)
+        if not self._is_log_ratio:
+            if (values <= 0).any():
+                raise ValueError(
+                    "values must be positive, as times are, but the least of the study is "
+                    f"{values.min()!r}; for logs of ratios make the sampler with is_log_ratio=True"
+                )
+            values = np.log(values)
+        values = sign * values
+        sds = [_sd(t) for t in trials]
+        places = {t.user_attrs.get(NUMBER_KEY, t.number): at for at, t in enumerate(trials)}
+        duplicates = []
+        for at, trial in enumerate(trials):
+            original = places.get(trial.user_attrs.get(DUPLICATE_KEY), at)
+            if original != at:
+                duplicates.append((at, original))
+        # Expectations count as if they had been observed, so that trials soon outweigh them.
+        for settings, log_ratio, sd in self.expected:
+            codes = coded.codes(settings)
+            if codes is not None:
+                rows.append(codes)
+                values = np.append(values, log_ratio)
+                sds.append(sd)
+        return Observations(coded.table(rows), values, np.array(sds), duplicates)
 
 
 def _sd(trial: FrozenTrial) -> float:

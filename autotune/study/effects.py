@@ -48,7 +48,7 @@ class StudyEffects:
         fitted = sampler.fit(trials)
         self._coded = fitted.coded
         self._effects = Effects(fitted, seed=_SEED)
-        self._ran, _ = self._coded.split(trials)
+        self._ran = list(zip(*self._coded.ran, strict=True))
 
     @property
     def measured(self) -> int:

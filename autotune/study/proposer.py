@@ -29,7 +29,8 @@ from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialRe
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_share
 from autotune.rundir.optuna_study import ENQUEUED_KEY, NUMBER_KEY, OptunaStudy
-from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler, Fitted
+from autotune.search.models import Models
+from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
 from autotune.settings.space import Parameter, SearchSpace, format_condition, format_domain
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import ENOUGH_TO_TELL
@@ -258,7 +259,7 @@ class Proposer:
                 number, taken=taken
             )  # it has fewer settings to leave out than tried sets
         others = [self._under_way(s, {}) for s in sorted(known - self._seen, key=str)]
-        fitted: Fitted | None = None
+        fitted: Models | None = None
         for repeat, (settings, origin) in enumerate(self._proposals(number, shown, others)):
             if settings in known or contains_failing(settings, self.failing):
                 continue

@@ -1,3 +1,1 @@
-"""Worker processes that run a program under a flag set, and the classification of their
-failures.
-"""
+"""Worker processes that run a program under a flag set, and how they failed."""

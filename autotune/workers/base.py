@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from autotune.model.measurement import Failure, FailureKind, WorkerReport
 from autotune.model.records import MemoryUse
 from autotune.model.redaction import secret_variables
 from autotune.model.spec import StudySpec
-from autotune.model.time_limits import TimeLimits, limits_after
+from autotune.model.time_limits import limits_after
 from autotune.workers.caches import Caches
 from autotune.workers.failures import read_log
 
@@ -55,12 +54,18 @@ PAUSE_PHASE = "pause"
 
 
 class CannotPause(WorkerFailed):
-    """A program cannot take turns with another one by being paused; the message says why, as a
-    clause.
-    """
+    """A program cannot take turns by being paused; the message says why, as a clause."""
 
     def __init__(self, why: str) -> None:
         super().__init__(Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE))
+
+
+def machine_failure(
+    message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
+) -> WorkerFailed:
+    """Makes a failure of the machines, not of the settings."""
+    failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
+    return WorkerFailed(failure, infrastructure=True)
 
 
 class Worker(Protocol):
@@ -74,14 +79,11 @@ class Worker(Protocol):
     loss_lag: int = 0
     """Steps between the step of `last_loss` and the end of the block."""
     fresh_batches: bool = False
-    """Makes a new batch for every step from now on, if the worker makes batches; costs time beside
-    the step.
-    """
+    """Makes a new batch for every step from now on, where the worker makes batches."""
     watches_memory: bool = False
     """Reports memory in use with every block from now on; costs milliseconds beside the block."""
     last_memory: MemoryUse | None = None
     """Memory in use at the end of the last block; None if not requested or unknown."""
-
     may_end: bool = False
     """Lets a program come to its own end within a block, which is then shorter."""
     has_ended: bool = False
@@ -89,31 +91,23 @@ class Worker(Protocol):
     dropped_steps: int = 0
     """Steps before those of the last block that were not counted, because of a pause."""
     exit_status: int | None = None
-    """Status with which it ended after it was asked to stop, that of a rank if one failed; negative
-    for a signal. None before, or if it had to be killed.
-    """
+    """Exit status after `close`, of a rank that failed if any, below 0 a signal; None if killed."""
     written: tuple[int, int] | None = None
-    """Files that it left in the folder that it had to itself, and their bytes; None before it is
-    closed, or if not known.
-    """
+    """Files left in the folder that it had to itself, and their bytes; None before it is closed."""
     passed_losses: Sequence[tuple[int, float]] = ()
-    """Numbers and losses of all steps since the block before, where a worker tells each; steps
-    count from 0.
-    """
+    """Numbers (from 0) and losses of all steps since the block before, where they are reported."""
     last_clock_s: float | None = None
-    """Seconds of the last block by a clock that is not the program's: ours, or its reader's. None
-    if none ran.
-    """
+    """Seconds of the last block by the clock of the driver or of the program's reader."""
 
     def run_block(self, steps: int) -> tuple[float, ...]:
-        """Runs steps and returns the seconds of each; WorkerFailed if it died, hung, or its loss is
-        not finite.
+        """Runs steps and returns the seconds of each.
+
+        Raises:
+            WorkerFailed: If it died, hung, or its loss is not finite.
         """
 
     def pause(self) -> None:
-        """Has a program that does not wait for orders stop between blocks from now on;
-        `CannotPause` if it cannot.
-        """
+        """Stops a program that does not wait for orders between blocks; may raise `CannotPause`."""
         return
 
     def close(self) -> None:
@@ -151,8 +145,6 @@ class Launcher(ABC):
         LaunchError: If no worker of this study can be started here.
     """
 
-    limits: TimeLimits
-
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         self._spec = spec
         self._study_dir = study_dir
@@ -175,23 +167,18 @@ class Launcher(ABC):
         """
 
     def wrap(self, command: list[str], settings: FlagSet) -> list[str]:
-        """Returns the command with which a process starts; what stands before `command` must leave
-        its files open.
-        """
+        """Returns the command that starts a process; a prefix must leave its open files open."""
         return command
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
-        """Returns the seconds between lines of the user's program as the user would run it, for
-        `limit_s` seconds.
+        """Returns the seconds between lines of the user's program as the user would run it.
 
-        None where there is none, it does not start, or prints too few lines.
+        None where there is none, it does not start, or prints too few lines in `limit_s` seconds.
         """
         return None
 
     def keep_spare(self, wanted: bool) -> None:
-        """Says whether a start may have the next process import JAX beside it; see
-        `autotune.workers.spare`.
-        """
+        """Sets whether a start may have the next process import JAX; see `workers.spare`."""
         return
 
     @abstractmethod
@@ -200,9 +187,7 @@ class Launcher(ABC):
 
 
 def reader_command(module: str) -> list[str]:
-    """Returns the command that runs a module of `autotune.child` without `site`, which starts in
-    milliseconds.
-    """
+    """Returns the command that runs a module of `autotune.child` without `site`, soon started."""
     code = (
         f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} "
         "import main; sys.exit(main())"
@@ -211,8 +196,7 @@ def reader_command(module: str) -> list[str]:
 
 
 class GuardedProcess(ChildProcess):
-    """A process behind a guard, which ends the whole process tree when the driver ends
-    (`autotune.child.guard`).
+    """A process behind a guard, which ends the process tree with the driver (`child.guard`).
 
     Every message has a ``type``; the last one is of type ``exit``.
 
@@ -243,23 +227,14 @@ class GuardedProcess(ChildProcess):
         self._env = env
         self._step = ""
         secrets = ",".join(secret_variables(env if remote_env is None else remote_env))
-        arguments = [
-            str(log),
-            str(log_bytes),
-            *(["--remote"] if through else []),
-            secrets,
-            "--",
-            *command,
-        ]
+        options = ["--remote"] if through else []
+        arguments = [str(log), str(log_bytes), *options, secrets, "--", *command]
         try:
             with self.guard_log.open("wb") as errors:
                 guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
                 super().__init__(guard, env, errors=errors, cwd=cwd)
         except OSError as error:
-            failure = Failure(
-                kind=FailureKind.LAUNCH, message=f"cannot start a process: {error}", phase="launch"
-            )
-            raise WorkerFailed(failure, infrastructure=True) from error
+            raise machine_failure(f"cannot start a process: {error}", phase="launch") from error
         if through:
             self.send({"environment": {**(remote_env or {})}, "keep": SET_BY_NODE})
 
@@ -277,53 +252,39 @@ class GuardedProcess(ChildProcess):
 
     def receive(self) -> list[Message]:
         """Returns the messages received so far, without waiting."""
-        messages = [
-            message for message in super().receive() if isinstance(message.get("type"), str)
-        ]
+        messages = [m for m in super().receive() if isinstance(m.get("type"), str)]
         for message in messages:
             if message["type"] == "exit":
                 self.end = self.end or message
-            elif message["type"] == "hello":
-                self._step = self._step or str(
-                    message.get("step") or ""
-                )  # the guard's; later ones are a program's
-        if (
-            self.is_over and self.end is None
-        ):  # the guard vanished before it could say how its command ended
+            elif message["type"] == "hello":  # the guard's comes first; later ones are a program's
+                self._step = self._step or str(message.get("step") or "")
+        if self.is_over and self.end is None:  # the guard vanished before it could report the end
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
             messages.append(self.end)
         return messages
 
     def said_by_carrier(self) -> tuple[str, ...]:
-        """Returns the last lines that the guard, or ``srun`` which starts it, printed; normally
-        none.
-        """
-        lines = read_log(self.guard_log).splitlines()
-        lines = [
-            line[:500] for line in lines if line.strip() and "support for cpu binding" not in line
-        ]
-        return tuple(lines[-8:])
+        """Returns the last lines of the guard, or of ``srun`` that starts it; normally none."""
+        lines = [line[:500] for line in read_log(self.guard_log).splitlines() if line.strip()]
+        return tuple(line for line in lines if "support for cpu binding" not in line)[-8:]
 
     def why_ended(self) -> str:
-        """Formats its end as a clause, with the last words of its command or of what carries its
-        guard.
-        """
-        end, carrier = self.end or {}, self.said_by_carrier()
+        """Formats its end as a clause with the last words of its command, or of its carrier."""
+        end = self.end or {}
+        carrier = self.said_by_carrier()
         errors = [line for line in carrier if "error" in line]  # srun ends with advice
-        said = " ".join(end.get("last_lines", [])[-3:] or errors[:1] or carrier[-1:])
-        return f"its process ended (status {end.get('exit_status')}){': ' if said else ''}{said}"[
-            :1000
-        ]
+        lines = end.get("last_lines", [])[-3:] or errors[:1] or carrier[-1:]
+        why = f"its process ended (status {end.get('exit_status')})"
+        if lines:
+            why += f": {' '.join(lines)}"
+        return why[:1000]
 
     def first(self, kinds: Collection[str], limit_s: float) -> Message | None:
-        """Waits for a message of some kinds; None if the process ended or sent none within
-        `limit_s` seconds.
-        """
+        """Waits up to `limit_s` seconds for a message of some kinds; None if there was none."""
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
     def close(self, patience_s: float) -> None:
-        """Closes the guard's stdin, whereupon it ends its process tree; kills it after `patience_s`
-        seconds.
+        """Closes the guard's stdin, which ends the tree; kills it after `patience_s` seconds.
 
         A SLURM step whose guard did not confirm its end is cancelled: it would live on after its
         ``srun``.
@@ -335,13 +296,3 @@ class GuardedProcess(ChildProcess):
         with contextlib.suppress(OSError):
             if self.guard_log.stat().st_size == 0:
                 self.guard_log.unlink()
-
-
-def listen(processes: Sequence[GuardedProcess], wait_s: float) -> list[tuple[int, Message]]:
-    """Waits up to `wait_s` seconds for messages of some processes; returns them with their
-    ranks.
-    """
-    select.select([p.descriptor for p in processes if p.end is None], [], [], wait_s)
-    return [
-        (rank, message) for rank, process in enumerate(processes) for message in process.receive()
-    ]

@@ -1,5 +1,4 @@
-"""What one process of a study compiled and later ones load: programs by JAX's cache, GPU kernels by
-XLA's.
+"""Compilations that later processes of a study load: programs by JAX's cache, kernels by XLA's.
 
 JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them.
 So each set has its own folder, which only sets share that differ in what NCCL reads at run time,
@@ -38,28 +37,23 @@ _KEEPS_PROGRAM = re.compile(IN_FORCE["keeps_program"])
 
 
 class Caches:
-    """Folders of one lane, removed with its process; a later session of the study begins
-    without.
-    """
+    """Folders of one lane, removed with its process: a later session begins without."""
 
     def __init__(self) -> None:
         self._scratch: Scratch | None = None
         self._lock = threading.Lock()  # two workers may start at once
-        self._keeps_programs = self._keeps_kernels = False
+        self._keeps_programs = False
+        self._keeps_kernels = False
 
     def begin(self, *, programs: bool, kernels: bool, anew: bool) -> None:
-        """Says what processes that are started from now on keep and load; `anew` forgets all that
-        was kept.
-        """
+        """Sets what later processes keep and load; `anew` forgets all that was kept."""
         if anew:
             self.close()
         self._keeps_programs = programs
         self._keeps_kernels = kernels
 
-    def added_to(self, environment: Environment, settings: FlagSet) -> dict[str, str]:
-        """Returns a worker's environment with the caches of its set; without them where they cannot
-        be written.
-        """
+    def added_to(self, environment: Environment, settings: FlagSet) -> Environment:
+        """Returns a worker's environment with the caches of its set, if they can be written."""
         variables = dict(environment)
         with self._lock, contextlib.suppress(OSError):
             if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.search, settings)):
@@ -86,18 +80,17 @@ class Caches:
 
 
 def _without(names: re.Pattern[str], settings: FlagSet) -> FlagSet:
-    return FlagSet({n: v for n, v in settings.items() if not names.fullmatch(n)})
+    return settings.without(*filter(names.fullmatch, settings))
 
 
 def _programs_of(settings: FlagSet, root: Path) -> Path:
-    """Returns the folder of a set's programs, a new one unless a process became ready; drops those
-    not used lately.
+    """Returns a set's folder of programs, new unless a process became ready; drops old ones.
 
     What is loaded without one would have no name, and the mark of a new folder is new, too.
     """
     prefix = f"programs-{settings.digest}-"
-    folder = next((path for path in root.glob(f"{prefix}*") if any(path.glob(f"{KEPT}*"))), None)
-    folder = folder or Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    ready = next(root.glob(f"{prefix}*/{KEPT}*"), None)
+    folder = ready.parent if ready else Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     os.utime(folder)
     by_age = sorted(root.glob("programs-*"), key=lambda path: path.stat().st_mtime_ns)
     for unused in by_age[:-MOST_SETS]:
@@ -106,8 +99,7 @@ def _programs_of(settings: FlagSet, root: Path) -> Path:
 
 
 def _kernels_of(settings: FlagSet, root: Path) -> Path:
-    """Makes the folder of kernels that sets share whose other settings do not decide which kernel a
-    fusion gets.
+    """Makes the folder of kernels of sets that differ only in settings without effect on them.
 
     XLA's key is the fusion and the device: no flag is in it.
     """

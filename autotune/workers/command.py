@@ -1,6 +1,4 @@
-"""The user's own program as a worker: measured in interleaved blocks by the hook, else by its
-output.
-"""
+"""The user's own program as a worker: measured in blocks by the hook, else by its output."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import NOT_TOLD, Failure, FailureKind, WorkerReport
 from autotune.model.options import FOLDER, filled
-from autotune.model.spec import StudySpec
 from autotune.workers.base import (
     CannotPause,
     GuardedProcess,
@@ -30,32 +27,27 @@ from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
 from autotune.workers.plain_run import pace_outside, without_channel
 from autotune.workers.programs import NotKnown, ProgramWatch
-from autotune.workers.settings_check import check_options, files_that_set
+from autotune.workers.settings_check import files_that_set
 
 READ_DTYPE = "tensorfloat32"
-"""Precision assumed for the loss of a user's program: its arithmetic is unknown, and some print few
-digits.
-"""
+"""Precision assumed for the loss of a user's program, whose arithmetic and digits are unknown."""
 
 ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says device.platform = "cuda"'
 
 READY_SHARE = 0.95
-"""Share of the start limit after which the reader gives up itself, since it can report the
-reason.
-"""
+"""Share of the start limit after which the reader gives up, since it can report the reason."""
 
 FILES = "files"
 """Folder of a process in that of its measurement, for ``{folder}`` in its command."""
 
 
 class CommandLauncher(LocalLauncher):
-    """Starts the study's `command` under a guard, in a folder of its own, with the settings in its
-    environment.
-    """
+    """Starts the study's `command` under a guard in a folder of its own, with the settings."""
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
         """Starts the program and waits until it is warm; see `base.Launcher`."""
-        if self._spec.device.platform == "cuda" and is_without_gpus(self._base):
+        spec = self._spec
+        if spec.device.platform == "cuda" and is_without_gpus(self._base):
             message = (
                 f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; '
                 "nothing was started"
@@ -63,28 +55,31 @@ class CommandLauncher(LocalLauncher):
             raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         command = self._command(settings, folder)
         with contextlib.ExitStack() as stack:
-            own, watch = self._folders(stack, self._environment(settings))
+            workspace, watch = self._folders(stack, self._environment(settings))
             job = self._job(
                 settings,
                 command=command,
-                cwd=own.cwd,
+                cwd=workspace.cwd,
                 rules=self._rules(settings, folder),
-                run_steps=self._spec.measure.run_steps,
-                device_count=self._spec.device.count,
+                run_steps=spec.measure.run_steps,
+                device_count=spec.device.count,
                 limit_s=READY_SHARE * self.limits.start_s,
             )
-            env = own.added_to(watch.environment)
-            kind: type[CommandWorker] = HookWorker
-            if self._spec.workload.hook:
+            env = workspace.added_to(watch.environment)
+            kind: type[CommandWorker] = ReadWorker
+            if spec.workload.hook:
+                kind = HookWorker
                 env = with_packages(env)
             else:
-                kind, command = ReadWorker, reader_command("read_output")
-            kept = [*self.opened]  # not its raw pairs and logs
-            if self._spec.workload.uses_folder:
-                kept.append(folder / FILES)
-            command = self.wrap(own.command(command, kept), settings)
+                command = reader_command("read_output")
+            writable = [*self.opened]  # not its raw pairs and logs
+            if spec.workload.uses_folder:
+                writable.append(folder / FILES)
+            command = self.wrap(workspace.command(command, writable), settings)
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
-            worker = kind(process, self._spec, settings, own, watch)
+            worker = kind([process], spec, settings)
+            worker.workspace = workspace
+            worker.watch = watch
             stack.pop_all()  # the worker closes them from now on
         return self._begin(worker, [job], progress)
 
@@ -92,23 +87,20 @@ class CommandLauncher(LocalLauncher):
         """Runs the program without hook or reader; see `base.Launcher`."""
         command = self._command(settings, folder)
         with contextlib.ExitStack() as stack, contextlib.suppress(WorkerFailed):
-            own, _ = self._folders(stack, {})
-            env = with_packages(own.added_to(self._environment(settings)))
-            command = self.wrap(without_channel(own.command(command, [folder])), settings)
-            return pace_outside(
-                command, env, folder / log_name(0), cwd=self._study_dir, limit_s=limit_s
-            )
+            workspace, _ = self._folders(stack, {})
+            env = with_packages(workspace.added_to(self._environment(settings)))
+            command = self.wrap(without_channel(workspace.command(command, [folder])), settings)
+            process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
+            return pace_outside(process, limit_s)
         return None
 
     def _folders(
         self, stack: contextlib.ExitStack, env: Environment
     ) -> tuple[OwnFolder, ProgramWatch]:
-        """Makes the folder of a process and that of its compiled programs, removed with the
-        stack.
-        """
+        """Makes folders of a process and of its compiled programs, removed with the stack."""
         try:
-            own = OwnFolder(self._study_dir, self._spec.workload.folder)
-            stack.callback(own.close)
+            workspace = OwnFolder(self._study_dir, self._spec.workload.folder)
+            stack.callback(workspace.close)
             watch = ProgramWatch(env, self._spec.device.platform)
             stack.callback(watch.close)
         except OSError as error:
@@ -117,7 +109,7 @@ class CommandLauncher(LocalLauncher):
                 f"{tempfile.gettempdir()}: "
                 f"{error.strerror or error}; make room there, or name another one by TMPDIR"
             ) from error
-        return own, watch
+        return workspace, watch
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         """Returns the command of a process, and makes its folder anew if the command names one."""
@@ -128,58 +120,42 @@ class CommandLauncher(LocalLauncher):
 
     def _rules(self, settings: FlagSet, folder: Path) -> Message:
         """Returns the rules for reading steps, with tokens per step for rates of tokens."""
-        if (read := self._spec.workload.read) is None:
+        read = self._spec.workload.read
+        if read is None:
             return {}
-        rules = read.rules()
-        if (tokens := self._spec.work_under(settings)) is not None:
-            rules["tokens_per_step"] = tokens
+        rules = {**read.rules(), "tokens_per_step": self._spec.work_under(settings)}
         if read.file is not None:
             rules["file"] = filled(read.file, {FOLDER: str(folder / FILES)})
         return rules
 
 
 class CommandWorker(LocalWorker):
-    """A user's program in its own folder, with a watch of its compiled programs; both are closed
-    with it.
-    """
+    """A user's program with its own folder and a watch of its compilations, closed with it."""
 
-    def __init__(
-        self,
-        process: GuardedProcess,
-        spec: StudySpec,
-        settings: FlagSet,
-        own: OwnFolder,
-        watch: ProgramWatch,
-    ) -> None:
-        super().__init__([process], spec, settings)
-        self._own = own
-        self._watch = watch
+    workspace: OwnFolder
+    watch: ProgramWatch
+    _processes_with_xla = 1
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
         times = super().run_block(steps)
-        if self._watch.has_compiled_more():
-            self.report = self.report.model_copy(
-                update=self._unknown("it compiled more after its warm-up")
-            )
+        if self.watch.has_compiled_more():
+            unknown = self._unknown("it compiled more after its warm-up")
+            self.report = self.report.model_copy(update=unknown)
         return times
 
     def close(self) -> None:
         """Ends everything; see `base.Worker`."""
         if not self.closed:
             super().close()
-            self.written = self._own.size()
-        self._own.close()
-        self._watch.close()
+            self.written = self.workspace.size()
+        self.workspace.close()
+        self.watch.close()
 
-    def _made(
-        self, fields: Message, notes: Sequence[str], *, process_count: int = 1
-    ) -> WorkerReport:
-        """Makes the report from the fields that are known; `process_count` processes have loaded
-        XLA.
-        """
+    def _made(self, fields: Message, notes: Sequence[str]) -> WorkerReport:
+        """Makes the report from the fields that are known."""
         try:
-            programs = self._watch.read_programs(process_count)
+            programs = self.watch.read_programs(self._processes_with_xla)
         except (NotKnown, OSError) as error:
             programs = self._unknown(str(error))
         defaults = {
@@ -188,16 +164,13 @@ class CommandWorker(LocalWorker):
             "device_count": self._spec.device.count or 1,
             "grad_norms": (),
             "dtype": READ_DTYPE,
-            **programs,
         }
-        if self._own.warning:
-            notes = (*notes, self._own.warning)
-        return super()._made({**defaults, **fields}, notes)
+        if self.workspace.warning:
+            notes = (*notes, self.workspace.warning)
+        return super()._made({**defaults, **programs, **fields}, notes)
 
     def _unknown(self, problem: str) -> Message:
-        """Returns the fields of a report without a compiled program: only equal settings give equal
-        programs then.
-        """
+        """Returns the fields of an unknown program, which only equal settings have in common."""
         return {
             "fingerprint": f"settings-{self._settings.digest}",
             "program_problem": problem[:300],
@@ -208,13 +181,11 @@ class HookWorker(CommandWorker):
     """The user's program with `autotune.hook` in its loop."""
 
     def _report(self, message: Message) -> WorkerReport:
-        fields = message["report"]
-        if self._spec.device.platform == "cuda" and fields.get("platform") == "cpu":
+        platform = message["report"].get("platform")
+        if self._spec.device.platform == "cuda" and platform == "cpu":
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        changed = check_options(self._settings, message["jax_options"])
-        return self._made(
-            fields, self._check([message], changed), process_count=int("platform" in fields)
-        )
+        self._processes_with_xla = int(platform is not None)
+        return super()._report(message)
 
 
 class ReadWorker(CommandWorker):
@@ -230,19 +201,19 @@ class ReadWorker(CommandWorker):
     def _report(self, message: Message) -> WorkerReport:
         self._why_no_pause = str(message["no_pause"])
         processes = message["processes"]
+        self._processes_with_xla = len(processes)
         is_on_cpu = self._spec.device.platform == "cpu"
         if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        notes = [*self._check(processes, self._watch.lost(self._settings) if processes else ())]
-        if self._watch.problem and self._settings.of_kind("xla"):
-            for script in files_that_set(
-                "XLA_FLAGS", self._spec.workload.command or (), Path(self._own.cwd)
-            ):
+        notes = [*self._check(processes, self.watch.lost(self._settings) if processes else ())]
+        if self.watch.problem and self._settings.of_kind("xla"):
+            command = self._spec.workload.command or ()
+            for script in files_that_set("XLA_FLAGS", command, Path(self.workspace.cwd)):
                 notes.append(
                     f"{script} sets XLA_FLAGS itself: behind given ones, the settings under "
                     "trial do not arrive"
                 )
-        first: Message = processes[0] if processes else {}
+        process: Message = next(iter(processes), {})
         machine = message["ran_on"]
         gpus = machine.get("gpus", [])
         kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
@@ -250,7 +221,7 @@ class ReadWorker(CommandWorker):
             **message["report"],
             **machine,
             "device_kind": "cpu" if is_on_cpu else kinds or NOT_TOLD,
-            "versions": {**first.get("versions", {}), **machine.get("versions", {})},
-            "packages": first.get("packages"),
+            "versions": {**process.get("versions", {}), **machine.get("versions", {})},
+            "packages": process.get("packages"),
         }
-        return self._made(fields, notes, process_count=len(processes))
+        return self._made(fields, notes)

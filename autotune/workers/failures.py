@@ -14,23 +14,24 @@ from autotune.child.steps import plain
 from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
 
-LAST_LINES, REASONS = 20, 2
-"""Lines at the end of a log that are kept and judged; errors, and fatal lines, that are kept before
-them.
-"""
+LAST_LINES = 20
+"""Lines at the end of a log that are kept and judged."""
+
+REASONS = 2
+"""Errors, and fatal lines, that are kept before them."""
 
 NO_GPU = "JAX finds no GPU"
 
-
-def _any(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.M)
-
+Judgement = tuple[FailureKind, str]
+"""Kind and message of a failure."""
 
 _KNOWN = packaged_table("failures.toml")
-_TEXTS = {name: _any(*patterns) for name, patterns in _KNOWN["texts"].items()} | {
-    "peer": PEER_ENDED
+_TEXTS = {
+    name: re.compile("|".join(patterns), re.M)
+    for name, patterns in {**_KNOWN["texts"], **_KNOWN["lines"]}.items()
 }
-_LINES = {name: _any(*patterns) for name, patterns in _KNOWN["lines"].items()}
+_TEXTS["peer"] = PEER_ENDED
+_ERRORS = [_TEXTS[name] for name in ("fatal", "logged", "error")]
 _KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]
 _CPU_KINDS = [
     # the memory of a CPU is the host's
@@ -38,19 +39,23 @@ _CPU_KINDS = [
     for kind, name in _KINDS
     if name not in ("no_gpu", "driver")
 ]
-_ERROR = _any(*(_LINES[name].pattern for name in ("fatal", "logged", "error")))
 
-_FROM_OUTSIDE = frozenset(
-    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_FROM_OUTSIDE = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
 )
 """Signals from outside, such as of a cluster that takes its nodes back."""
 
-_FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 """Signals that no exception of Python explains."""
 
-_DEATHS = (*_FAULTS, signal.SIGABRT, signal.SIGTRAP, signal.SIGKILL)
 _DEADLY = {
-    word: s for s in _DEATHS for word in (s.name, signal.strsignal(s), str(int(s)), str(128 + s))
+    word: s
+    for s in (*_FAULTS, signal.SIGABRT, signal.SIGTRAP, signal.SIGKILL)
+    for word in (s.name, signal.strsignal(s), str(int(s)), str(128 + s))
 }
 """What a program prints of a signal that ended another one."""
 
@@ -64,45 +69,35 @@ def read_log(log: str | Path | None) -> str:
 
 
 def last_lines(log: Path) -> tuple[str, ...]:
-    """Returns the last lines of a log, and errors and fatal lines before them, each cut to 500
-    characters.
+    """Returns the last lines of a log, and errors and fatal lines before them, cut at 500.
 
     Of a run of stack frames only the first counts as a line. A reason after which the program made
     no progress is among the last lines, however much was written after it.
     """
     text = read_log(log).partition("\nFlags:\n\t")[0]  # all flags of XLA, after a bad value
     lines = _without_frames(
-        [x[:500] for x in text.splitlines() if x.strip() and not _LINES["noise"].search(x)]
+        [x[:500] for x in text.splitlines() if x.strip() and not _TEXTS["noise"].search(x)]
     )
     before = lines[:-LAST_LINES]
-    last = lines[-LAST_LINES:]
-    fatal = _of_kind("fatal", before)
-    errors = [line for line in _of_kind("logged", before) if line not in fatal]
-    since = before
-    for i, line in enumerate(lines):
-        if _LINES["progress"].search(line):
-            since = before[i + 1 :]
-    reasons = _exception_in(since) or [line for line in since if line in errors][-REASONS:]
-    before = [line for line in (*errors[-REASONS:], *fatal[:REASONS]) if line not in reasons]
-    return (*before, *reasons, *last[len(reasons) :])
+    fatal = _lines_with("fatal", before)
+    errors = [line for line in _lines_with("logged", before) if line not in fatal]
+    steps = (i for i, line in enumerate(lines) if _TEXTS["progress"].search(line))
+    since = before[max(steps, default=-1) + 1 :]
+    raised = last_raised(since)
+    if raised is not None:  # with one frame of its traceback
+        reasons = [since[raised.frame], *since[raised.line : raised.line + 3]]
+    else:
+        reasons = [line for line in since if line in errors][-REASONS:]
+    earlier = [line for line in (*errors[-REASONS:], *fatal[:REASONS]) if line not in reasons]
+    return (*earlier, *reasons, *lines[-LAST_LINES:][len(reasons) :])
 
 
-def _exception_in(lines: Output) -> list[str]:
-    """Returns the lines of the exception that `last_raised` finds, and one frame of its traceback;
-    empty without.
-    """
-    raised = last_raised(lines)
-    return (
-        [lines[raised.frame], *lines[raised.line : raised.line + 3]] if raised is not None else []
-    )
-
-
-def _of_kind(kind: str, lines: Output) -> list[str]:
-    return [line for line in lines if _LINES[kind].search(line)]
+def _lines_with(name: str, lines: Output) -> list[str]:
+    return [line for line in lines if _TEXTS[name].search(line)]
 
 
 def _without_frames(lines: Output) -> list[str]:
-    frames = [False, *(_LINES["frame"].search(line) is not None for line in lines)]
+    frames = [False, *(_TEXTS["frame"].search(line) is not None for line in lines)]
     return [line for i, line in enumerate(lines) if not all(frames[i : i + 2])]
 
 
@@ -127,46 +122,44 @@ def classify_failure(
             nothing unless fatal.
     """
     lines = _without_frames([plain(line) for line in last_lines])
-    lines = [*_of_kind("fatal", lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
+    lines = [*_lines_with("fatal", lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
     if exit_status is None:
         vanished = "the guard of the worker vanished; was it killed from outside?"
         return Failure(
             kind=FailureKind.LAUNCH, message=vanished, phase=phase, log=log, last_lines=last_lines
         )
+    has_status = exit_status >= 0
     exception = (error_type, (message or "").strip()) if error_type else None
-    if exit_status >= 0:
-        exception = exception or last_exception(lines)
+    if has_status and exception is None:
+        exception = last_exception(lines)
     number = _signal_of(exit_status, lines)
-    if (
-        exit_status >= 0 and exception and number
-    ):  # a launcher ends the peers of a process that raised an exception
+    if has_status and exception and number:  # a launcher ends the peers of a process that raised
         if number in _FAULTS or FOLLOW_UP.search(": ".join(exception)):
             exception = None
         else:
             number = None
     kind, reason = _judge(exit_status, phase, exception, number, lines, platform)
+    name = number.name if number else None
     return Failure(
         kind=kind,
         message=reason,
         phase=phase,
         log=log,
         last_lines=last_lines,
-        exit_status=exit_status if exit_status >= 0 else None,
-        signal=number.name if number is not None else None,
+        exit_status=exit_status if has_status else None,
+        signal=name,
     )
 
 
 def _signal_of(exit_status: int, lines: Output) -> signal.Signals | None:
-    """Returns the signal that ended a program or, as its launcher reports it, one of its
-    processes.
-    """
+    """Returns the signal that ended a program or, as its launcher reports it, a part of it."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-exit_status if exit_status < 0 else exit_status - 128)
     signs = filter(None, map(_TEXTS["signal"].search, lines))
-    signals = [_DEADLY[word] for sign in signs if (word := sign[sign.lastindex or 0]) in _DEADLY]
-    return next(
-        (number for number in signals if number is not signal.SIGKILL), next(iter(signals), None)
-    )
+    names = [sign[sign.lastindex or 0] for sign in signs]
+    signals = [_DEADLY[name] for name in names if name in _DEADLY]
+    others = [number for number in signals if number is not signal.SIGKILL]
+    return next(iter([*others, *signals]), None)
 
 
 def _judge(
@@ -176,8 +169,8 @@ def _judge(
     number: signal.Signals | None,
     lines: list[str],
     platform: str,
-) -> tuple[FailureKind, str]:
-    errors = [line for line in lines if not _LINES["harmless"].search(line)]
+) -> Judgement:
+    errors = [line for line in lines if not _TEXTS["harmless"].search(line)]
     reason = reason_in(errors)
     without_result = (
         FailureKind.NO_RESULT,
@@ -185,49 +178,44 @@ def _judge(
     )
     if exit_status == 0 and exception is None and number is None:
         return without_result
-    if shares := next(filter(_TEXTS["two_shares"].search, lines), None):
-        return (
-            FailureKind.NOT_APPLIED,
-            f"its share of the GPU's memory is set twice: {_clean(shares)}",
-        )
-    if ended := _ended_by_cluster(lines):
-        return ended
+    shares = _lines_with("two_shares", lines)
+    if shares:
+        message = f"its share of the GPU's memory is set twice: {_clean(shares[0])}"
+        return FailureKind.NOT_APPLIED, message
     kinds = _KINDS if platform == "cuda" else _CPU_KINDS
     has_reason = exception is not None
     if exception and exception[1]:
         raised = ": ".join(exception)
-        has_reason = not _TEXTS["refers_back"].search(raised)
+        has_reason = not _lines_with("refers_back", [raised])
         # An exception that says its reason goes first: the log may hold older lines.
         errors = raised.splitlines() if has_reason else [*errors, *raised.splitlines()]
-    if judged := _judge_lines(kinds, errors, has_reason, number is not None):
-        return judged
+    judgement = _ended_by_cluster(lines) or _judge_lines(
+        kinds, errors, has_reason, number is not None
+    )
+    if judgement is not None:
+        return judgement
     if number in _FROM_OUTSIDE:
         return FailureKind.LAUNCH, f"ended from outside by {number.name} in phase {phase}{reason}"
     if number is not None:
-        hint = (
-            "; if nobody killed it, the kernel did for want of memory"
-            if number is signal.SIGKILL
-            else ""
-        )
-        return FailureKind.CRASH, f"died of {number.name} in phase {phase}{reason}{hint}"
+        message = f"died of {number.name} in phase {phase}{reason}"
+        if number is signal.SIGKILL:
+            message += "; if nobody killed it, the kernel did for want of memory"
+        return FailureKind.CRASH, message
     if exception is not None:
         return _judge_exception(phase, *exception)
     if exit_status == 127:
-        return (
-            FailureKind.LAUNCH,
-            f"the worker's command cannot be started{''.join(f': {x}' for x in lines[-1:])}",
-        )
-    if device := next(filter(_TEXTS["device"].search, errors), None):
-        return FailureKind.CRASH, _clean(device)
+        message = "the worker's command cannot be started"
+        return FailureKind.LAUNCH, ": ".join([message, *lines[-1:]])
+    device = _lines_with("device", errors)
+    if device:
+        return FailureKind.CRASH, _clean(device[0])
     if phase == "launch":
         return FailureKind.LAUNCH, f"ended with status {exit_status} before it spoke{reason}"
     return without_result
 
 
-def _ended_by_cluster(lines: Output) -> tuple[FailureKind, str] | None:
-    """Returns what a scheduler says of a job that it ended; None without, or after an exception of
-    the program.
-    """
+def _ended_by_cluster(lines: Output) -> Judgement | None:
+    """Returns what a scheduler says of a job that it ended, unless the program raised before."""
     for at, line in enumerate(lines):
         for kind, name in ((FailureKind.NODE_LOST, "node_lost"), (FailureKind.LAUNCH, "cluster")):
             if _TEXTS[name].search(line):
@@ -238,34 +226,27 @@ def _ended_by_cluster(lines: Output) -> tuple[FailureKind, str] | None:
 
 
 def outside_in(lines: Output) -> FailureKind | None:
-    """Returns the kind of a hang whose last logged reason is the end of another process or job;
-    None if it has none.
-    """
-    if (ended := _ended_by_cluster(lines)) is not None:
+    """Returns the kind of a hang that another process's or job's end explains; None for others."""
+    ended = _ended_by_cluster(lines)
+    if ended is not None:
         return ended[0]
     return FailureKind.LAUNCH if PEER_ENDED.search(reason_in(lines[-LAST_LINES:])) else None
 
 
 def _judge_lines(
     kinds: Sequence[tuple[FailureKind, str]], lines: Output, is_exception: bool, is_signal: bool
-) -> tuple[FailureKind, str] | None:
-    """Classifies by the first known kind: only an error's line decides and, after a signal, of a
-    launch a fatal one.
-    """
+) -> Judgement | None:
+    """Classifies by the first known kind; only lines of errors (after a signal: fatal) decide."""
     for kind, name in kinds:
-        needed = _LINES["fatal"] if is_signal and kind is FailureKind.LAUNCH else _ERROR
-        found = (
-            line
-            for line in lines
-            if _TEXTS[name].search(line) and (is_exception or needed.search(line))
-        )
-        if line := next(found, None):
-            is_new = name == "no_gpu" and not line.startswith(NO_GPU)
-            return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)
+        needed = _ERRORS[:1] if is_signal and kind is FailureKind.LAUNCH else _ERRORS
+        for line in _lines_with(name, lines):
+            if is_exception or any(pattern.search(line) for pattern in needed):
+                is_new = name == "no_gpu" and not line.startswith(NO_GPU)
+                return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)
     return None
 
 
-def _judge_exception(phase: str, error_type: str, message: str) -> tuple[FailureKind, str]:
+def _judge_exception(phase: str, error_type: str, message: str) -> Judgement:
     if error_type == "NoResult":  # said by the reader of a program's output
         return FailureKind.NO_RESULT, message or "no result"
     kind = FailureKind.WORKLOAD_ERROR
@@ -277,16 +258,14 @@ def _judge_exception(phase: str, error_type: str, message: str) -> tuple[Failure
 
 
 def reason_in(lines: Output) -> str:
-    """Returns a colon and the first fatal line, else the last error that was logged; empty without
-    one.
-    """
-    reasons = [*_of_kind("fatal", lines), *reversed(_of_kind("logged", lines))]
+    """Returns a colon and the first fatal line, else the last logged error; empty without one."""
+    reasons = [*_lines_with("fatal", lines), *reversed(_lines_with("logged", lines))]
     return f": {_clean(reasons[0])}" if reasons else ""
 
 
 def _clean(line: str) -> str:
     """Removes the time from a line; at most 400 characters are left."""
-    return _LINES["time"].sub("", line).strip()[:400]
+    return _TEXTS["time"].sub("", line).strip()[:400]
 
 
 def is_not_installed(failure: Failure) -> bool:
@@ -300,18 +279,14 @@ def is_without_gpu(failure: Failure) -> bool:
 
 
 def advice_on(failure: Failure) -> str:
-    """Returns what to do about a program that runs by hand, but not as a study runs it; empty for
-    another failure.
-    """
+    """Returns advice on a program that runs by hand but not in a study; empty for others."""
     return next((text for sign, text in _KNOWN["advice"].items() if sign in failure.message), "")
 
 
 def collision_of(failure: Failure) -> str:
-    """Returns what a process wanted that another one has, ``port`` or ``lock``; empty if it does
-    not say so.
-    """
-    said = "\n".join([failure.message, *failure.last_lines])
-    return next((what for what in ("port", "lock") if _TEXTS[what].search(said)), "")
+    """Returns what another process has that one wanted: ``port``, ``lock`` or an empty text."""
+    text = "\n".join([failure.message, *failure.last_lines])
+    return next((name for name in ("port", "lock") if _TEXTS[name].search(text)), "")
 
 
 def may_be_killed_from_outside(failure: Failure) -> bool:
@@ -320,8 +295,3 @@ def may_be_killed_from_outside(failure: Failure) -> bool:
     return (
         failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH) and failure.signal in from_outside
     )
-
-
-def is_kernel_kill(text: str) -> bool:
-    """Returns whether an output reports that the kernel's OOM killer ended a process."""
-    return "oom-kill" in text or "oom_kill" in text

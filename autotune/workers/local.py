@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -32,7 +33,6 @@ from autotune.workers.base import (
     Progress,
     Worker,
     WorkerFailed,
-    listen,
 )
 from autotune.workers.failures import (
     classify_failure,
@@ -66,9 +66,7 @@ class LocalLauncher(Launcher):
             self._spare.close()
 
     def start(self, settings: FlagSet, folder: Path, *, progress: Progress) -> LocalWorker:
-        """Starts one worker (all its processes) and waits until it is ready; see
-        `base.Launcher`.
-        """
+        """Starts one worker (all its processes) and waits until it is ready."""
         jobs = self._jobs(settings)
         worker = self._worker(self._processes(settings, folder), settings)
         entry = self._spec.workload.entry
@@ -100,14 +98,14 @@ class LocalLauncher(Launcher):
         for worker in self._alive:
             worker.close()
 
-    def _environment(self, settings: FlagSet) -> dict[str, str]:
+    def _environment(self, settings: FlagSet) -> Environment:
         """Returns the environment of a worker."""
         device = self._spec.under(settings).device
-        each = (
-            device.count // device.rank_count if device.platform == "cpu" and device.count else None
-        )
+        virtual = None
+        if device.platform == "cpu" and device.count:
+            virtual = device.count // device.rank_count
         env = child_environment(
-            self._base, settings, platform_name=device.platform, virtual_devices=each
+            self._base, settings, platform_name=device.platform, virtual_devices=virtual
         )
         return {**self.caches.added_to(env, settings), **self.added}
 
@@ -124,23 +122,21 @@ class LocalLauncher(Launcher):
             raise
         return started
 
-    def _started(
-        self, rank: int, settings: FlagSet, env: dict[str, str], log: Path
-    ) -> GuardedProcess:
+    def _started(self, rank: int, settings: FlagSet, env: Environment, log: Path) -> GuardedProcess:
         """Starts one rank in the environment of a worker."""
         spare = self._spare.take(env, log)
         return spare or GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
     def _jobs(self, settings: FlagSet) -> list[Message]:
-        under = self._spec.under(settings)
-        device = under.device
+        spec = self._spec.under(settings)
+        device = spec.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
         return [
             self._job(
                 settings,
-                entry=under.workload.entry,
-                options=under.workload.options,
-                seed=self._spec.seed,
+                entry=spec.workload.entry,
+                options=spec.workload.options,
+                seed=spec.seed,
                 paths=[self._study_dir],
                 device_count=device.count,
                 process_index=rank,
@@ -204,12 +200,10 @@ class LocalWorker(Worker):
                 "gpus": tuple(g for r in reports for g in r.gpus or ()) or None,
             }
         )
-        if (
-            self._spec.measure.block_limit_s is None and not self.limits.step_s
-        ):  # the reference sets its own limits
-            own_s = self.report.step_s
+        if not self.limits.step_s:  # the reference sets its own limits
+            report = self.report
             self.limits = limits_after(
-                self._spec.measure, start_s=self.report.start_s, step_s=own_s
+                self._spec.measure, start_s=report.start_s, step_s=report.step_s
             )
         self._phase = "step"
 
@@ -234,36 +228,39 @@ class LocalWorker(Worker):
             WorkerFailed: If one is not in force.
         """
         check = check_processes(self._settings, processes)
-        if lost := (*check.lost, *lost):
+        sentences = "; ".join([*check.lost, *lost])
+        if sentences:
             self._phase = "check"
             raise self._failed(
                 FailureKind.NOT_APPLIED,
-                "these settings did not arrive, for the program sets them itself: "
-                f"{'; '.join(lost)}",
+                f"these settings did not arrive, for the program sets them itself: {sentences}",
             )
         return check.notes
 
     def run_block(self, steps: int) -> tuple[float, ...]:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         began_s = time.monotonic()
-        wishes = {
+        order = {
+            "type": "block",
+            "steps": steps,
             "fresh": self.fresh_batches,
             "memory": self.watches_memory,
             "may_end": self.may_end,
         }
         for process in self._processes:
-            process.send({"type": "block", "steps": steps, **wishes})
+            process.send(order)
         blocks = self._gather("block", self.limits.of_block(steps))
+        leader = blocks[0]
         self.has_ended = any(block.get("has_ended", False) for block in blocks)
-        if why := blocks[0].get("no_pause"):
-            raise CannotPause(str(why))
-        self.last_clock_s = float(blocks[0].get("clock_s", time.monotonic() - began_s))
-        self.dropped_steps = int(blocks[0].get("dropped", 0))
+        if leader.get("no_pause"):
+            raise CannotPause(str(leader["no_pause"]))
+        self.last_clock_s = float(leader.get("clock_s", time.monotonic() - began_s))
+        self.dropped_steps = int(leader.get("dropped", 0))
         self._trained += self.dropped_steps + steps
-        self._take_loss(blocks[0])
+        self._take_loss(leader)
         self.last_memory = _memory_of(blocks)
-        slowest = max(blocks, key=lambda b: sum(b["step_times_s"]))
-        return tuple(slowest["step_times_s"])
+        times = max((block["step_times_s"] for block in blocks), key=sum)
+        return tuple(times)
 
     def _take_loss(self, block: Message) -> None:
         """Keeps the loss and gradient norm of a block, which must be finite."""
@@ -272,12 +269,12 @@ class LocalWorker(Worker):
         lag = int(block.get("loss_lag", 0))
         for quantity, value in (("loss", loss), ("gradient norm", norm)):
             if value is not None and not math.isfinite(value):
-                step = self._trained - 1 - lag
-                raise self._failed(
-                    FailureKind.WRONG_LOSS, f"the {quantity} became {value} by step {step}"
-                )
+                why = f"the {quantity} became {value} by step {self._trained - 1 - lag}"
+                raise self._failed(FailureKind.WRONG_LOSS, why)
         if self.report.losses:  # a worker without a loss sends 0
-            self.last_loss, self.last_norm, self.loss_lag = loss, norm, lag
+            self.last_loss = loss
+            self.last_norm = norm
+            self.loss_lag = lag
             self.passed_losses = block.get("losses", ())
 
     def close(self) -> None:
@@ -296,9 +293,7 @@ class LocalWorker(Worker):
             process.close(KILL_PATIENCE_S)
 
     def _gather(self, kind: str, limit_s: float) -> list[Message]:
-        """Waits for one message of a kind from every rank; fails if a rank ends or the limit
-        passes.
-        """
+        """Waits for a message of a kind from every rank; fails if one ends or the limit passes."""
         messages: dict[int, Message] = {}
         ranks = range(len(self._processes))
         watch = Stopwatch()  # does not count the time for which the job was suspended
@@ -306,11 +301,10 @@ class LocalWorker(Worker):
             remaining = limit_s - watch.session_s
             if remaining <= 0:
                 missing = [rank for rank in ranks if rank not in messages]
-                where = f" (ranks {missing})" if len(ranks) > 1 else ""
-                raise self._failed(
-                    FailureKind.HANG,
-                    f"no answer within {limit_s:.0f} s in phase {self._phase}{where}",
-                )
+                why = f"no answer within {limit_s:.0f} s in phase {self._phase}"
+                if len(ranks) > 1:
+                    why += f" (ranks {missing})"
+                raise self._failed(FailureKind.HANG, why)
             check_stop()
             for rank, message in self._listen(min(remaining, LOOK_EVERY_S)):
                 if message["type"] == kind:
@@ -320,19 +314,19 @@ class LocalWorker(Worker):
         return [messages[rank] for rank in ranks]
 
     def _listen(self, wait_s: float) -> list[tuple[int, Message]]:
-        """Waits up to `wait_s` seconds for messages; returns them with their ranks, and keeps
-        phases and errors.
-        """
-        messages = listen(self._processes, wait_s)
-        for rank, message in messages:
-            if message["type"] == "error":
-                self._errors[rank] = {
-                    name: str(message[name]) for name in ("phase", "error_type", "message")
-                }
-            elif message["type"] == "phase":
-                self._phase = str(message["phase"])
-                if self._progress is not None and rank == 0:
-                    self._progress(self._phase)
+        """Returns what ranks send within `wait_s` seconds, and keeps phases and errors."""
+        select.select([p.descriptor for p in self._processes if p.end is None], [], [], wait_s)
+        messages = []
+        for rank, process in enumerate(self._processes):
+            for message in process.receive():
+                messages.append((rank, message))
+                if message["type"] == "error":
+                    names = ("phase", "error_type", "message")
+                    self._errors[rank] = {name: str(message[name]) for name in names}
+                elif message["type"] == "phase":
+                    self._phase = str(message["phase"])
+                    if self._progress is not None and rank == 0:
+                        self._progress(self._phase)
         return messages
 
     def _wait_for_ends(self, limit_s: float) -> None:
@@ -345,9 +339,7 @@ class LocalWorker(Worker):
             self._listen(remaining)
 
     def _ended(self) -> WorkerFailed:
-        """Classifies the end of a worker; a rank that a signal killed without a message counts as
-        the cause.
-        """
+        """Classifies the end of a worker; a rank that was killed in silence is the cause."""
         self._wait_for_ends(LAST_WORDS_S)
         errors = self._errors
         ends = {rank: p.end for rank, p in enumerate(self._processes) if p.end is not None}
@@ -372,9 +364,7 @@ class LocalWorker(Worker):
         return WorkerFailed(failure, infrastructure=failure.is_from_outside and not is_lasting)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
-        """Ends the worker and makes a failure found by the driver, with the last lines of the
-        log.
-        """
+        """Ends the worker and makes a failure found by the driver, with a log's last lines."""
         phase = self._phase
         self.close()
         lines = next(filter(None, (last_lines(p.log) for p in self._processes)), ())
@@ -396,8 +386,8 @@ def first_step(spec: StudySpec) -> int:
 
 def _memory_of(blocks: Sequence[Message]) -> MemoryUse | None:
     """Sums the memory of all ranks at the end of a block; None if a rank does not report it."""
-    ranks = [block["memory"] for block in blocks if block.get("memory")]
-    if len(ranks) < len(blocks):
+    ranks = [block.get("memory") for block in blocks]
+    if not all(ranks):
         return None
     sums: dict[str, int] = {}
     for name in MemoryUse.model_fields:

@@ -1,8 +1,6 @@
-"""Gives each process of a user's command a folder of its own, so that the user's folder stays as it
-was.
+"""Gives each process of a user's command a folder of its own: the user's folder stays as it was.
 
-`autotune.child.own_folder` makes the folder, beside the process. Here is decided how, and it is
-removed.
+`autotune.child.own_folder` makes the folder in the process. Its kind is decided here.
 """
 
 from __future__ import annotations
@@ -22,8 +20,12 @@ from autotune.machine.files import FOLDERS, Scratch
 from autotune.workers.base import reader_command
 
 CHECK_LIMIT_S = 10.0
-COPY_BYTES, COPY_FILES = 1 << 30, 20_000
-"""Limits of a folder that is copied for each process where no overlay can be mounted."""
+
+COPY_BYTES = 1 << 30
+"""Limit of a folder that is copied for each process where no overlay can be mounted."""
+
+COPY_FILES = 20_000
+"""Likewise of its files."""
 
 SHARED = "shared"
 
@@ -34,12 +36,13 @@ TEMPORARY_VARIABLES = ("TMPDIR", "TMP", "TEMP")
 
 
 class OwnFolder:
-    """The folder in which one process runs, as `workload.folder` says; made when it starts, removed
-    by `close`.
+    """The folder of one process, as `workload.folder` says; made when that starts.
 
     Attributes:
         kind: ``overlay``, ``copy`` or ``shared``.
         warning: What is not kept apart, and why; empty if all is or nothing is to be.
+        cwd: Absolute path in which the process runs.
+        place: Folder in which the files lie that the process writes to its own.
 
     Raises:
         OSError: If the temporary folder cannot be written.
@@ -49,59 +52,44 @@ class OwnFolder:
         self._folder = os.path.realpath(folder)
         self.kind, self.warning = kind_for(self._folder) if wanted == "own" else (SHARED, "")
         self._scratch = Scratch(FOLDERS)
-        (self._scratch.path / TEMPORARY).mkdir()
+        self._temporary = self._scratch.path / TEMPORARY
+        self._temporary.mkdir()
+        self.cwd = str(self._scratch.path / COPY) if self.kind == COPY else self._folder
+        self.place = Path(self.cwd)
+        if self.kind == OVERLAY:
+            self.place = self._scratch.path / f"{WRITTEN}-0"
 
-    @property
-    def cwd(self) -> str:
-        """Absolute path in which the process runs."""
-        return str(self._scratch.path / COPY) if self.kind == COPY else self._folder
-
-    @property
-    def place(self) -> Path:
-        """Folder in which the files lie that the process writes to its own."""
-        return self._scratch.path / f"{WRITTEN}-0" if self.kind == OVERLAY else Path(self.cwd)
-
-    def added_to(self, environment: Environment) -> dict[str, str]:
-        """Returns an environment in which temporary files go into a folder of the process's own,
-        too.
-        """
+    def added_to(self, environment: Environment) -> Environment:
+        """Returns an environment in which temporary files go into the process's folder, too."""
         if self.kind == SHARED:
-            return dict(environment)
-        return {
-            **environment,
-            **dict.fromkeys(TEMPORARY_VARIABLES, str(self._scratch.path / TEMPORARY)),
-        }
+            return environment
+        return {**environment, **dict.fromkeys(TEMPORARY_VARIABLES, str(self._temporary))}
 
     def command(self, command: Sequence[str], kept: Sequence[Path]) -> list[str]:
-        """Returns the command that makes the folder and becomes `command`; the content of `kept`
-        paths is kept.
-        """
+        """Returns the command that makes the folder, `kept` paths apart, and becomes `command`."""
         if self.kind == SHARED:
             return list(command)
         paths = [self._folder, str(self._scratch.path), *map(os.path.realpath, kept)]
-        return [*reader_command("own_folder"), self.kind, *map(str, paths), "--", *command]
+        return [*reader_command("own_folder"), self.kind, *paths, "--", *command]
 
     def written(self) -> list[str]:
-        """Returns the files that the process has written in the folder, if it is an overlay,
-        relative to it.
-        """
-        found = self.place.rglob("*") if self.kind == OVERLAY else ()
+        """Returns the files that the process has written, relative to an overlay; else none."""
+        if self.kind != OVERLAY:
+            return []
         return sorted(
-            str(p.relative_to(self.place))
-            for p in found
-            if p.is_file() and "__pycache__" not in p.parts
+            str(path.relative_to(self.place))
+            for path in self.place.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
         )
 
     def size(self) -> tuple[int, int] | None:
-        """Returns how many files the process has written in the folder, and their bytes, if it is
-        an overlay.
-        """
+        """Returns the number of files written in an overlay, and their bytes; None of others."""
         if self.kind != OVERLAY:
             return None
         sizes = []
         for name in self.written():
             with contextlib.suppress(OSError):
-                sizes.append(os.lstat(self.place / name).st_size)
+                sizes.append((self.place / name).lstat().st_size)
         return len(sizes), sum(sizes)
 
     def close(self) -> None:
@@ -111,10 +99,9 @@ class OwnFolder:
 
 @cache
 def kind_for(folder: str) -> tuple[str, str]:
-    """Returns the kind of folder that a process can be given here in place of `folder`, and a
-    warning.
-    """
-    if not (problem := overlay_problem(folder)):
+    """Returns the kind of folder that stands in for `folder` here, and a warning."""
+    problem = overlay_problem(folder)
+    if not problem:
         return OVERLAY, ""
     because = f"no overlay can be mounted over {folder} ({problem})"
     if not _is_too_large(folder):
@@ -132,22 +119,13 @@ def kind_for(folder: str) -> tuple[str, str]:
 
 
 def overlay_problem(folder: str) -> str:
-    """Tries to mount an overlay over a folder, and to write into it; returns why not, empty if it
-    can.
-    """
-    name = f".autotune-{secrets.token_hex(6)}"
+    """Returns why no overlay can be mounted over a folder and written into; empty if one can."""
+    writes = f"open('.autotune-{secrets.token_hex(6)}', 'x').close()"
     try:
         with contextlib.closing(Scratch(FOLDERS)) as scratch:
-            command = [
-                *reader_command("own_folder"),
-                OVERLAY,
-                folder,
-                str(scratch.path),
-                "--",
-                driver_python(),
-            ]
-            done = subprocess.run(
-                [*command, "-I", "-S", "-c", f"open({name!r}, 'x').close()"],
+            command = [*reader_command("own_folder"), OVERLAY, folder, str(scratch.path), "--"]
+            result = subprocess.run(
+                [*command, driver_python(), "-I", "-S", "-c", writes],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -158,22 +136,18 @@ def overlay_problem(folder: str) -> str:
         return f"the kernel gave no answer in {CHECK_LIMIT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    return (
-        ""
-        if done.returncode == 0
-        else said[-1].rpartition(": ")[2]
-        if said
-        else f"status {done.returncode}"
-    )
+    if result.returncode == 0:
+        return ""
+    lines = result.stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1].rpartition(": ")[2] if lines else f"status {result.returncode}"
 
 
 def _is_too_large(folder: str) -> bool:
     """Returns whether a folder is too large to be copied for each process."""
-    total = 0
-    files = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
+    size = 0
+    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
     for count, file in enumerate(files, start=1):
-        total += file.lstat().st_size
-        if total > COPY_BYTES or count > COPY_FILES:
+        size += file.lstat().st_size
+        if size > COPY_BYTES or count > COPY_FILES:
             return True
     return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import re
 import stat
@@ -24,19 +25,20 @@ from autotune.machine.files import COMPILES, Scratch, replace_file
 from autotune.model.flags import FlagSet, parse_text_proto
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, check_debug_options
 
-BEFORE, AFTER = ".before_optimizations.txt", ".cpu_after_optimizations.txt"
-BUFFERS, MEMORY = (
-    ".cpu_after_optimizations-buffer-assignment.txt",
-    ".cpu_after_optimizations-memory-usage-report.txt",
-)
+BEFORE = ".before_optimizations.txt"
+AFTER = ".cpu_after_optimizations.txt"
+BUFFERS = ".cpu_after_optimizations-buffer-assignment.txt"
+MEMORY = ".cpu_after_optimizations-memory-usage-report.txt"
 OPTIONS = ".debug_options"
 
 SHOWN_BY_DUMP = frozenset(IN_FORCE["shown_by_dump"])
-"""Flags whose whole effect is visible in a dump. Other flags are part of the fingerprint, since
-they may act in thunks, which XLA does not dump.
-"""
+"""Flags whose whole effect is visible in a dump; others may act in thunks, which are in no dump."""
+
+Listing = dict[str, tuple[int, int]]
+"""Size and modification time (ns) of the files of a dump."""
 
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 
 
 class NotKnown(Exception):
@@ -49,18 +51,14 @@ def dump_flag(folder: Path) -> str:
 
 
 def dumped_options(folder: Path) -> dict[str, str]:
-    """Returns the flags, beside XLA's defaults, under which the programs of a dump were
-    compiled.
-    """
-    files = [parse_text_proto(_text(file)) for file in sorted(folder.glob(f"*{OPTIONS}"))]
-    return {name: values[-1] for options in files for name, values in options.items()}
+    """Returns the flags, beside XLA's defaults, under which a dump's programs were compiled."""
+    return {name: values[-1] for options in _options_in(folder) for name, values in options.items()}
 
 
 def partitions_in(folder: Path) -> int:
     """Returns the number of devices of the largest program of a dump."""
-    heads = (_text(file).partition("\n")[0] for file in folder.glob("*.before_optimizations.txt"))
-    counts = (re.search(r"num_partitions=(\d+)", head) for head in heads)
-    return max((int(count[1]) for count in counts if count is not None), default=1)
+    heads = (_text(file).partition("\n")[0] for file in folder.glob(f"*{BEFORE}"))
+    return max((int(n) for head in heads for n in _PARTITIONS.findall(head)), default=1)
 
 
 class ProgramWatch:
@@ -76,7 +74,7 @@ class ProgramWatch:
 
     def __init__(self, environment: Environment, platform: str = "cpu") -> None:
         self._scratch = Scratch(COMPILES)
-        self._read: dict[str, tuple[int, int]] | None = None
+        self._read: Listing | None = None
         self._record: Path | None = None
         if environment.get(CACHE_SWITCH) == "true":
             self._record = Path(environment[CACHE_FOLDER], f"{KEPT}programs")
@@ -95,23 +93,18 @@ class ProgramWatch:
             self.environment["XLA_FLAGS"] = f"{flags} {dump}".strip()
 
     def lost(self, settings: FlagSet) -> tuple[str, ...]:
-        """Returns a clause for each XLA flag that is not in force according to the dumped
-        options.
-        """
+        """Returns a clause for each XLA flag that the dumped options contradict."""
         if self.problem:
             return ()
-        options = [parse_text_proto(_text(file)) for file in self._scratch.path.glob(f"*{OPTIONS}")]
-        if settings.of_kind("xla") and not options and not self._earlier():
+        dumped = _options_in(self._scratch.path)
+        if settings.of_kind("xla") and not dumped and not self._earlier():
             return (
                 "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a "
                 "compilation cache, or is in a "
                 f"container that does not mount {self._scratch.path.parent})",
             )
-        return tuple(
-            dict.fromkeys(
-                clause for found in options for clause in check_debug_options(settings, found)
-            )
-        )
+        clauses = [check_debug_options(settings, options) for options in dumped]
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(clauses)))
 
     def read_programs(self, process_count: int) -> Message:
         """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
@@ -122,31 +115,30 @@ class ProgramWatch:
             NotKnown: If the dump is not complete.
         """
         try:
-            return self._programs(process_count)
+            earlier = self._earlier()
+            problem = self.problem or earlier.get("problem")
+            if not problem and process_count != 1:
+                problem = f"{process_count or 'none'} of its processes have loaded XLA, not one"
+            if problem:
+                raise NotKnown(problem)
+            listing = self._listing()
+            compiled, took_s = self._modules_of(listing)
+            if self._listing() != listing:
+                raise NotKnown("a module is being written")
+            modules: dict[str, int] = earlier.get("modules", compiled)
+            if not modules:
+                raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
+            if not compiled.keys() <= modules.keys():
+                raise NotKnown("its processes compile different programs")
         except NotKnown as error:
             self._keep({"problem": str(error)})
             raise
-
-    def _programs(self, process_count: int) -> Message:
-        earlier = self._earlier()
-        if problem := self.problem or earlier.get("problem"):
-            raise NotKnown(problem)
-        if process_count != 1:
-            raise NotKnown(f"{process_count or 'none'} of its processes have loaded XLA, not one")
-        before = self._listing()
-        modules: dict[str, int] = earlier.get("modules", {})
-        compiled, took_s = self._modules_of(before, may_be_none=bool(modules))
-        if self._listing() != before:
-            raise NotKnown("a module is being written")
-        modules = modules or compiled
-        if not compiled.keys() <= modules.keys():
-            raise NotKnown("its processes compile different programs")
-        self._read = before
+        self._read = listing
         self._keep({"modules": modules})
         # Equal modules count once, for JAX loads the second.
-        whole = hashlib.sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
+        digest = _sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
         return {
-            "fingerprint": "c" + whole.hexdigest()[:15],
+            "fingerprint": f"c{digest[:15]}",
             "peak_bytes": max(modules.values()),
             "compile_s": took_s,
         }
@@ -166,9 +158,7 @@ class ProgramWatch:
         return {}
 
     def _keep(self, record: Mapping[str, Any]) -> None:
-        """Keeps what is known for later processes; where that fails they find no programs either
-        (`Caches`).
-        """
+        """Keeps a record for later processes; where that fails they have no programs either."""
         if self._record is not None:
             with contextlib.suppress(OSError):
                 replace_file(self._record, json.dumps(record))
@@ -177,24 +167,17 @@ class ProgramWatch:
         """Removes the folder; safe to call twice."""
         self._scratch.close()
 
-    def _listing(self) -> dict[str, tuple[int, int]]:
-        """Returns size and modification time (ns) of the files in the dump."""
-        listing = {}
-        for path in self._scratch.path.iterdir():
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                listing[path.name] = (status.st_size, status.st_mtime_ns)
-        return listing
+    def _listing(self) -> Listing:
+        files = [(path.name, path.lstat()) for path in self._scratch.path.iterdir()]
+        return {
+            name: (status.st_size, status.st_mtime_ns)
+            for name, status in files
+            if stat.S_ISREG(status.st_mode)
+        }
 
-    def _modules_of(
-        self, listing: Mapping[str, tuple[int, int]], *, may_be_none: bool
-    ) -> tuple[dict[str, int], float]:
-        """Returns the largest memory of each compiled module by its digest, and the seconds of
-        all.
-        """
+    def _modules_of(self, listing: Listing) -> tuple[dict[str, int], float]:
+        """Returns the largest memory of each module by its digest, and the seconds of all."""
         names = {n.removesuffix(AFTER) for n in listing if n.endswith(AFTER)}
-        if not names and not may_be_none:
-            raise NotKnown("it has compiled nothing, or has XLA dump elsewhere")
         if names != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
         folder = self._scratch.path
@@ -204,12 +187,17 @@ class ProgramWatch:
             files = [n for n in listing if n.startswith(f"{module}.")]
             if not {module + BUFFERS, module + MEMORY, module + OPTIONS} <= set(files):
                 raise NotKnown(f"{module} is not whole in the dump")
-            if (total := _TOTAL.search(_text(folder / (module + MEMORY)))) is None:
+            total = _TOTAL.search(_text(folder / (module + MEMORY)))
+            if total is None:
                 raise NotKnown(f"what {module} needs of memory cannot be read")
             modules[_digest(folder, module, files)] = int(total[1])
-            written = [listing[n][1] for n in files]
-            took_s += (max(written) - min(written)) / 1e9
+            times = [listing[n][1] for n in files]
+            took_s += (max(times) - min(times)) / 1e9
         return modules, took_s
+
+
+def _options_in(folder: Path) -> list[dict[str, list[str]]]:
+    return [parse_text_proto(_text(file)) for file in sorted(folder.glob(f"*{OPTIONS}"))]
 
 
 def _counted(options: Mapping[str, object]) -> list[str]:
@@ -218,28 +206,23 @@ def _counted(options: Mapping[str, object]) -> list[str]:
 
 
 def _digest(folder: Path, module: str, files: Collection[str]) -> str:
-    """Digests the files of a module, without its number in the process; NotKnown if it changes the
-    dump flags.
-    """
+    """Digests a module without its number; NotKnown if it changes the dump flags."""
     options = parse_text_proto(_text(folder / (module + OPTIONS)))
-    if options.pop(DUMP_FLAG, None) != [str(folder)] or any(
-        name.startswith("xla_dump") for name in options
-    ):
+    is_here = options.pop(DUMP_FLAG, None) == [str(folder)]
+    if not is_here or any(name.startswith("xla_dump") for name in options):
         raise NotKnown("it changes where and what XLA dumps")
     number, _, name = module.partition(".")
     after = strip_hlo(_text(folder / (module + AFTER)))
-    buffers = _text(folder / (module + BUFFERS))
-    found = [f"{name}\0{after}\0{buffers}"]
-    found += _counted(options)
+    lines = [name, after, _text(folder / (module + BUFFERS)), *_counted(options)]
     for file in sorted(f for f in files if f.endswith(".o")):
-        code = hashlib.sha256((folder / file).read_bytes()).hexdigest()
-        found.append(f"{file.removeprefix(number)} {code}")
-    return hashlib.sha256("\0".join(found).encode()).hexdigest()
+        lines.append(f"{file.removeprefix(number)} {_sha256((folder / file).read_bytes())}")
+    return _sha256("\0".join(lines).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _text(path: Path) -> str:
-    return (
-        path.read_text(encoding="utf-8", errors="surrogateescape")
-        .encode("utf-8", "replace")
-        .decode()
-    )
+    text = path.read_text(encoding="utf-8", errors="surrogateescape")
+    return text.encode("utf-8", "replace").decode()

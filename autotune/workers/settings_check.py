@@ -6,8 +6,8 @@ import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.child.channel import Message
 from autotune.child.fingerprint import KERNELS_FLAG
@@ -25,8 +25,7 @@ TEXT_BYTES = 1_000_000
 """Bytes of a script that are searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsCheck:
+class SettingsCheck(NamedTuple):
     """Result of a check."""
 
     lost: tuple[str, ...]
@@ -36,61 +35,47 @@ class SettingsCheck:
 
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
-    """Compares settings with the present environment of a running program; None for a variable that
-    is not set.
-    """
+    """Compares settings with a running program's environment; None is a variable not set."""
     present = {name: value for name, value in values.items() if value is not None}
     try:
         in_force = FlagSet.from_environment(present, settings)
     except SettingError as error:
         flags = present.get("XLA_FLAGS")
-        return SettingsCheck(
-            (f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})",), ()
-        )
+        sentence = f"XLA_FLAGS: the program made it {flags!r}, which XLA cannot parse ({error})"
+        return SettingsCheck((sentence,), ())
     lost = []
-    for name, wanted in settings.items():
-        got = in_force.get(name)
-        if got != wanted and kind_of(name) != "option":  # a program is called with an option
-            lost.append(
-                f"{name}={wanted}: the program "
-                f"{'took it away' if got is None else f'made it {got}'}"
-            )
+    for name, value in settings.items():
+        actual = in_force.get(name)
+        if actual != value and kind_of(name) != "option":  # a program is called with an option
+            change = "took it away" if actual is None else f"made it {actual}"
+            lost.append(f"{name}={value}: the program {change}")
     notes = [
         f"the program sets {name}={present[name]} itself: its memory is its own affair"
         for name in IN_FORCE["memory_variables"]
         if name in present and name not in settings
     ]
-    if more := sorted(set(in_force) - {*settings, DUMP_FLAG, KERNELS_FLAG}):
-        notes.append(
-            f"the program adds to XLA_FLAGS: {' '.join(f'--{n}={in_force[n]}' for n in more)}"
-        )
+    added = in_force.without(*settings, DUMP_FLAG, KERNELS_FLAG).render_xla_flags()
+    if added:
+        notes.append(f"the program adds to XLA_FLAGS: {added}")
     return SettingsCheck(tuple(lost), tuple(notes))
 
 
 def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
     """Returns a sentence for each JAX option that a program changed by ``jax.config.update``."""
     return tuple(
-        f"{name}={settings[name]}: the program made it {got}"
-        for name, got in options.items()
-        if name in settings and not _equal(settings[name], got)
+        f"{name}={settings[name]}: the program made it {actual}"
+        for name, actual in options.items()
+        if name in settings and not _equal(settings[name], actual)
     )
 
 
 def check_processes(settings: FlagSet, processes: Sequence[Message]) -> SettingsCheck:
-    """Compares settings with the environments of all processes of
-    `autotune.child.processes.xla_processes`.
-    """
-    checks = [
-        check_environment(settings, process["values"])
-        for process in processes
-        if "values" in process
-    ]
+    """Compares settings with the environments of all processes of `child.processes`."""
+    checks = [check_environment(settings, p["values"]) for p in processes if "values" in p]
     lost = dict.fromkeys(line for check in checks for line in check.lost)
     notes = dict.fromkeys(note for check in checks for note in check.notes)
     if settings and not checks:
-        why = next(
-            (process["unreadable"] for process in processes), "none of its processes has loaded XLA"
-        )
+        why = next((p["unreadable"] for p in processes), "none of its processes has loaded XLA")
         notes[f"it could not be seen whether the settings arrive in the program: {why}"] = None
     return SettingsCheck(tuple(lost), tuple(notes))
 
@@ -101,16 +86,13 @@ def scripts_of(command: Sequence[str], folder: Path) -> dict[str, str]:
     for word in command:
         with contextlib.suppress(OSError, ValueError):
             if Path(word).suffix in (".py", ".sh"):
-                scripts[word] = plain_content(folder / word, most=TEXT_BYTES).decode(
-                    errors="replace"
-                )
+                text = plain_content(folder / word, most=TEXT_BYTES)
+                scripts[word] = text.decode(errors="replace")
     return scripts
 
 
 def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[str]:
-    """Returns the scripts among the words of a command, run in `folder`, that set a variable, or
-    take it away.
-    """
+    """Returns the scripts in a command, run in `folder`, that set a variable or take it away."""
     sets = re.compile(
         rf"{variable}[\"']\]\s*[+|]?=(?!=)|(?:^|[\s;]){variable}\+?=|(?:setdefault|putenv|update|pop)\W+{variable}|"
         rf"(?:unset|del) .*{variable}",
@@ -120,31 +102,25 @@ def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[
 
 
 def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Returns a clause for each XLA flag that is listed with another switch or number than given.
+    """Returns a clause for each XLA flag that is listed with another switch or number.
 
     Flags that are not listed may have their default, and lists and enumerations have several
     spellings: not compared.
     """
     clauses = []
-    for name, value in settings.of_kind("xla").items():
+    for name, value in settings.of_kind("xla").without(*IN_FORCE["set_by_jax"]).items():
         listed = options.get(name, ())
-        if (
-            name not in IN_FORCE["set_by_jax"]
-            and len(listed) == 1
-            and _equal(value, listed[0]) is False
-        ):
+        if len(listed) == 1 and _equal(value, listed[0]) is False:
             clauses.append(f"{name}={value} became {listed[0]}")
     return tuple(clauses)
 
 
-def _equal(wanted: str, got: str) -> bool | None:
-    """Returns whether two switches or numbers are equal; None for other texts, unless they are the
-    same.
-    """
-    words = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
-    one, two = (words.get(x, x) for x in (wanted.strip().lower(), got.strip().lower()))
+def _equal(given: str, actual: str) -> bool | None:
+    """Returns whether two switches or numbers are equal; None for other texts that differ."""
+    switches = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
+    a, b = (switches.get(text, text) for text in (given.strip().lower(), actual.strip().lower()))
     try:
         # XLA keeps 32 bits of some numbers and prints six digits
-        return one == two or math.isclose(float(one), float(two), rel_tol=1e-5, abs_tol=1e-6)
+        return a == b or math.isclose(float(a), float(b), rel_tol=1e-5, abs_tol=1e-6)
     except ValueError:
         return None

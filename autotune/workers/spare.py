@@ -1,5 +1,4 @@
-"""A process that has imported JAX before its flag set is known, so that a start of the search is
-shorter by that.
+"""A process that imports JAX before its flag set is known, so that the next start is shorter.
 
 It imports beside the start of the process before it, never while blocks are timed. Before a backend
 starts, neither XLA nor NCCL reads its environment, so a set's variables of `LATE` can be given to
@@ -10,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.machine.environment import Environment
 from autotune.workers.base import GuardedProcess, WorkerFailed
 
 LATE = re.compile(
     r"XLA_FLAGS|NCCL_\w+|XLA_(PYTHON_)?CLIENT_\w+|LIBTPU_INIT_ARGS|JAX_COMPILATION_CACHE_DIR"
 )
-"""Variables that count if they are set after the import of JAX, which `autotune.child.measure`
-tells the folder.
-"""
+"""Variables that count even if set after the import of JAX; `child.measure` tells it the folder."""
 
 LOG_NAME = "spare.log"
 IMPORT_LIMIT_S = 120.0
@@ -32,10 +29,10 @@ class Spare:
 
     def __init__(self) -> None:
         self._process: GuardedProcess | None = None
-        self._env: Mapping[str, str] = {}
+        self._env: Environment = {}
 
-    def begin(self, command: list[str], entry: str, env: Mapping[str, str], folder: Path) -> None:
-        """Starts a process that imports what a workload needs; without one if it cannot be started.
+    def begin(self, command: list[str], entry: str, env: Environment, folder: Path) -> None:
+        """Starts a process that imports what a workload needs, if it can be started.
 
         Args:
             env: Its environment until it gets that of a set.
@@ -47,27 +44,23 @@ class Spare:
             self._process.send({"type": "import", "entry": entry})
             self._env = env
 
-    def take(self, env: Mapping[str, str], log: Path) -> GuardedProcess | None:
-        """Returns the process, with the environment and log of a set; None if there is none that
-        can have them.
-        """
+    def take(self, env: Environment, log: Path) -> GuardedProcess | None:
+        """Returns the process with a set's environment and log; None if it cannot have them."""
         process = self._process
         if process is None:
             return None
-        names = {n for n in {*env, *self._env} if env.get(n) != self._env.get(n)}
+        changed = {n: env.get(n) for n in {*env, *self._env} if env.get(n) != self._env.get(n)}
         process.receive()
-        if process.end is not None or not all(map(LATE.fullmatch, names)):
+        if process.end is not None or not all(map(LATE.fullmatch, changed)):
             self.close()
             return None
         process.move_log(log)
-        process.send({"type": "environment", "variables": {n: env.get(n) for n in sorted(names)}})
+        process.send({"type": "environment", "variables": changed})
         self._process = None
         return process
 
     def wait(self) -> None:
-        """Waits until the process has imported all: then it is idle; ends one that does not come to
-        it.
-        """
+        """Waits until the process has imported all and is idle; ends one that fails to."""
         if self._process is not None and self._process.first({"imported"}, IMPORT_LIMIT_S) is None:
             self.close()
 

@@ -24,8 +24,7 @@ from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.spec import StudySpec
-from autotune.workers.base import GuardedProcess, Progress, WorkerFailed
-from autotune.workers.failures import is_kernel_kill
+from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, machine_failure
 from autotune.workers.local import LocalLauncher, LocalWorker, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"
@@ -35,9 +34,7 @@ SRUN_VARIABLE = "AUTOTUNE_SRUN"
 """More arguments for each ``srun``, quoted as for a shell."""
 
 STEP_LIMIT_S = 300.0
-"""Limit for the start of a trial's steps, seconds; a SLURM controller under load makes callers
-wait.
-"""
+"""Limit for the start of a trial's steps, seconds; a SLURM controller under load is slow."""
 
 SRUN_LAST_WORDS_S = 2.0
 
@@ -53,20 +50,21 @@ FOR_SURE_OF_SETTINGS = (
 
 
 class SrunLauncher(LocalLauncher):
-    """Starts the ranks of an `entry` on the nodes of the driver's SLURM job; LaunchError without
-    one or enough.
+    """Starts the ranks of an `entry` on the nodes of the driver's SLURM job.
+
+    Raises:
+        LaunchError: Without such a job, or with too few nodes in it.
     """
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)
-        wanted = spec.device.node_count
-        given = base.get(NODES_VARIABLE) or base.get("SLURM_JOB_NODELIST")
-        if not given or not base.get("SLURM_JOB_ID"):
+        count = spec.device.node_count
+        listed = base.get(NODES_VARIABLE) or base.get("SLURM_JOB_NODELIST")
+        if not listed or not base.get("SLURM_JOB_ID"):
             raise LaunchError(
-                f"a study with `device.node_count = {wanted}` must run inside a SLURM job but "
-                "there is none; submit "
-                f"one with `autotune submit STUDY --nodes {wanted} ...`, or call this in `salloc "
-                f"--nodes={wanted}`"
+                f"a study with `device.node_count = {count}` must run inside a SLURM job but "
+                f"there is none; submit one with `autotune submit STUDY --nodes {count} ...`, or "
+                f"call this in `salloc --nodes={count}`"
             )
         if spec.workload.command is not None:
             raise LaunchError(
@@ -75,14 +73,14 @@ class SrunLauncher(LocalLauncher):
                 '`command`; give the program as `entry = "module:function"`, or take '
                 "`device.node_count = 1`"
             )
-        nodes = slurm_hosts(given, base)
-        if len(nodes) < wanted:
+        nodes = slurm_hosts(listed, base)
+        if len(nodes) < count:
             raise LaunchError(
-                f"a study with `device.node_count = {wanted}` needs as many nodes but this job "
-                f"has {len(nodes)} "
-                f"({', '.join(nodes)}); ask for more nodes, or lower `device.node_count`"
+                f"a study with `device.node_count = {count}` needs as many nodes but this job "
+                f"has {len(nodes)} ({', '.join(nodes)}); ask for more nodes, or lower "
+                "`device.node_count`"
             )
-        self._nodes = nodes[:wanted]
+        self._nodes = nodes[:count]
         try:
             self._extra = shlex.split(base.get(SRUN_VARIABLE, ""))
         except ValueError as error:
@@ -91,96 +89,71 @@ class SrunLauncher(LocalLauncher):
             ) from error
 
     def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
-        return SrunWorker(processes, self._spec, settings, nodes=self._nodes, base=self._base)
+        worker = SrunWorker(processes, self._spec, settings)
+        worker.nodes = self._nodes
+        worker.base = self._base
+        return worker
 
-    def _started(
-        self, rank: int, settings: FlagSet, env: dict[str, str], log: Path
-    ) -> GuardedProcess:
+    def _started(self, rank: int, settings: FlagSet, env: Environment, log: Path) -> GuardedProcess:
         client = slurm_client_environment(self._base)
         node = self._nodes[rank * len(self._nodes) // self._spec.under(settings).device.rank_count]
         srun = slurm_step_command(node, client, f"--job-name=rank-{rank}", *self._extra)
-        return GuardedProcess(
-            self.wrap(worker_command(), settings), client, log, through=srun, remote_env=env
-        )
-
-    def _jobs(self, settings: FlagSet) -> list[Message]:
-        jobs = super()._jobs(settings)
-        ranks_per_node = len(jobs) // len(self._nodes)
-        for rank, job in enumerate(jobs):
-            # The coordinator's address is known once its node has answered; it must be reached from
-            # other nodes.
-            job.update(local_rank=rank % ranks_per_node, coordinator=None, coordinator_bind=None)
-        return jobs
+        command = self.wrap(worker_command(), settings)
+        return GuardedProcess(command, client, log, through=srun, remote_env=env)
 
 
 class SrunWorker(LocalWorker):
-    """All ranks of one trial on several nodes, a SLURM step each; `base` is the driver's own
-    environment.
-    """
+    """All ranks of one trial on several nodes, a SLURM step each, started in `base`."""
 
-    def __init__(
-        self,
-        steps: list[GuardedProcess],
-        spec: StudySpec,
-        settings: FlagSet,
-        *,
-        nodes: Sequence[str],
-        base: Environment,
-    ) -> None:
-        super().__init__(steps, spec, settings)
-        self._nodes = nodes
-        self._base = base
+    nodes: Sequence[str]
+    base: Environment
 
     def wait_ready(self, jobs: list[Message], progress: Progress) -> None:
-        """Waits for the guards, sends the coordinator's address, and waits until all ranks are
-        compiled and warm.
-        """
+        """Waits for the guards, then sends jobs with the coordinator's address; see the base."""
         progress("launch")
         hello = self._gather("hello", STEP_LIMIT_S)
         try:
-            host = slurm_address(hello[0]["node"], self._base)
+            host = slurm_address(hello[0]["node"], self.base)
         except LaunchError as error:
             raise machine_failure(str(error), phase="launch") from error
-        for job in jobs:
-            job["coordinator"] = f"{host}:{hello[0]['port']}"
+        ranks_per_node = len(jobs) // len(self.nodes)
+        for rank, job in enumerate(jobs):
+            job["local_rank"] = rank % ranks_per_node
+            job["coordinator"] = f"{host}:{hello[0]['port']}"  # other nodes must reach it
+            job["coordinator_bind"] = None
         self._phase = "start"
         super().wait_ready(jobs, progress)
 
     def _ended(self) -> WorkerFailed:
         """Classifies the end of a worker: a step may have been cancelled, or its node lost."""
         failed = super()._ended()
-        ends = [(rank, step.end) for rank, step in enumerate(self._processes)]
-        vanished = [rank for rank, end in ends if end is not None and end.get("stopped", True)]
-        said = [line for step in self._processes for line in self._last_words(step, failed.failure)]
-        if any(map(is_kernel_kill, said)):
-            update = {
-                "kind": FailureKind.OUT_OF_HOST_MEMORY,
-                "message": next(filter(is_kernel_kill, said)),
-            }
-            return WorkerFailed(failed.failure.model_copy(update=update))
-        if vanished and failed.failure.kind not in FOR_SURE_OF_SETTINGS:
-            why = (
-                f"the step of rank {vanished[0]} was ended from outside: "
-                f"{' '.join(said) or 'srun does not say why'}"
+        failure = failed.failure
+        lines = [line for step in self._processes for line in self._last_words(step, failure)]
+        for line in lines:
+            if "oom-kill" in line or "oom_kill" in line:
+                update = {"kind": FailureKind.OUT_OF_HOST_MEMORY, "message": line}
+                return WorkerFailed(failure.model_copy(update=update))
+        # Of a cancelled step the guard was stopped, or vanished.
+        steps = [s for s in self._processes if s.end is not None and s.end.get("stopped", True)]
+        if steps and failure.kind not in FOR_SURE_OF_SETTINGS:
+            why = " ".join(lines) or "srun does not say why"
+            message = (
+                f"the step of rank {self._processes.index(steps[0])} was ended from outside: {why}"
             )
-            failed = machine_failure(
-                why, phase=failed.failure.phase, log=str(self._processes[vanished[0]].log)
-            )
+            failed = machine_failure(message, phase=failure.phase, log=str(steps[0].log))
         return self._unless_lost(failed)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         if kind is FailureKind.HANG and self._phase == "launch":
-            said = " ".join(line for step in self._processes for line in step.said_by_carrier())
+            lines = " ".join(line for step in self._processes for line in step.said_by_carrier())
             self.close()
-            return self._unless_lost(
-                machine_failure(f"the steps did not start: {message}; {said}", phase="launch")
-            )
-        return self._unless_lost(super()._failed(kind, message))
+            failed = machine_failure(f"the steps did not start: {message}; {lines}", phase="launch")
+        else:
+            failed = super()._failed(kind, message)
+        return self._unless_lost(failed)
 
     def _last_words(self, step: GuardedProcess, failure: Failure) -> tuple[str, ...]:
-        """Returns the output of ``srun`` for one step; it reports a kill by the kernel only at its
-        end.
-        """
+        """Returns the output of ``srun``, which reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -188,22 +161,13 @@ class SrunWorker(LocalWorker):
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
         """Returns the failure, or the loss of a node if that explains it."""
-        if failed.failure.kind in FOR_SURE_OF_SETTINGS:
+        failure = failed.failure
+        if failure.kind in FOR_SURE_OF_SETTINGS:
             return failed
         self.close()
-        lost = lost_slurm_nodes(self._nodes, self._base)
+        lost = lost_slurm_nodes(self.nodes, self.base)
         if not lost:
             return failed
-        named = "; ".join(f"{node}: {why}" for node, why in lost.items())
-        log, phase = failed.failure.log, failed.failure.phase
-        return machine_failure(
-            f"lost a node ({named})", kind=FailureKind.NODE_LOST, phase=phase, log=log
-        )
-
-
-def machine_failure(
-    message: str, *, phase: str, kind: FailureKind = FailureKind.LAUNCH, log: str | None = None
-) -> WorkerFailed:
-    """Makes a failure of the machines, not of the settings."""
-    failure = Failure(kind=kind, message=message[:1000], phase=phase, log=log)
-    return WorkerFailed(failure, infrastructure=True)
+        message = f"lost a node ({'; '.join(f'{node}: {why}' for node, why in lost.items())})"
+        kind = FailureKind.NODE_LOST
+        return machine_failure(message, kind=kind, phase=failure.phase, log=failure.log)

@@ -19,8 +19,10 @@ from autotune.model.flags import FlagSet
 from autotune.workers.base import Launcher, Progress
 
 TRACED_STEPS = 20
-SHORTEST_S, LONGEST_S = 0.5, 20.0
-"""A trace is as long as so many steps, within these limits in seconds."""
+"""Length of a trace in steps, within limits in seconds."""
+
+SHORTEST_S = 0.5
+LONGEST_S = 20.0
 
 PATIENCE_S = 60.0
 """Seconds after a trace within which it must be written and read."""
@@ -38,9 +40,10 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
     """
     place = folder / "trace"
     place.mkdir(exist_ok=True)
-    done, start = place / tracer.DONE, place / tracer.START
-    for old in (done, start):
-        old.unlink(missing_ok=True)
+    result = place / tracer.DONE
+    start = place / tracer.START
+    result.unlink(missing_ok=True)
+    start.unlink(missing_ok=True)
     (place / "sitecustomize.py").write_text(plain_text(Path(tracer.__file__)), encoding="utf-8")
     paths = [str(place), caller_environment().get("PYTHONPATH", "")]
     with contextlib.closing(launcher):
@@ -55,14 +58,14 @@ def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress
         count = max(1, math.ceil(0.2 * seconds / step_s))
         until_s = time.monotonic() + seconds + PATIENCE_S
         replace_file(start, f"{seconds} {step_s}")
-        while not done.exists():
+        while not result.exists():
             if time.monotonic() > until_s:
                 raise NoTrace(
                     "no process of it that computes with JAX took PYTHONPATH from its environment"
                 )
             # The newest time counts: a trace slows steps down, and so does a loaded machine.
             replace_file(start, f"{seconds} {statistics.fmean(worker.run_block(count))}")
-    answer = json.loads(plain_text(done))
+    answer: Step = json.loads(plain_text(result))
     if "problem" in answer:
         raise NoTrace(answer["problem"])
-    return dict(answer)
+    return answer

@@ -13,15 +13,20 @@ import pytest
 from autotune.search.additive import AdditiveModel, Observations, Tables
 from autotune.search.effects import Effects
 from autotune.search.failures import PAIR, SINGLE, Cause, FailureModel, Pairs, Risks
-from autotune.search.memory import MemoryModel, Peaks
+from autotune.search.memory import MemoryModel
 from autotune.search.models import Models
 from autotune.search.posterior import SHARES, SIZES, Chain, State
-from autotune.search.space import MAIN_RANK, PAIR_RANK, Codes, Design, Factor, Floats
+from autotune.search.space import MAIN_RANK, PAIR_RANK, CodedSpace, Codes, Design, Factor, Flag, Floats, likely_pairs
 from tests.tables import toml_beside
 
-DESIGN = Design([Factor(size=3, group="g" if n in "ab" else "") for n in "abcd"])
 
-NO_PEAKS = Peaks(np.zeros((0, 1), dtype=np.int64), np.zeros(0), np.zeros(0, dtype=bool))
+def paired(factors: list[Factor]) -> Design:
+    return Design(factors, likely_pairs(factors))
+
+
+DESIGN = paired([Factor(size=3, flag=Flag(group="g" if n in "ab" else "")) for n in "abcd"])
+
+NO_SPACE = CodedSpace({}, {}, [])
 
 
 def chance_to_run(failures: FailureModel, row: np.ndarray) -> float:
@@ -87,7 +92,7 @@ def test_who_is_blamed(case: dict[str, Any]) -> None:
 def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is_cleared_late() -> None:
     """As on jaxlib 0.10.2: dynamic slice fusions do not compile with `triton_gemm_any` off; each runs by itself."""
     rng = np.random.default_rng(0)
-    design = Design([Factor(size=3, group=f"g{i // 5}") for i in range(40)])
+    design = paired([Factor(size=3, flag=Flag(group=f"g{i // 5}")) for i in range(40)])
     rows = rng.integers(0, 3, (40, 40))
     is_bad = (rows[:, 3] == 1) & (rows[:, 22] == 2)
     assert 2 <= is_bad.sum() <= 8
@@ -105,7 +110,7 @@ def test_two_of_different_groups_that_fail_together_are_found_though_all_else_is
 @pytest.mark.parametrize("failing", [0.0, 0.1])
 def test_the_share_of_failing_values_is_learned(failing: float) -> None:
     rng = np.random.default_rng(0)
-    design = Design([Factor(size=6) for _ in range(60)])
+    design = paired([Factor(size=6) for _ in range(60)])
     bad = rng.random((60, 6)) < failing
     bad[:, 0] = False
     rows = np.array([np.where(rng.random(60) < 0.1, rng.integers(0, 6, 60), 0) for _ in range(60)])
@@ -129,7 +134,7 @@ Needs = dict[int, dict[int, frozenset[int]]]
 )
 def test_the_cheapest_set_is_that_of_trying_all(needs: Needs, exact: float) -> None:
     """With pairs that interact and pairs that may fail; a descent ends near the best where it misses that."""
-    design = Design([Factor(size=3, needs=needs.get(i, {})) for i in range(6)])
+    design = paired([Factor(size=3, needs=needs.get(i, {})) for i in range(6)])
     every = np.indices((3,) * 6).reshape(6, -1).T
     every = every[[bool((design.settle(row) == row).all()) for row in every]]
     places = np.array(list(itertools.combinations(range(6), 2)))
@@ -142,7 +147,7 @@ def test_the_cheapest_set_is_that_of_trying_all(needs: Needs, exact: float) -> N
         for table in tables.values():
             table[0] = table[:, 0] = 0.0
         risky = Pairs(places, rng.integers(1, 3, size=(15, 2)), rng.choice([0.2, 1e3], 15))
-        found = Tables(design, list(main), tables, frozenset()).smallest(Risks(list(single), risky), 2.0)
+        found = Tables(design, list(main), tables, frozenset()).smallest(Risks(single, risky), 2.0)
         costs = 2 * risky.held(every) @ risky.numbers + (main + 2 * single)[np.arange(6), every].sum(axis=1)
         costs += sum(table[every[:, i], every[:, j]] for (i, j), table in tables.items())
         missed.append(float(costs[(every == found).all(axis=1)][0] - costs.min()))
@@ -270,7 +275,9 @@ def covariance(design: Design, *rows: list[int]) -> np.ndarray:
 
 
 def test_the_default_has_no_effect_and_neither_has_what_is_not_set() -> None:
-    design = Design([Factor(size=3, default=1, group="g"), Factor(size=2, default=None, group="g")])
+    design = paired(
+        [Factor(size=3, default=1, flag=Flag(group="g")), Factor(size=2, default=None, flag=Flag(group="g"))]
+    )
     assert design.neutral.tolist() == [1, 2]
     assert not design.features(np.array([[1, 2], [3, 2]])).any()
     assert design.features(np.array([[0, 2]])).any()
@@ -279,45 +286,47 @@ def test_the_default_has_no_effect_and_neither_has_what_is_not_set() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_values_without_order_have_effects_of_size_one_with_a_part_in_common(size: int) -> None:
-    found = covariance(Design([Factor(size=size)]), *([v] for v in range(1, size)))
+    found = covariance(paired([Factor(size=size)]), *([v] for v in range(1, size)))
     assert np.allclose(np.diag(found), 1.0)
     assert np.allclose(found[~np.eye(size - 1, dtype=bool)], 0.3)
 
 
 def test_ordered_values_are_the_more_alike_the_nearer_they_are() -> None:
     factor = Factor(size=8, default=0, scale=tuple(map(float, range(8))))
-    found = covariance(Design([factor]), *([v] for v in range(1, 8)))
+    found = covariance(paired([factor]), *([v] for v in range(1, 8)))
     spread = np.sqrt(np.diag(found))
     alike = found / spread[:, None] / spread[None, :]
     assert (np.diff(alike[0]) < 0).all()  # the first against those ever farther off
     assert spread[0] < spread[-1]  # next to the default little can have changed
     assert np.isclose((spread**2).mean(), 1.0)
     factor = Factor(size=4, default=0, scale=(math.nan, 1.0, 2.0, 3.0))
-    found = covariance(Design([factor]), [1], [2], [3])
+    found = covariance(paired([factor]), [1], [2], [3])
     assert np.allclose(np.diag(found), 1.0, atol=0.02)
     factor = Factor(size=64, default=None, scale=tuple(map(float, range(64))))
-    design = Design([factor])
+    design = paired([factor])
     assert design.blocks[0].table.shape == (65, MAIN_RANK)
     found = covariance(design, [0], [1], [63])
     assert found[0, 1] > 0.8 * found[0, 0] > found[0, 2] + 0.3
 
 
 def test_pairs_are_of_one_group_and_act_only_where_both_are_changed() -> None:
-    factors = [Factor(size=4, group=g) for n, g in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""), ("e", ""))]
-    design = Design(factors)
+    factors = [
+        Factor(size=4, flag=Flag(group=g)) for n, g in (("a", "x"), ("b", "x"), ("c", "y"), ("d", ""), ("e", ""))
+    ]
+    design = paired(factors)
     assert design.pairs == [(0, 1)]
     block = design.blocks[-1]
     assert block.table.shape[1] <= PAIR_RANK
     rows = np.array([[0, 0, 0, 0, 0], [1, 0, 2, 1, 1], [0, 3, 0, 0, 0], [1, 3, 0, 0, 0]])
     assert design.features(rows)[:, design.starts[-2] :].any(axis=1).tolist() == [False, False, False, True]
-    assert Design([Factor(size=2) for n in "abc"]).pairs == [(0, 1), (0, 2), (1, 2)]
+    assert paired([Factor(size=2) for n in "abc"]).pairs == [(0, 1), (0, 2), (1, 2)]
 
 
 def test_what_another_setting_switches_off_is_left_alone() -> None:
     on = Factor(size=2)
     of_on = Factor(size=3, needs={0: frozenset([1])})
     of_that = Factor(size=2, needs={1: frozenset([2])})
-    design = Design([on, of_on, of_that])
+    design = paired([on, of_on, of_that])
     assert design.settle(np.array([0, 2, 1])).tolist() == [0, 0, 0]
     assert design.settle(np.array([1, 1, 1])).tolist() == [1, 1, 0]
     assert design.settle(np.array([1, 2, 1])).tolist() == [1, 2, 1]
@@ -351,11 +360,11 @@ def learn(
     design: Design | None = None,
 ) -> Effects:
     count = codes.shape[1]
-    design = design or Design([Factor(size=sizes, group=f"g{i % 4}") for i in range(count)])
+    design = design or paired([Factor(size=sizes, flag=Flag(group=f"g{i % 4}")) for i in range(count)])
     seen = Observations(codes, values, np.full(len(codes), NOISE))
     bad = failed if failed is not None else np.zeros((0, count), dtype=np.int64)
     model, failures = AdditiveModel(design, seen, seed=seed, jumps=200), FailureModel(design, codes, bad, [])
-    return Effects(Models(model, failures, MemoryModel(design, NO_PEAKS, None)), seed=seed)
+    return Effects(Models(model, failures, MemoryModel(design, [], None), NO_SPACE), seed=seed)
 
 
 def plant(seed: int) -> Planted:
@@ -459,7 +468,7 @@ def test_nothing_that_acts_recommends_the_default() -> None:
 
 def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
     rng = np.random.default_rng(6)
-    design = Design([Factor(size=1), Factor(size=2), Factor(size=2)])
+    design = paired([Factor(size=1), Factor(size=2), Factor(size=2)])
     codes = rng.integers(0, 2, (30, 3)) * np.array([0, 1, 1])
     values = -0.03 * codes[:, 1] + rng.normal(0, NOISE, 30)
     found = learn(codes, values, design=design)
@@ -472,8 +481,8 @@ def test_a_setting_without_another_value_than_the_default_cannot_act() -> None:
 def test_a_setting_that_another_switches_on_is_opened_where_that_pays() -> None:
     rng = np.random.default_rng(2)
     factors = [Factor(size=2), Factor(size=2, needs={0: frozenset({1})})]
-    factors += [Factor(size=2, group="g") for i in range(4)]
-    design = Design(factors)
+    factors += [Factor(size=2, flag=Flag(group="g")) for i in range(4)]
+    design = paired(factors)
     codes = np.array([design.settle(c) for c in rng.integers(0, 2, (60, 6))])
     values = 0.002 * codes[:, 0] - 0.04 * codes[:, 1] + rng.normal(0, NOISE, 60)
     found = learn(codes, values, design=design)
@@ -485,8 +494,8 @@ def test_the_one_flag_that_needs_much_memory_is_told_from_a_dozen_peaks(seed: in
     rng = np.random.default_rng(seed)
     codes = rng.integers(2, size=(12, 30))
     ratios = np.where(codes[:, 4] == 1, 3.0, 1.0) * np.exp(0.01 * rng.standard_normal(12))
-    design = Design([Factor(size=2) for _ in range(30)], [])
-    memory = MemoryModel(design, Peaks(codes, ratios, np.zeros(12, dtype=bool)), 2.0)
+    design = Design([Factor(size=2) for _ in range(30)])
+    memory = MemoryModel(design, [(c, ratio, False) for c, ratio in zip(codes, ratios, strict=True)], 2.0)
     alone, others = np.eye(30, dtype=np.int64)[4], 1 - np.eye(30, dtype=np.int64)[4]
     chances = np.exp(memory.log_chances(np.array([alone, others])))
     assert chances[0] < 0.05

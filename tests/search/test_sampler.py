@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,16 +16,9 @@ from optuna.trial import TrialState
 from autotune.search.acquisition import propose
 from autotune.search.additive import GREEDY
 from autotune.search.failures import FailureModel
+from autotune.search.models import Models
 from autotune.search.posterior import BURN_IN
-from autotune.search.sampler import (
-    DUPLICATE_KEY,
-    MANY_JUMPS,
-    MEMORY_KEY,
-    MOST_PAIRS,
-    SD_KEY,
-    AdditiveFlagSampler,
-    Fitted,
-)
+from autotune.search.sampler import DUPLICATE_KEY, MANY_JUMPS, MEMORY_KEY, MOST_PAIRS, SD_KEY, AdditiveFlagSampler
 from autotune.search.space import Codes, Flag
 
 SETTINGS = [f"flag_{i:02d}" for i in range(30)]
@@ -103,7 +95,7 @@ def test_what_trials_taught_names_what_acts_and_what_does_not() -> None:
 class Learned(NamedTuple):
     """What was learned of some trials, and the sets that ran."""
 
-    fitted: Fitted
+    fitted: Models
     ran: Codes
 
 
@@ -111,7 +103,7 @@ def learned(trials: int) -> Learned:
     study = searched(trials)
     fitted = sampler().fit(study.trials)
     coded = fitted.coded
-    return Learned(fitted, coded.table([c for c, _ in coded.split(study.trials)[0]]))
+    return Learned(fitted, coded.table(coded.ran.codes))
 
 
 def test_equal_seeds_and_histories_give_equal_proposals() -> None:
@@ -329,7 +321,7 @@ def test_what_is_proposed_is_expected_to_improve_more_than_draws_are(
         suspects = [coded.names.index(n) for n in ("flag_00", "flag_03", "flag_04", "flag_11", "flag_21")]
         cleared, failed = ran.copy(), np.zeros((2, len(coded.names)), dtype=np.int64)
         cleared[:, suspects], failed[:, suspects] = 0, 1
-        fitted = replace(fitted, failures=FailureModel(model.design, cleared, failed, []))
+        fitted = fitted._replace(failures=FailureModel(model.design, cleared, failed, []))
     draws = model.draws(np.random.default_rng(1), 600)
     least = np.minimum(draws.totals(ran).min(axis=1), 0.0)
 

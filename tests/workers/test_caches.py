@@ -54,7 +54,7 @@ def caches() -> Iterator[Caches]:
     made.close()
 
 
-def environment_of(caches: Caches, settings: FlagSet, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment_of(caches: Caches, settings: FlagSet, base: Mapping[str, str] | None = None) -> Mapping[str, str]:
     return caches.added_to(child_environment(base or {}, settings, platform_name="cpu"), settings)
 
 
@@ -79,7 +79,7 @@ def task_of(kind: str) -> Any:
     return PairTask(stage="finalist", trial=1, settings=ONE, repeat=0)
 
 
-def begun(tmp_path: Path, kind: str, platform: str, **sections: Any) -> dict[str, str]:
+def begun(tmp_path: Path, kind: str, platform: str, **sections: Any) -> Mapping[str, str]:
     """The environment of a worker that a task of a kind starts."""
     data = {"name": "x", "workload": {"entry": "llama"}, "device": {"platform": platform, "count": 1}, **sections}
     spec = parse_study(data)
