@@ -328,7 +328,6 @@ BUILDS_BASE = parse_study(
 def make_build(python: str, jaxlib: str, **settings: str) -> Variant:
     report = ProbeReport(
         platform="cpu",
-        python="3.12.1",
         jax=jaxlib,
         jaxlib=jaxlib,
         plugin=None,

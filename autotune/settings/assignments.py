@@ -1,6 +1,4 @@
-"""Reads which variables a text sets: a shell script, a container's recipe, a manifest, Python, or a
-notebook.
-"""
+"""Reads which variables a script, container recipe, manifest, Python file or notebook sets."""
 
 from __future__ import annotations
 
@@ -11,24 +9,22 @@ import re
 import textwrap
 import tomllib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import yaml
 
 from autotune.model.flags import parse_text_proto, quote_token
-from autotune.settings.catalog import load_catalog
+from autotune.settings.catalog import Pair, Values, load_catalog
 
 COMPUTED = "…"
-"""Stands in a value for what only a run of the program would tell."""
+"""Placeholder in a value for what only a run of the program would tell."""
 
 MOST_LATER = 200
-"""Limit of later assignments in which a value is looked for."""
+"""Number of later assignments that are searched for a value."""
 
 MOST_EXPANDED = 10_000_000
-"""Limit of characters that references stand for, all together: a variable that doubles itself would
-fill memory.
-"""
+"""Limit of characters that references expand to: a variable that doubles itself fills memory."""
 
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
@@ -45,23 +41,28 @@ _REFERENCE = re.compile(
     rf"|\$\((\w+)\)|\$(\w+)|{_BRACES}|{_COMMAND})"
 )
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*|(?:jax|xla)_\w+")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ASSIGNED = re.compile(r"(?s)([A-Za-z_]\w*)(\+?)=(.*)")
 _PREFIX = re.compile(
-    r"^(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=)"
+    r"^(?:--(?=jax_\w+=)"
+    r"|(?:!|\w:|\+*(?:\w+\.)+|-(?:[a-z]|-[a-z_-]+)=?(?:\w+,)?|Environment=)(?=[A-Z]\w*=))"
 )
+# NUL separates the words of a command: `set -x NAME VALUE`, `setenv NAME VALUE`, `%env NAME VALUE`.
+_SETS = re.compile(rf"(?s)[%!]*(?i:env|setenv|set)(?:\0-[^\0]*)*\0({_NAME.pattern})\0(.*)")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
-_OF_A_FILE = re.compile(
-    rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+"
-)  # whose values end with their lines
+# A line of an env file, whose value ends with the line.
+_OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _LAUNCHES = re.compile(
     r"(?:.*/)?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun|docker|podman|bash|sh|cat|tee|FROM)|\./.+"
 )
-_OPENS, _CLOSES = ("if", "case", "for", "while", "until", "{"), ("fi", "esac", "done", "}")
-_FENCED = re.compile(r"^[ \t]*```[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_OPENS = ("if", "case", "for", "while", "until", "{")
+_CLOSES = ("fi", "esac", "done", "}")
+_BUILDS = ("ARG", "RUN")  # of a Dockerfile
+_FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
 _MISSPELT = re.compile(r"(?!XLA_FLAGS$)(?=.*X)[XLA]{2,4}_*F[LAG]{2,4}S*")
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
+_OF_DOCKER = re.compile(r"(?m)^[ \t]*(?:CMD|ENTRYPOINT)[ \t]*\[.*\]")
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
@@ -75,6 +76,19 @@ _PAIR = re.compile(
     r"""("[^"\n]*"|'[^'\n]*'|[^\s>|#](?:[^\n#]*[^\s#])?)"""
 )
 _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
+_OF_PYTHON = re.compile(
+    r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
+)
+_REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")
+"""Remarks of JSON."""
+
+_SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
+_PASSES_ON = {
+    "srun": re.compile(r"(?<!\S)--export[= ](?!\S*ALL)(\S+)"),
+    "docker": re.compile(r"(?s)\A\S*(?:docker|podman) run (?!.*--env-file)(.*)"),
+}
+"""Launchers that pass on only the variables that they name, by the reason of `UNREAD`."""
+
 UNREAD = {
     "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: "
     "remove it",
@@ -84,16 +98,15 @@ UNREAD = {
     "put it into XLA_FLAGS",
     "late": "it is set after JAX has started its backend, which reads it once: set it above the "
     "first use of jax",
+    "build": "it holds while the image is built, not when it runs: write ENV NAME=VALUE",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
     "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
     "docker": "docker run passes on only what -e names: add -e NAME",
 }
-"""Stand in place of a variable's name, with why the program never reads what is set, and what to
-do.
-"""
+"""Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 
-_ASKED = ("get", "getenv", "pop")
-_SCRIPT = re.compile(r"\bexport [A-Z]|\A#!|^#SBATCH", re.MULTILINE)
+_READS = ("get", "getenv", "pop")
+_SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
     r"|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
@@ -113,7 +126,7 @@ def is_misspelt(variable: str) -> bool:
     return _MISSPELT.fullmatch(variable) is not None
 
 
-def read_assignments(text: str) -> list[tuple[str, str]]:
+def read_assignments(text: str) -> list[Pair]:
     """Reads the variables that a text sets, in order, with XLA's flags under ``XLA_FLAGS``.
 
     A value that a later one takes up is not repeated; what the program computes is `COMPUTED`.
@@ -122,56 +135,66 @@ def read_assignments(text: str) -> list[tuple[str, str]]:
     with contextlib.suppress(RecursionError):
         reader.read(text.replace("\r\n", "\n"))
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
-    words = [
-        " ".join(value.split()) + " " * bool(re.search(r"=\S+\s*$", value)) for _, value in pairs
-    ]
+    values = [re.sub(r"(=\S+)$", r"\1 ", " ".join(value.split())) for _, value in pairs]
     return [
         pair
         for at, pair in enumerate(pairs)
         if not (
             _FLAG.search(pair[1])
-            and any(words[at] in later for later in words[at + 1 : at + MOST_LATER])
+            and any(values[at] in later for later in values[at + 1 : at + MOST_LATER])
         )
     ]
 
 
 @dataclass(slots=True)
 class _Assignment:
-    """What a text sets, and if the program never reads it, why: a key of `UNREAD`."""
+    """A variable that a text sets."""
 
     name: str
     value: str
     unread: str = ""
+    """Why the program never reads it, a key of `UNREAD`; empty if it does."""
 
     @property
-    def pair(self) -> tuple[str, str]:
-        """The variable with its value; what holds flags is `XLA_FLAGS`."""
+    def pair(self) -> Pair:
+        """The variable, `XLA_FLAGS` for what holds flags, with its value."""
         variable = self.name if is_setting(self.name) else "XLA_FLAGS"
         if not self.unread:
             return variable, self.value
-        is_flags = variable == "XLA_FLAGS" and _FLAGS.match(self.value)
-        return self.unread, self.value if is_flags else f"{self.name}={self.value}"
+        if variable == "XLA_FLAGS" and _FLAGS.match(self.value):
+            return self.unread, self.value
+        return self.unread, f"{self.name}={self.value}"
+
+
+def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
+    """Marks assignments as unread, unless they are already."""
+    for assignment in assignments:
+        assignment.unread = assignment.unread or unread
 
 
 class _Reader:
-    """What has been set so far, by whichever language."""
+    """The variables set so far, in whichever language."""
 
     def __init__(self) -> None:
         self.assignments: list[_Assignment] = []
-        self._values: dict[str, str] = {}
+        self._values: Values = {}
         self._loose: list[str] = []
+        """Flags that stand in no assignment."""
         self._left = MOST_EXPANDED
         self._parts: set[str] = set()
         self._replaceable: dict[str, list[_Assignment]] = {}
-        """What a later assignment of the same variable replaces: no program has run since, or may
-        have.
-        """
+        """Assignments that a later one of their variable replaces: no program has run since."""
+        self._live: list[_Assignment] = []
+        """Assignments since the last program ran."""
         self._branches = 0
+        """Depth of branches, whose assignments replace no others."""
+        self._before_branches: list[dict[str, str]] = []
+        """Values in front of each `if` and `case` that is open: an alternative begins with them."""
         self._has_started = False
         """Whether JAX has started its backend."""
 
     def read(self, text: str) -> None:
-        """Reads a text in the language that it parses as; without one, as a shell does."""
+        """Reads a text in the language that it parses as, else as a shell does."""
         if blocks := _FENCED.findall(text):
             for block in [*blocks, _FENCED.sub("", text)]:
                 self._replaceable.clear()
@@ -183,9 +206,7 @@ class _Reader:
         elif (tree := _python(text)) is not None:
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
-        elif data := _data(text) or _data(
-            re.sub(r"(?m)(?:^|(?<=[ \t]))//.*", "", text)
-        ):  # JSON's remarks
+        elif data := _data(text) or _data(_REMARKS.sub("", text)):
             self._branches += 1
             self._walk(data, "", set())
             self._branches -= 1
@@ -194,7 +215,7 @@ class _Reader:
         self._end_loose()
 
     def _read_paragraphs(self, text: str) -> None:
-        """Reads each paragraph of a part of a Python file as such; all others as a shell does."""
+        """Reads each paragraph of a part of a Python file as such, all others as a shell does."""
         others = []
         for paragraph in re.split(r"\n[ \t]*\n", text):
             tree = _python(textwrap.dedent(paragraph))
@@ -214,10 +235,14 @@ class _Reader:
         self._left -= len(value)
         return value if self._left > 0 else COMPUTED
 
-    def _set(self, name: str, value: str, *, unread: str = "") -> None:
-        """Sets a variable; `unread`: why the program never reads it, a key of `UNREAD`."""
-        unread = unread or ("misspelt" if is_misspelt(name) else "")
-        if self._branches == 0 and not unread:
+    def _set(self, name: str, value: str, *, is_in_process: bool = False) -> None:
+        """Sets a variable; one in the process itself comes late where JAX has started."""
+        unread = ""
+        if is_in_process and self._has_started:
+            unread = "late"
+        elif is_misspelt(name):
+            unread = "misspelt"
+        elif self._branches == 0:
             self._unset(name)
         self._values[name] = value
         is_computed = unread == "misspelt" and value.startswith(COMPUTED)
@@ -225,71 +250,63 @@ class _Reader:
             return
         assignment = _Assignment(name, value, unread)
         self.assignments.append(assignment)
+        self._live.append(assignment)
         if self._branches == 0:
             self._replaceable.setdefault(name, []).append(assignment)
 
     def _unset(self, name: str) -> None:
         self._values.pop(name, None)
-        for assignment in self._replaceable.pop(name, []):
-            assignment.unread = assignment.unread or "replaced"
+        _mark(self._replaceable.pop(name, []), "replaced")
 
-    def _drop(self, unread: str, passed_on: str) -> None:
-        """Marks what was exported as never read by the program, except for variables that
-        `passed_on` names.
-        """
-        kept = re.findall(r"\w+", passed_on)
-        for name, assignments in self._replaceable.items():
-            for assignment in assignments:
-                if name not in kept:
-                    assignment.unread = assignment.unread or unread
-        self._replaceable.clear()
-
-    # ------------------------------------------------------------------ shell, and what is written
-    # like it
+    # ------------------------------------------------------------------ shell, and its likes
 
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
+        text = _OF_DOCKER.sub(lambda match: match[0].replace('","', '" "'), text)
         text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
-        for command in re.findall(_COMMAND, text):
-            self._shell(command.strip("$`"))
+        for substitution in re.findall(_COMMAND, text):
+            self._shell(substitution.strip("$`"))
         text = _IN_QUOTES.sub(
-            lambda found: f" {found[1]}={found[2]}{COMPUTED * bool(found[4])} ", text
+            lambda match: f" {match[1]}={match[2]}{COMPUTED * bool(match[4])} ", text
         )
-        text = re.sub(r"""@(["'])\n(.*?)\n\1@""", r"\1\2\1", text, flags=re.DOTALL)
-        text = re.sub(r"(?m)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text, flags=re.IGNORECASE)
-        words: list[str] = []
+        text = re.sub(r"""(?s)@(["'])\n(.*?)\n\1@""", r"\1\2\1", text)
+        text = re.sub(r"(?im)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text)
+        command: list[str] = []
         was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
-            if token["word"] and _COMMAND_LINE.match(token["word"]):
-                self._shell(re.sub(r"^--[\w-]+=", "", self._plain(token["word"])))
-            elif token["word"]:
-                plain = self._plain(token["word"])
-                words += (
-                    plain.split() if re.fullmatch(r"\$[({]?\w+[)}]?", token["word"]) else [plain]
-                )
-            elif token["end"]:
-                self._run(words)
-                words = []
-                self._branches += token["end"] in "&|"
-                self._branches -= was_joined
-                was_joined = token["end"] in "&|"
+            word, end = token.group("word", "end")
+            if word:
+                plain = self._plain(word)
+                if _COMMAND_LINE.match(word):
+                    self._shell(re.sub(r"^--[\w-]+=", "", plain))
+                elif re.fullmatch(r"\$[({]?\w+[)}]?", word):
+                    command += plain.split()
+                else:
+                    command.append(plain)
+            elif end:
+                self._run("\0".join(command))
+                self._choose(end)
+                command = []
+                is_joined = end in "&|"
+                self._branches += is_joined - was_joined
+                was_joined = is_joined
 
     def _plain(self, word: str) -> str:
         """The word without its quotes, its variables replaced."""
-        found = ""
+        text = ""
         for piece in _PIECE.findall(word):
             if piece[0] == "'" or (piece[0] == "\\" and len(piece) == 2):
-                found += piece[1:].removesuffix("'")
+                text += piece[1:].removesuffix("'")
             elif piece[0] == '"' and len(piece) > 1:
-                found += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
+                text += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
             elif piece[0] == "(":
-                found += " " * found.endswith("+=")
-                found += " ".join(
+                text += " " * text.endswith("+=")
+                text += " ".join(
                     self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"]
                 )
             else:
-                found += self._expand(piece)
-        return found
+                text += self._expand(piece)
+        return text
 
     def _expand(self, text: str) -> str:
         return _REFERENCE.sub(self._referenced, text)
@@ -297,58 +314,64 @@ class _Reader:
     def _referenced(self, match: re.Match[str]) -> str:
         name = match[1] or match[4] or match[5] or ""
         operator = match[2]
-        word = match[3]
+        is_set = name in self._values
         if operator == "+":
-            return self._expand(word) if name in self._values else ""
-        if name in self._values:
+            return self._expand(match[3]) if is_set else ""
+        if is_set or operator is None:
             return self._known(name)
-        value = COMPUTED if operator is None else self._expand(word).strip("\"'")
+        value = self._expand(match[3]).strip("\"'")
         if operator == "=":
             self._set(name, value)
         return value
 
-    def _run(self, words: list[str]) -> None:
-        words = words[words[:1] in (["or"], ["and"]) :]
-        named = next((i for i, w in enumerate(words[:-1]) if i and not w.startswith("-")), 0)
-        if (
-            named
-            and words[0].lower().lstrip("%!") in ("env", "setenv", "set")
-            and _NAME.fullmatch(words[named])
-        ):
-            self._set(words[named], " ".join(words[named + 1 :]))
+    def _run(self, command: str) -> None:
+        """Runs a command, its words joined by NUL."""
+        command = re.sub(r"^(?:or|and)\0", "", command)
+        if setting := _SETS.fullmatch(command):
+            self._set(setting[1], setting[2].replace("\0", " "))
             return
-        words = _OF_A_FILE.sub(lambda found: found[0].replace("\0", " "), "\0".join(words)).split(
-            "\0"
-        )
-        first = words[0]
-        self._branches = max(
-            0, self._branches + (first in _OPENS or "{" in words) - (first in _CLOSES)
-        )
-        if first == "unset":
-            for name in words[1:]:
+        command = _OF_A_FILE.sub(lambda match: match[0].replace("\0", " "), command)
+        arguments = command.split("\0")
+        opens = arguments[0] in _OPENS or "{" in arguments
+        self._branches = max(0, self._branches + opens - (arguments[0] in _CLOSES))
+        self._choose(arguments[0])
+        if arguments[0] == "unset":
+            for name in arguments[1:]:
                 self._unset(name)
-        command = next((w for w in words if not _ASSIGNED.match(w)), "")
-        is_launch = _LAUNCHES.fullmatch(command) is not None
-        line = " ".join(words)
-        if (
-            is_launch
-            and (exported := re.search(r"(?<!\S)--export[= ](\S+)", line))
-            and "ALL" not in exported[1]
-        ):
-            self._drop("srun", exported[1])
-        elif (
-            is_launch and re.match(r"\S*(?:docker|podman) run ", line) and "--env-file" not in line
-        ):
-            self._drop("docker", line)
-        unread = "argument" if is_launch else ""
-        for word in words:
+        program = next((word for word in arguments if not _ASSIGNED.match(word)), "")
+        is_launch = _LAUNCHES.fullmatch(program) is not None
+        unread = ""
+        count = len(self.assignments)
+        if is_launch:
+            unread = "argument"
+            self._pass_on(" ".join(arguments))
+        for word in arguments:
             self._read_word(word, unread)
-            is_value = (
-                re.match(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=", word) is not None
-            )
-            unread = "outside" if is_value and unread != "argument" else unread
+            if not is_launch and _SETS_FLAGS.match(word):
+                unread = "outside"
+        if arguments[0] in _BUILDS:
+            _mark(self.assignments[count:], "build")
         if is_launch:
             self._replaceable.clear()
+            self._live.clear()
+
+    def _choose(self, word: str) -> None:
+        """Lets an alternative begin with the values before its `if` or `case`; `)` ends a label."""
+        if word in ("if", "case"):
+            self._before_branches.append(dict(self._values))
+        elif word in ("fi", "esac") and self._before_branches:
+            self._before_branches.pop()
+        elif self._before_branches and word in ("else", "elif", ")"):
+            self._values = dict(self._before_branches[-1])
+
+    def _pass_on(self, line: str) -> None:
+        """Marks variables that a launcher does not pass on to the program."""
+        for launcher, pattern in _PASSES_ON.items():
+            if passed_on := pattern.search(line):
+                names = re.findall(r"\w+", passed_on[1])
+                _mark([a for a in self._live if a.name not in names], launcher)
+                self._replaceable.clear()
+                self._live.clear()
 
     def _read_word(self, word: str, unread: str = "") -> None:
         if _FLAG.match(word):
@@ -361,50 +384,40 @@ class _Reader:
             return
         if word.startswith("--export"):  # a name without a value is that of a variable
             word = re.sub(r",[A-Z][A-Z0-9_]*(?=,|$)", "", word)
-        word = re.sub(r"^--(?=jax_\w+=)", "", word)
-        for part in re.split(r",\s*(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
-            assigned = _ASSIGNED.fullmatch(part)
-            if assigned is not None:
-                self._set(
-                    assigned[1], (self._known(assigned[1]) if assigned[2] else "") + assigned[3]
-                )
-            is_read = assigned is not None and (
-                is_setting(assigned[1]) or _FLAGS.match(assigned[3])
-            )
-            if re.search(r"\s", part) and not is_read and part not in self._parts:
-                self._parts.add(part)
-                self._shell(part.replace("\\n", "\n").replace("%s", COMPUTED))
+        for item in re.split(r",\s*(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
+            is_read = False
+            if assigned := _ASSIGNED.fullmatch(item):
+                name, is_added, value = assigned.groups()
+                before = self._known(name) if is_added else ""
+                self._set(name, before + value)
+                is_read = is_setting(name) or _FLAGS.match(value) is not None
+            if re.search(r"\s", item) and not is_read and item not in self._parts:
+                self._parts.add(item)
+                self._shell(item.replace("\\n", "\n").replace("%s", COMPUTED))
 
     # ------------------------------------------------------------------ manifests and notebooks
 
     def _walk(self, data: object, key: str, seen: set[int]) -> None:
-        if (
-            not isinstance(data, str) and id(data) in seen
-        ):  # an anchor may repeat what is large, or itself
+        if isinstance(data, str):
+            self._read_item(data, key)
+            return
+        if id(data) in seen:  # an anchor may repeat what is large, or itself
             return
         seen.add(id(data))
         match data:
-            case str():
-                self._read_item(data, key)
             case {"cell_type": kind, "source": source}:
                 self.read("".join(map(str, source)) if kind == "code" else "")
-            case {
-                "winner": {"winner_version": _},
-                "environment": dict(environment),
-            }:  # an export of our own
+            case {"winner": {"winner_version": _}, "environment": environment}:  # our own export
                 self._walk(environment, key, seen)
             case {"name": str(name), "value": str(value)}:
                 self._set(name, self._expand(value))
-            case dict() | list():
-                pairs = (
-                    data.items()
-                    if isinstance(data, dict)
-                    else [(f"{key}[]", value) for value in data]
-                )
-                for name, value in pairs:
+            case dict():
+                for name, value in data.items():
                     self._walk(value, str(name), seen)
-                    if isinstance(data, dict):
-                        self._end_loose()
+                    self._end_loose()
+            case list():
+                for value in data:
+                    self._walk(value, f"{key}[]", seen)
 
     def _read_item(self, text: str, key: str) -> None:
         assigned = _ASSIGNED.fullmatch(_PREFIX.sub("", text))
@@ -419,18 +432,13 @@ class _Reader:
 
     def _visit(self, node: ast.AST) -> None:
         match node:
-            case ast.Assign(targets=targets, value=value):
-                self._assign(targets, value)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._assign([target], value)
-            case ast.AugAssign(target=target, value=value):
-                self._assign([target], value, is_added=True)
+            case ast.Assign(targets=targets):
+                self._assign(targets, node)
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                self._assign([target], node)
             case ast.Dict(keys=keys, values=values):
                 for key, value in zip(keys, values, strict=True):
-                    self._set(
-                        self._value(key) if isinstance(key, ast.Constant) else "",
-                        self._value(value),
-                    )
+                    self._set(_constant(key), self._value(value))
             case ast.Call():
                 self._visit_call(node)
             case ast.Tuple(elts=items) if [is_setting(self._value(item)) for item in items] == [
@@ -441,14 +449,14 @@ class _Reader:
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
             case ast.Delete(targets=targets):
-                for name in map(_named, targets):
-                    self._unset(name)
+                for deleted in targets:
+                    self._unset(_target(deleted))
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not is_doc and not isinstance(node, ast.JoinedStr):
             self._visit_children(node)
 
     def _visit_children(self, node: ast.AST) -> None:
-        """Visits the parts of a node; what a function or class sets is not known behind it."""
+        """Visits the parts of a node; what a function or class sets is unknown after it."""
         is_apart = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
         is_branch = is_apart or isinstance(
             node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp)
@@ -462,49 +470,44 @@ class _Reader:
             self._values, self._has_started = outer
 
     def _assign(
-        self, targets: Sequence[ast.AST], value: ast.AST, *, is_added: bool = False
+        self, targets: Sequence[ast.AST], node: ast.Assign | ast.AnnAssign | ast.AugAssign
     ) -> None:
-        """Sets all targets that have a name; `is_added` behind what they have."""
-        for name in filter(None, map(_named, targets)):
-            before = self._known(name) if is_added else ""
-            if before and isinstance(value, (ast.List, ast.Tuple)):
+        """Sets all targets that have a name."""
+        for name in filter(None, map(_target, targets)):
+            before = self._known(name) if isinstance(node, ast.AugAssign) else ""
+            if before and isinstance(node.value, (ast.List, ast.Tuple)):
                 before += " "
-            is_late = self._has_started and not name.startswith(".")
-            self._set(name, before + self._value(value), unread="late" if is_late else "")
+            value = before + self._value(node.value)
+            if node.value is not None:
+                self._set(name, value, is_in_process=not name.startswith("."))
 
     def _visit_call(self, node: ast.Call) -> None:
-        called = _named(node.func, of_call=True)
-        named = {k.arg: k.value for k in node.keywords}
-        first, second = [*node.args, *filter(None, map(named.get, ("name", "value"))), None, None][
-            :2
-        ]
-        name = (
-            first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
-        )
-        self._has_started = self._has_started or _STARTS.match(ast.unparse(node.func)) is not None
-        if called in _RUNS and first is not None:
-            self._shell(self._value(first))
+        function = ast.unparse(node.func)
+        called = function.rpartition(".")[2]
+        name_node, value_node = _name_and_value(node)
+        name = _constant(name_node)
+        self._has_started = self._has_started or _STARTS.match(function) is not None
+        if called in _RUNS and name_node is not None:
+            self._shell(self._value(name_node))
             self._replaceable.clear()
-        elif called == "pop" and ast.unparse(node.func).endswith("environ.pop"):
+        elif function.endswith("environ.pop"):
             self._unset(name)
         elif called in ("append", "extend") and isinstance(node.func, ast.Attribute):
-            owner = _named(node.func.value)
-            self._set(owner, f"{self._known(owner, '')} {self._value(first)}")
-        elif second is not None and called not in _ASKED and _NAME.fullmatch(name):
-            is_late = self._has_started and called in ("setdefault", "putenv", "setenv")
-            self._set(name, self._value(second), unread="late" if is_late else "")
-        for keyword, value in named.items():
-            self._set(keyword or "", self._value(value))
+            owner = _target(node.func.value)
+            self._set(owner, f"{self._known(owner, '')} {self._value(name_node)}")
+        elif value_node is not None and called not in _READS and _NAME.fullmatch(name):
+            is_in_process = called in ("setdefault", "putenv", "setenv")
+            self._set(name, self._value(value_node), is_in_process=is_in_process)
+        for keyword in node.keywords:
+            self._set(keyword.arg or "", self._value(keyword.value))
 
     def _value(self, node: ast.AST | None) -> str:
-        """The value as text, as far as it stands in the source; a list's items are joined by
-        blanks.
-        """
+        """The value as far as it stands in the source, items of a list joined by blanks."""
         match node:
             case ast.Constant(value=value) if value is not None:
                 return str(value)
             case ast.Name() | ast.Subscript():
-                return self._known(_named(node))
+                return self._known(_target(node))
             case ast.JoinedStr(values=values):
                 return "".join(map(self._value, values))
             case ast.FormattedValue(value=value) | ast.IfExp(body=value):
@@ -512,7 +515,7 @@ class _Reader:
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return " ".join(map(self._value, items))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                blank = " " if isinstance(left, ast.List) or isinstance(right, ast.List) else ""
+                blank = " " * (isinstance(left, ast.List) or isinstance(right, ast.List))
                 return self._value(left) + blank + self._value(right)
             case ast.BinOp(left=left, op=ast.Mod()):
                 return re.sub(r"%[^%]*?[a-zA-Z]", COMPUTED, self._value(left))
@@ -521,49 +524,59 @@ class _Reader:
         return COMPUTED
 
     def _value_of_call(self, node: ast.Call) -> str:
-        called = _named(node.func, of_call=True)
         owner = getattr(node.func, "value", None)
-        first, second = [*node.args, None, None][:2]
-        if called in _ASKED:
-            return self._known(self._value(first), self._value(second))
-        if called == "join" and owner is not None and isinstance(first, (ast.List, ast.Tuple)):
-            return self._value(owner).join(map(self._value, first.elts))
-        if called in ("join", "str"):
-            return self._value(first)
-        if called in ("strip", "rstrip", "lstrip", "replace"):
-            return self._value(owner)
-        return re.sub(r"\{.*?\}", COMPUTED, self._value(owner)) if called == "format" else COMPUTED
+        argument, default = _name_and_value(node)
+        match ast.unparse(node.func).rpartition(".")[2]:
+            case "get" | "getenv" | "pop":
+                return self._known(self._value(argument), self._value(default))
+            case "join" if owner is not None and isinstance(argument, (ast.List, ast.Tuple)):
+                return self._value(owner).join(map(self._value, argument.elts))
+            case "join" | "str":
+                return self._value(argument)
+            case "strip" | "rstrip" | "lstrip" | "replace":
+                return self._value(owner)
+            case "format":
+                return re.sub(r"\{.*?\}", COMPUTED, self._value(owner))
+        return COMPUTED
+
+
+def _name_and_value(node: ast.Call) -> list[ast.expr | None]:
+    """The first two arguments of a call, by place or as `name` and `value`; None if missing."""
+    by_name = {keyword.arg: keyword.value for keyword in node.keywords}
+    return [*node.args, *filter(None, map(by_name.get, ("name", "value"))), None, None][:2]
 
 
 def _of_shell(match: re.Match[str]) -> str:
     """The assignment of a makefile or of TOML as a shell's."""
-    head, append, value = match.groups()
-    quoted = (
-        value
-        if value[:1] in ("'", '"')
-        else '"' + " " * bool(append) + value.replace('"', '\\"') + '"'
-    )
-    return f"{head}{append or ''}={quoted}"
+    name, appends, value = match.groups("")
+    if value[:1] not in ("'", '"'):
+        escaped = value.replace('"', '\\"')
+        value = f'"{" " * bool(appends)}{escaped}"'
+    return f"{name}{appends}={value}"
 
 
-def _named(node: ast.AST, *, of_call: bool = False) -> str:
-    """The name that is assigned or called: `x` of ``os.environ["x"]`` and ``jax.config.x``, `.x` of
-    Python's own x.
-    """
+def _target(node: ast.AST) -> str:
+    """The name that is set: `x` of ``os.environ["x"]`` and ``config.x``, `.x` of Python's own x."""
     match node:
         case ast.Name(id=name):
-            return name if of_call else f".{name}"
+            return f".{name}"
         case ast.Subscript(slice=ast.Constant(value=str(name))):
             return name
-        case ast.Attribute(attr=name) if of_call or _NAME.fullmatch(name):
+        case ast.Attribute(attr=name) if _NAME.fullmatch(name):
             return name
     return ""
 
 
+def _constant(node: ast.AST | None) -> str:
+    """The text that a node is; empty if it is none."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+    return ""
+
+
 def _python(text: str) -> ast.Module | None:
-    """The text as Python; None if it is none, or settings alone, which a shell may have meant as
-    well.
-    """
+    """The text as Python; None for settings alone, which may be meant for a shell."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -571,23 +584,18 @@ def _python(text: str) -> ast.Module | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
-    assigns = (
-        r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
-    )
-    return tree if speaks or re.search(assigns, text) else None
+    return tree if speaks or _OF_PYTHON.search(text) else None
 
 
 def _data(text: str) -> list[object]:
-    """The documents of YAML, JSON or TOML, placeholders of templates computed; none if it is
-    neither.
-    """
+    """The documents of YAML, JSON or TOML, with placeholders of templates computed; else none."""
     text = re.sub(r"(?m)^[ \t]*\{\{.*\}\}[ \t]*$", "", text)
     text = re.sub(r"\$?\{\{[^{}]*\}\}", COMPUTED, text)
-    text = (
-        text.expandtabs() if text.lstrip()[:1] in ("{", "[") else text
-    )  # YAML has no tabs, JSON may
-    with contextlib.suppress(ValueError, RecursionError):
-        text = json.dumps(tomllib.loads(text), default=str) if re.search(r"(?m)^\[", text) else text
+    if text.lstrip().startswith(("{", "[")):  # YAML has no tabs, JSON may
+        text = text.expandtabs()
+    if re.search(r"(?m)^\[", text):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(tomllib.loads(text), default=str)
     try:
         loader = yaml.BaseLoader(text)  # makes texts, lists and maps only
         documents = [loader.get_data() for _ in iter(loader.check_data, False)]

@@ -1,5 +1,4 @@
-"""The catalogue of published settings: what is written of them, what releases were asked, and what
-their names tell.
+"""The catalogue of published settings.
 
 By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous
 all that decides over it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all
@@ -27,6 +26,15 @@ from autotune.model.flags import FlagSet
 
 T = TypeVar("T")
 
+Texts = tuple[str, ...]
+"""Names, or values of settings."""
+TextMap = Mapping[str, str]
+"""Names to values or words."""
+Values = dict[str, str]
+"""Settings to values, while they are collected."""
+Pair = tuple[str, str]
+"""A setting with its value."""
+
 DATA = resources.files("autotune") / "data"
 
 
@@ -35,9 +43,7 @@ def _by_version(default: Any) -> Any:
     return default if isinstance(default, dict) else {"": default}
 
 
-Defaults = Annotated[
-    Mapping[str, str], BeforeValidator(_by_version), Field(validation_alias="default")
-]
+Defaults = Annotated[TextMap, BeforeValidator(_by_version), Field(validation_alias="default")]
 
 
 class Stage(StrEnum):
@@ -85,9 +91,7 @@ NEVER_SEARCHED = {
 """Platforms whose settings are only catalogued, and why."""
 
 OF_CACHES = "cache control"
-"""Start of a danger that arises in studies only: a cache of autotuning may well serve
-production.
-"""
+"""Start of a danger that arises in studies only: caches of autotuning may serve production."""
 
 
 class Scope(StrEnum):
@@ -117,7 +121,7 @@ class Scope(StrEnum):
     GVNIC = "gvnic"
 
 
-Conditions = Mapping[str, tuple[str, ...]]
+Conditions = Mapping[str, Texts]
 """Other setting to the values under which one acts; or value to names."""
 
 
@@ -133,14 +137,14 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     """``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`."""
     type: str = "string"
     """One of bool, int, int32, int64, float, string, enum, message."""
-    also_in: tuple[str, ...] = ()
+    also_in: Texts = ()
     tri_state: bool = False
     """Whether being unset differs from every value."""
     repeated: bool = False
     """Whether it holds a list or a map."""
-    values: tuple[str, ...] = ()
+    values: Texts = ()
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
-    words: tuple[str, ...] = ()
+    words: Texts = ()
     """Words of which NCCL reads lists, for all of its functions or for each, as in
     ``Ring;allreduce:Tree,Ring``, or of which an XLA flag with a `form` is made.
     """
@@ -173,12 +177,12 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     """Effect on compile time; empty if small or unknown."""
     danger: str = ""
     """Why it must not be used in training; empty if it may."""
-    needs: tuple[str, ...] = ()
+    needs: Texts = ()
     """Requirements to act, in words."""
-    excludes: tuple[str, ...] = ()
-    against: Mapping[str, str] = {}
+    excludes: Texts = ()
+    against: TextMap = {}
     """Value to the reason against it: it changes nothing, or does harm."""
-    beware: Mapping[str, str] = {}
+    beware: TextMap = {}
     """Pattern of values to what may go wrong with them."""
     not_on: Conditions = {}
     """Value to the GPUs (names of `autotune targets list`) on which it does harm."""
@@ -191,9 +195,9 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     condition_since: str = ""
     """First jaxlib for which `when` and `unless` hold; empty if for all."""
     renamed_to: str = ""
-    renamed_values: Mapping[str, str] = {}
+    renamed_values: TextMap = {}
     """Its values to those of the newer name; other values need no replacement."""
-    stood_for: tuple[str, ...] = ()
+    stood_for: Texts = ()
     """Flags of now that its true switched on, whatever theirs said."""
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
@@ -203,11 +207,11 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     """
     pool_step_mib: int = 0
     """Steps of its values, if it is memory for all collectives of the program; else 0."""
-    together: Mapping[str, str] = {}
+    together: TextMap = {}
     """Settings that it needs or profits from, with values: a published set with it is tried with
     these.
     """
-    sources: tuple[str, ...] = ()
+    sources: Texts = ()
     source_line: str = ""
     """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``;
     may be empty.
@@ -249,14 +253,12 @@ class Catalog(dict[str, Setting]):
         self.sources = dict(sources)
 
     @property
-    def groups(self) -> tuple[str, ...]:
+    def groups(self) -> Texts:
         """Searchable groups: those with a setting of tier tune or numerics."""
         return tuple(sorted({s.group for s in self.values() if s.tier in SEARCHED}))
 
     def find(self, name: str) -> Setting:
-        """Finds a setting by name, with or without dashes and value; SettingError if the catalogue
-        lacks it.
-        """
+        """Finds a setting by name, with or without dashes and value, or raises SettingError."""
         bare = name.strip().lstrip("-").partition("=")[0]
         for candidate in (bare, bare.lower()):
             if candidate in self:
@@ -266,6 +268,11 @@ class Catalog(dict[str, Setting]):
         )
 
 
+def setting_of(variable: str) -> str:
+    """Returns the name of a variable as a setting: a JAX option has its lower-case name."""
+    return variable.lower() if variable.startswith("JAX_") else variable
+
+
 def older(version: str, other: str) -> bool:
     """Returns whether one release comes before another: ``0.10.2`` before ``0.12.0.1``."""
     return release_of(version) < release_of(other)
@@ -273,8 +280,7 @@ def older(version: str, other: str) -> bool:
 
 def release_of(version: str) -> tuple[int, ...]:
     """Sort key of a release: (0, 12, 0, 1) for ``0.12.0.1``."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    return tuple(map(int, re.findall(r"\d+", re.split(r"[^\d.]", version)[0])))
 
 
 @functools.cache
@@ -285,13 +291,11 @@ def load_catalog() -> Catalog:
     rules = _read_tables(DATA / "names.toml")
     facts: Tables = {}
     for source in ("xla", "nccl-source"):
-        asked = read_asked(source)
-        sources[source] = sources[source].model_copy(update={"commit": asked["commit"]})
-        facts |= {
-            n: fact
-            for n, fact in asked["settings"].items()
-            if n in written or "removed" not in fact
-        }
+        answers = read_asked(source)
+        sources[source] = sources[source].model_copy(update={"commit": answers["commit"]})
+        for name, fact in answers["settings"].items():
+            if name in written or "removed" not in fact:
+                facts[name] = fact
     entries: Tables = {}
     for name in {**written, **facts}:
         by_name = (keys for pattern, keys in rules.items() if re.fullmatch(pattern, name))
@@ -304,9 +308,7 @@ Tables = dict[str, MutableMapping[str, Any]]
 
 
 def read_asked(source: str) -> dict[str, Any]:
-    """Reads what releases said: ``releases``, the ``commit`` of the lines, and the keys of each of
-    the ``settings``.
-    """
+    """Reads what releases said: ``releases``, ``commit`` of the lines, and keys of ``settings``."""
     return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
 
 
@@ -342,8 +344,8 @@ def read_data(path: Traversable, kind: type[T]) -> T:
 
 
 def _named(tables: Tables, kind: type[T], where: str) -> dict[str, T]:
-    named = {name: {"name": name, **table} for name, table in tables.items()}
-    return _fit(named, dict[str, kind], where)  # type: ignore[valid-type]
+    entries = {name: {"name": name, **table} for name, table in tables.items()}
+    return _fit(entries, dict[str, kind], where)  # type: ignore[valid-type]
 
 
 def _fit(data: object, kind: type[T], where: str) -> T:
@@ -352,7 +354,7 @@ def _fit(data: object, kind: type[T], where: str) -> T:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:
         wrong = error.errors()[0]
-        key = ".".join(str(part) for part in wrong["loc"])
+        key = ".".join(map(str, wrong["loc"]))
         raise SettingError(
             f"{where}: `{key}`: {wrong['msg']} but got {wrong['input']!r}"
         ) from error
@@ -367,7 +369,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     date: str
     """Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026."""
     flags: str = ""
-    environment: Mapping[str, str] = {}
+    environment: TextMap = {}
     for_hardware: str = ""
     """Hardware of its authors; may be empty."""
     note: str = ""
@@ -375,8 +377,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     @property
     def settings(self) -> FlagSet:
         """The recipe as a flag set; JAX options by their lower-case names."""
-        named = {n.lower() if n.startswith("JAX_") else n: v for n, v in self.environment.items()}
-        return FlagSet.parse(self.flags).merge(named)
+        variables = {setting_of(name): value for name, value in self.environment.items()}
+        return FlagSet.parse(self.flags).merge(variables)
 
 
 class Symptom(BaseModel, frozen=True, extra="forbid"):
@@ -384,7 +386,7 @@ class Symptom(BaseModel, frozen=True, extra="forbid"):
 
     name: str
     title: str
-    groups: tuple[str, ...]
+    groups: Texts
     advice: str
 
 

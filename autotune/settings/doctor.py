@@ -1,6 +1,4 @@
-"""Diagnoses a machine: software, devices, containers, environment, and what is missing for which
-feature.
-"""
+"""Diagnoses software, devices, containers and environment: what is missing for which feature."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
@@ -19,7 +17,7 @@ from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device
 from autotune.machine.host import packages_of
 from autotune.model.files import packaged_template
 from autotune.model.units import format_bytes
-from autotune.settings.catalog import DATA, read_data
+from autotune.settings.catalog import DATA, TextMap, Texts, Values, read_data
 from autotune.settings.check import Checks, check_variables
 from autotune.settings.known import KnownSettings
 
@@ -49,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    packages: Mapping[str, tuple[str, ...]]
+    packages: Mapping[str, Texts]
     places: tuple[Place, ...]
     findings: Mapping[str, Finding]
 
@@ -61,14 +59,14 @@ _KNOWN = read_data(DATA / "doctor.toml", _Known)
 class Diagnosis:
     """Result of `autotune doctor`."""
 
-    versions: Mapping[str, str]
+    versions: TextMap
     """Software to its version, or ``not installed``."""
     cpus: int
     memory_bytes: int
     load_1min: float
     """Mean number of running processes over the last minute."""
     gpus: tuple[Gpu, ...]
-    places: tuple[str, ...]
+    places: Texts
     """Schedulers and containers: SLURM, Docker, Kubernetes ..."""
     steering: Checks
     """Verdicts on variables of the environment that steer XLA, NCCL or JAX."""
@@ -83,23 +81,33 @@ def diagnose(
     run: Runner = run_program,
     root: Path = Path("/"),
 ) -> Diagnosis:
-    """Diagnoses software, devices, scheduler, container and environment; `known` is None without a
-    build to ask.
-    """
+    """Diagnoses machine, software and environment; `known` is None without a build to ask."""
     gpus = find_gpus(run)
     versions = find_versions(python, run)
-    is_asked = not {"cuda", "gpu"}.isdisjoint(environment.get("JAX_PLATFORMS", "").split(","))
+    platforms = environment.get("JAX_PLATFORMS", "").split(",")
+    wants_gpu = "cuda" in platforms or "gpu" in platforms
+    steering: Checks = []
+    findings = []
     if gpus:
         versions["driver"] = gpus[0].driver
-    steering = check_variables(environment.items(), known) if known is not None else []
-    findings = [
-        *([_why_no_gpu(environment, root)] if is_asked and not gpus else []),
-        *([_finding("no_jaxlib", python=python)] if known is None else []),
-        *_software_findings(python, versions, gpus, is_gpu_asked=is_asked),
-        *_environment_findings(environment, steering),
-        *nccl_file_findings(environment, root),
-        *_machine_findings(gpus, root),
-    ]
+    elif wants_gpu:
+        findings.append(_why_no_gpu(environment, root))
+    if known is None:
+        findings.append(_finding("no_jaxlib", python=python))
+    else:
+        steering = check_variables(environment.items(), known)
+    for library in ("flax", "optax"):
+        if versions[library] == _MISSING:
+            findings.append(_finding("no_library", python=python, library=library))
+    findings += _plugin_findings(python, versions, wants_gpu=bool(gpus) or wants_gpu)
+    if gpus and versions["nvidia-ml-py"] == _MISSING:
+        findings.append(_finding("no_nvml", python=python))
+    if refused := [check.name for check in steering if not check.starts]:
+        findings.append(_finding("refused", names=", ".join(refused)))
+    if environment.get("JAX_COMPILATION_CACHE_DIR"):
+        findings.append(_finding("cache"))
+    findings += nccl_file_findings(environment, root)
+    findings += _machine_findings(gpus, root)
     return Diagnosis(
         versions=versions,
         cpus=len(os.sched_getaffinity(0)),
@@ -116,65 +124,49 @@ def gpu_findings(
     python: str, environment: Environment, *, run: Runner = run_program, root: Path = Path("/")
 ) -> list[Finding]:
     """Finds what keeps JAX from a requested GPU; see `diagnose`."""
-    gpus, versions = find_gpus(run), find_versions(python, run)
-    found = [] if gpus else [_why_no_gpu(environment, root)]
-    return [*found, *_plugin_findings(python, versions, is_gpu_asked=True)]
+    findings = list(_plugin_findings(python, find_versions(python, run), wants_gpu=True))
+    if not find_gpus(run):
+        findings.insert(0, _why_no_gpu(environment, root))
+    return findings
 
 
-def find_versions(python: str, run: Runner) -> dict[str, str]:
+def find_versions(python: str, run: Runner) -> Values:
     """Finds the versions of the software that a measurement depends on."""
     versions = dict.fromkeys(("Python", *_KNOWN.packages), _MISSING)
+    names = [name for group in _KNOWN.packages.values() for name in group]
     try:
-        here = packages_of(
-            python, [n for group in _KNOWN.packages.values() for n in group], run=run
-        )
+        packages = packages_of(python, names, run=run)
     except ValueError:
         return {**versions, "Python": "cannot be started"}
-    versions["Python"] = here.python
+    versions["Python"] = packages.python
     for label, group in _KNOWN.packages.items():
-        installed = [name for name in group if name in here.versions]
-        for name in installed[:1]:
-            versions[label] = (
-                f"{here.versions[name]} ({name})" if len(group) > 1 else here.versions[name]
-            )
+        for name in reversed(group):
+            if name in packages.versions:
+                place = f" ({name})" if len(group) > 1 else ""
+                versions[label] = packages.versions[name] + place
     return versions
 
 
 def find_places(environment: Environment, root: Path) -> list[Place]:
     """Finds schedulers and containers by variables and files, the innermost first."""
     return [
-        p for p in _KNOWN.places if fnmatch.filter(environment, p.sign) or (root / p.sign).is_file()
+        place
+        for place in _KNOWN.places
+        if fnmatch.filter(environment, place.sign) or (root / place.sign).is_file()
     ]
 
 
 def _finding(name: str, **facts: object) -> Finding:
     """Returns a known finding with the facts of this machine."""
-    known = _KNOWN.findings[name]
-    return Finding(
-        *(text.format(**facts) for text in (known.feature, known.problem, known.command))
-    )
+    return Finding(*(text.format(**facts) for text in astuple(_KNOWN.findings[name])))
 
 
-def _software_findings(
-    python: str, versions: Mapping[str, str], gpus: Sequence[Gpu], *, is_gpu_asked: bool
-) -> Iterator[Finding]:
-    for library in ("flax", "optax"):
-        if versions[library] == _MISSING:
-            yield _finding("no_library", python=python, library=library)
-    yield from _plugin_findings(python, versions, is_gpu_asked=bool(gpus) or is_gpu_asked)
-    if gpus and versions["nvidia-ml-py"] == _MISSING:
-        yield _finding("no_nvml", python=python)
-
-
-def _plugin_findings(
-    python: str, versions: Mapping[str, str], *, is_gpu_asked: bool
-) -> Iterator[Finding]:
+def _plugin_findings(python: str, versions: TextMap, *, wants_gpu: bool) -> Iterator[Finding]:
     """Problems of the CUDA plugin, which JAX needs to run on or compile for a GPU."""
-    plugin, jaxlib = versions["CUDA plugin"], versions["jaxlib"]
+    plugin = versions["CUDA plugin"]
+    jaxlib = versions["jaxlib"]
     if plugin == _MISSING:
-        yield _finding(
-            "no_plugin" if is_gpu_asked else "no_screening", python=python, jaxlib=jaxlib
-        )
+        yield _finding("no_plugin" if wants_gpu else "no_screening", python=python, jaxlib=jaxlib)
     elif not plugin.startswith(f"{jaxlib} "):
         package = re.sub(r".*\((.*)\)", r"\1", plugin)
         yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
@@ -191,43 +183,28 @@ def _why_no_gpu(environment: Environment, root: Path) -> Finding:
     return _finding("no_gpu")
 
 
-def _environment_findings(environment: Environment, steering: Checks) -> Iterator[Finding]:
-    if refused := [c.name for c in steering if not c.starts]:
-        yield _finding("refused", names=", ".join(refused))
-    if environment.get("JAX_COMPILATION_CACHE_DIR"):
-        yield _finding("cache")
-
-
 def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
-    user_file = environment.get("NCCL_CONF_FILE") or Path(
-        environment.get("HOME", "/"), ".nccl.conf"
-    )
-    for path in (Path(user_file), root / "etc/nccl.conf"):
+    home = environment.get("HOME", "/")
+    user_file = Path(environment.get("NCCL_CONF_FILE") or Path(home, ".nccl.conf"))
+    for path in (user_file, root / "etc/nccl.conf"):
         if path.is_file() and os.access(path, os.R_OK):
-            names = re.findall(
-                r"^([^#=\n]+)=", path.read_text("utf-8", errors="replace"), re.MULTILINE
-            )
-            if unset := sorted(set(names) - environment.keys()):
-                yield _finding("nccl_file", path=path, names=", ".join(unset))
+            text = path.read_text("utf-8", errors="replace")
+            names = set(re.findall(r"(?m)^([^#=\n]+)=", text)) - environment.keys()
+            if names:
+                yield _finding("nccl_file", path=path, names=", ".join(sorted(names)))
 
 
 def _machine_findings(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
-            yield _finding(
-                "gpu_in_use",
-                index=gpu.index,
-                busy=gpu.busy_percent,
-                used=format_bytes(gpu.used_bytes),
-            )
+            used = format_bytes(gpu.used_bytes)
+            yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=used)
     shm = root / "dev/shm"
-    if (
-        len(gpus) > 1
-        and shm.exists()
-        and (size := shutil.disk_usage(shm).total) < _SHM_NEEDED_BYTES
-    ):
-        yield _finding("small_shm", size=format_bytes(size))
+    if len(gpus) > 1 and shm.exists():
+        size = shutil.disk_usage(shm).total
+        if size < _SHM_NEEDED_BYTES:
+            yield _finding("small_shm", size=format_bytes(size))
 
 
 def format_diagnosis(found: Diagnosis) -> str:

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Catalog, Setting, Stage, load_catalog, older
+from autotune.settings.catalog import Catalog, Pair, Setting, Stage, load_catalog, older
 from autotune.settings.probe import FlagInfo, ProbeReport, Spellings
-
-Pair = tuple[str, str]
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -22,6 +20,7 @@ _BOOLEANS = {
     **dict.fromkeys(("false", "False", "0"), "false"),
 }
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
+_INTEGER = re.compile(r"[+-]?\d+")
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
 _SHOWN_APART = {
@@ -35,13 +34,15 @@ _SHOWN_APART = {
     "sources",
     "source_line",
 }
-"""Fields that `flags show` formats in another way."""
+"""Fields that `flags show` does not show, or otherwise."""
 
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
-"""Functions for each of which NCCL_ALGO and NCCL_PROTO may have a list of their own."""
+"""Functions that may have their own list in NCCL_ALGO and NCCL_PROTO."""
+
+_PASS_LISTS = ("xla_disable_hlo_passes", "xla_enable_hlo_passes_only", "xla_fuel")
 
 UNSET = "(unset)"
-"""Default in the catalogue of a setting that is unset by default."""
+"""The catalogue's default of a setting that is unset by default."""
 
 
 class KnownSetting(NamedTuple):
@@ -53,20 +54,17 @@ class KnownSetting(NamedTuple):
     flag: FlagInfo | None
     """An XLA flag or compiler option of the build."""
     option: FlagInfo | None
+    info: FlagInfo
+    """Either of them, else the catalogue's type."""
     default: str | None
     """None if unset is a state of its own, or unknown."""
     among: KnownSettings
     """All settings of the same build."""
 
     @property
-    def is_flag(self) -> bool:
-        """Whether the build's XLA_FLAGS parser accepts it."""
-        return self.flag is not None and self.flag.in_xla_flags
-
-    @property
     def exists(self) -> bool:
         """Whether it is a flag of the build or an option of jax."""
-        return self.is_flag or self.option is not None
+        return self.info.in_xla_flags or self.option is not None
 
     @property
     def is_catalogued(self) -> bool:
@@ -79,85 +77,80 @@ class KnownSetting(NamedTuple):
         return self.flag is not None and not self.flag.sets
 
     @property
-    def type(self) -> str:
-        """Type of its values, preferably from the build."""
-        return (self.info or self.entry).type
-
-    @property
-    def info(self) -> FlagInfo | None:
-        """What the build or jax says of it."""
-        return self.flag or self.option
-
-    @property
     def spellings(self) -> Spellings:
         """Further spellings of values to the value."""
-        if self.type == "bool":
-            return _BOOLEANS if self.option is None else _JAX_BOOLEANS
-        return self.flag.spellings if self.flag is not None else {}
-
-    @property
-    def legal_values(self) -> tuple[str, ...]:
-        """Values listed by the build or jax."""
-        return self.info.values if self.info is not None else ()
+        if self.info.type != "bool":
+            return self.info.spellings
+        return _BOOLEANS if self.option is None else _JAX_BOOLEANS
 
     def is_default(self, value: str) -> bool:
         """Returns whether a value is the default."""
         return is_default(value, self.default, self.spellings)
 
     def refused(self, value: str) -> str:
-        """Why a process refuses a value (or a variable's value is malformed), as a clause; empty if
-        it is legal.
-        """
+        """Why a process refuses a value, or a variable's is malformed, as a clause; else empty."""
+        words = self.entry.words
+        legal = self.info.values
+        if self.info.type == "bool":
+            return self._switch_problem(value)
         if self.flag is not None:
             return _flag_problem(value, self.flag) or self._misformed(value)
         if self.entry.form:
             return self._misformed(value)
-        if self.entry.words and self.name.startswith("NCCL_"):
-            return _words_problem(value, self.entry.words)
-        if self.entry.words and value.lower() not in self.entry.words:
-            return f"must be one of {', '.join(self.entry.words)}, not {value!r}"
-        if self.legal_values and value not in self.legal_values:
-            return f"has no value {value!r}{close_matches(value, self.legal_values)}"
-        if self.option is not None and self.type == "bool":
-            return "" if value.lower() in self.spellings else "must be true or false"
-        if self.entry.kind == "env" and self.type == "bool" and value not in _BOOLEANS:
+        if words and self.name.startswith("NCCL_"):
+            return _words_problem(value, words)
+        if words and value.lower() not in words:
+            return f"must be one of {', '.join(words)}, not {value!r}"
+        if legal and value not in legal:
+            return f"has no value {value!r}{close_matches(value, legal)}"
+        if self.info.type in ("int", "float") and not is_number(value):
+            return "must be a number"
+        return ""
+
+    def _switch_problem(self, value: str) -> str:
+        word = canonical_value(value, self.spellings)
+        legal = self.info.values or ("true", "false")
+        if self.entry.kind == "env" and value not in _BOOLEANS:
             return f"must be true or false; what is neither, such as {value!r}, counts as true"
-        return "must be a number" if self.type in ("int", "float") and not is_number(value) else ""
+        if word not in ("true", "false"):
+            return "must be true or false"
+        return "" if word in legal else f"must be {legal[0]}, for this build refuses {word}"
 
     def _misformed(self, value: str) -> str:
-        """Which item of a value the build refuses by the catalogue, where it does not list its
-        words; empty if none.
-        """
-        if self.spellings or not self.entry.form:
-            return ""
-        wrong = [
-            item
-            for item in value.split(",")
-            if not re.fullmatch(self.entry.form, item, re.IGNORECASE)
-        ]
-        return f"must be made of {', '.join(self.entry.words)}, not {wrong[0]!r}" if wrong else ""
+        """Which item has not the catalogue's `form`, where the build lists no words; else empty."""
+        if self.entry.form and not self.spellings:
+            for item in value.split(","):
+                if not re.fullmatch(self.entry.form, item, re.IGNORECASE):
+                    return f"must be made of {', '.join(self.entry.words)}, not {item!r}"
+        return ""
 
     def out_of_range(self, value: str) -> str:
-        """Returns how a value is outside of the catalogue's range, as a clause; empty if it is
-        not.
-        """
-        entry = self.entry
-        if not is_number(value):
-            return ""
-        if entry.minimum is not None and float(value) < entry.minimum:
-            return f"must be at least {entry.minimum:g}"
-        if entry.maximum is not None and float(value) > entry.maximum:
-            return f"must be at most {entry.maximum:g}"
+        """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
+        lowest = self.entry.minimum
+        highest = self.entry.maximum
+        if lowest is not None and is_number(value) and float(value) < lowest:
+            return f"must be at least {lowest:g}"
+        if highest is not None and is_number(value) and float(value) > highest:
+            return f"must be at most {highest:g}"
+        return ""
+
+    def unknown_pass(self, value: str) -> str:
+        """Which compiler pass the build's libraries do not name, as a clause; empty if none."""
+        build = self.among.build
+        if self.name in _PASS_LISTS and (build.platform == "cpu" or build.plugin is not None):
+            for name in re.findall(r"(?:^|[,/])(?![^,]*/)([^,/:=@]+)", value):
+                # Some names begin with a text of the library and end with a type.
+                if build.lacks(name) and build.lacks(name[: name.rfind("-") + 1] or name):
+                    return f"{build.build} names no pass {name!r}"
         return ""
 
     @property
     def is_too_new(self) -> bool:
-        """Whether a later jaxlib, or a later NCCL than the package that is installed, introduced
-        it.
-        """
+        """Whether a later jaxlib, or a later NCCL than the installed package, introduced it."""
         library, _, release = self.entry.since.rpartition(" ")
-        here = {"": self.among.build.jaxlib, "NCCL": self.among.build.nccl}.get(library)
-        return here is not None and older(here, release)
+        build = self.among.build
+        installed = {"": build.jaxlib, "NCCL": build.nccl}.get(library)
+        return installed is not None and older(installed, release)
 
     def avoided(self, value: str) -> str:
         """Why it should not have a value on the target, as a clause; empty if it may."""
@@ -167,10 +160,8 @@ class KnownSetting(NamedTuple):
     @property
     def is_older_name(self) -> bool:
         """Whether it is a flag that sets what has a newer name in the build."""
-        is_alias = (
-            self.flag is not None and self.flag.in_xla_flags and self.flag.sets != (self.name,)
-        )
-        return is_alias and self.entry.renamed_to in self.among.build.flags
+        is_newer_there = self.entry.renamed_to in self.among.build.flags
+        return is_newer_there and self.info.in_xla_flags and self.info.sets != (self.name,)
 
     def renamed_value(self, value: str) -> str | None:
         """The value of the newer name; None if the value needs no replacement."""
@@ -182,35 +173,31 @@ class KnownSetting(NamedTuple):
         if newer and self.entry.kind == "env":
             return newer, value
         if newer in self.among.build.flags:
-            new = self.renamed_value(value)
-            if new is None or (self.is_flag and self.among[newer].is_default(new)):
+            newer_value = self.renamed_value(value)
+            if newer_value is None:
                 return None
-            return newer, new
-        return None if self.is_flag else self._older_pair(value)
+            is_default = self.info.in_xla_flags and self.among[newer].is_default(newer_value)
+            return None if is_default else (newer, newer_value)
+        return None if self.info.in_xla_flags else self._older_pair(value)
 
     def _older_pair(self, value: str) -> Pair | None:
         """The older name and value of a setting that the build does not have yet."""
-        for old in self.among.catalog.values():
-            if old.renamed_to != self.name or not self.among[old.name].is_flag:
-                continue
-            for old_value, new_value in old.renamed_values.items():
-                if new_value.lower() == value.lower() or (
-                    new_value == "default" and value.lower() == "off"
-                ):
-                    return old.name, old_value
+        newer_value = "default" if value.lower() == "off" else value.lower()
+        for name, entry in self.among.catalog.items():
+            if entry.renamed_to == self.name and self.among[name].info.in_xla_flags:
+                for older_value, same in entry.renamed_values.items():
+                    if same.lower() == newer_value:
+                        return name, older_value
         return None
 
     def hint(self, *, as_flag: bool = False) -> str:
-        """Close matches of an unknown name, as a clause; only of the build for a name in
-        XLA_FLAGS.
-        """
+        """Close matches of an unknown name, as a clause; of the build for a name in XLA_FLAGS."""
         if self.exists or self.is_catalogued:
             return ""
-        build = self.among.build
-        is_of_build = as_flag or self.name.startswith(("xla_", "jax_"))
-        return close_matches(
-            self.name, [*build.flags, *build.jax_options] if is_of_build else self.among.catalog
-        )
+        if as_flag or self.name.startswith(("xla_", "jax_")):
+            build = self.among.build
+            return close_matches(self.name, [*build.flags, *build.jax_options])
+        return close_matches(self.name, self.among.catalog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,23 +217,19 @@ class KnownSettings:
         entry = self.catalog.get(name) or Setting(name=name, stage=Stage.RUNTIME)
         flag = self.build.flags.get(name)
         option = self.build.jax_options.get(name)
+        default = entry.default_in(self.build.jaxlib)
         if flag is not None:
             default = flag.default if entry.tri_state else flag.effective_default
+        elif name == "jax_platforms":
+            default = None  # the build's answer is what the asked process was given
         elif option is not None:
-            default = (
-                option.default if name != "jax_platforms" else None
-            )  # that of the process that was asked
-        else:
-            default = entry.default_in(self.build.jaxlib)
-        return KnownSetting(
-            name=name, entry=entry, flag=flag, option=option, default=default, among=self
-        )
+            default = option.default
+        blank = FlagInfo(name=name, type=entry.type, in_xla_flags=False)
+        return KnownSetting(name, entry, flag, option, flag or option or blank, default, self)
 
 
 def canonical_value(value: str, spellings: Spellings) -> str:
-    """Normalizes a value for comparison: ``1`` to ``true``, enum items to the spelling of
-    `FlagInfo.values`.
-    """
+    """Normalizes a value: ``1`` to ``true``, enum items to the spelling of `FlagInfo.values`."""
     items = []
     for item in value.split(","):
         bare = item.lstrip("+-")
@@ -256,16 +239,12 @@ def canonical_value(value: str, spellings: Spellings) -> str:
 
 
 def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
-    """Returns whether a value is the default, whose items may have another order where they have
-    `spellings`.
-    """
+    """Returns whether a value is the default; where items have `spellings`, in any order."""
     if default is None or default == UNSET:
         return False
     if spellings:
-        items, default_items = (
-            sorted(canonical_value(text, spellings).split(",")) for text in (value, default)
-        )
-        return items == default_items
+        items = canonical_value(value, spellings).split(",")
+        return sorted(items) == sorted(canonical_value(default, spellings).split(","))
     if is_number(value) and is_number(default):
         return float(value) == float(default)
     return value == default
@@ -281,15 +260,13 @@ def is_number(text: str) -> bool:
 
 
 def _words_problem(value: str, words: Sequence[str]) -> str:
-    """Why NCCL refuses a list of words (`parseList` of its src/graph/tuning.cc), as a clause; empty
-    if it takes it.
-    """
-    for number, part in enumerate(value.split(";")):
-        function, colon, listed = part.rpartition(":")
+    """Why NCCL refuses a list of words (`parseList` of src/graph/tuning.cc), as a clause."""
+    for number, function_list in enumerate(value.split(";")):
+        function, colon, listed = function_list.rpartition(":")
         if number and not colon:
             return (
                 "must begin with a function, such as allreduce:, in each part behind the "
-                f"first, not {part!r}"
+                f"first, not {function_list!r}"
             )
         if colon and function.lower() not in NCCL_FUNCTIONS:
             return f"must name {', '.join(NCCL_FUNCTIONS)} before a colon, not {function!r}"
@@ -301,85 +278,70 @@ def _words_problem(value: str, words: Sequence[str]) -> str:
 
 def _flag_problem(value: str, flag: FlagInfo) -> str:
     """Why the XLA_FLAGS parser refuses a value, as a clause; empty if it accepts it."""
-    if flag.type == "bool":
-        word = canonical_value(value, _BOOLEANS)
-        if word not in ("true", "false"):
-            return "must be true or false"
-        if flag.values and word not in flag.values:
-            return f"must be {flag.values[0]}, for this build refuses {word}"
-        return ""
     if flag.type in _INTEGER_BITS:
         bits = _INTEGER_BITS[flag.type]
-        legal = bool(re.fullmatch(r"[+-]?\d+", value)) and -(1 << bits) <= int(value) < 1 << bits
-        return "" if legal else f"must be a {bits + 1}-bit integer"
-    if flag.type == "float":
-        return "" if is_number(value) or _HEXADECIMAL.fullmatch(value) else "must be a number"
-    return _enum_problem(value, flag) if flag.type == "enum" and flag.spellings else ""
+        if not _INTEGER.fullmatch(value) or not -(1 << bits) <= int(value) < 1 << bits:
+            return f"must be a {bits + 1}-bit integer"
+    elif flag.type == "float" and not is_number(value) and not _HEXADECIMAL.fullmatch(value):
+        return "must be a number"
+    elif flag.type == "enum" and flag.spellings:
+        return _enum_problem(value, flag)
+    return ""
 
 
 def _enum_problem(value: str, flag: FlagInfo) -> str:
     if not value:
         return "" if flag.allows_empty else "must not be empty"
     items = value.split(",") if flag.repeated else [value]
-    edits = [i[:1] in ("+", "-") for i in items]
-    if any(edits):
-        if not flag.edits:
-            return "must not start with + or -"
-        if not all(edits):
-            return "must have + or - before every item or before none"
-        items = [i[1:] for i in items]
+    edits = [item for item in items if item.startswith(("+", "-"))]
+    if edits and not flag.edits:
+        return "must not start with + or -"
+    if edits and edits != items:
+        return "must have + or - before every item or before none"
     for item in items:
-        if item and (item.lower() if flag.any_case else item) not in flag.spellings:
-            shown = close_matches(item, flag.spellings) or f"; legal: {', '.join(flag.values)}"
-            return f"has no value {item!r}{shown}"
+        name = item[1:] if edits else item
+        spelling = name.lower() if flag.any_case else name
+        if name and spelling not in flag.spellings:
+            return f"has no value {name!r}{close_matches(name, flag.spellings)}"
     return ""
 
 
 def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
-    """Formats what the build and the catalogue say, under their own names, as (label, text); texts
-    may be empty.
-    """
+    """Formats what build and catalogue say of a setting as (label, text); a text may be empty."""
     setting = known[entry.name]
-    place = (
-        "an environment variable"
-        if entry.kind == "env"
-        else f"{known.build.build} does not have it"
-    )
-    if setting.info is not None:
-        place = known.build.build
-    sources = [known.catalog.sources[s] for s in entry.sources]
+    in_build = setting.flag or setting.option
+    place = known.build.build
+    if entry.kind == "env":
+        place = "an environment variable"
+    elif in_build is None:
+        place += " does not have it"
+    sources = [known.catalog.sources[source] for source in entry.sources]
+    links = [s.link(entry.source_line) for s in sources if s.commit and entry.source_line]
     return [
         ("in this build", place),
-        ("type", setting.type),
-        *(_fields(setting.info) if setting.info is not None else ()),
+        ("type", setting.info.type),
+        *_fields(in_build),
         ("in the catalogue", f"{entry.tier}, acts in stage {entry.stage}"),
         *_fields(entry),
         ("sources", "; ".join(f"{s.title} <{s.url}>" for s in sources)),
-        (
-            "source line",
-            next(
-                (s.link(entry.source_line) for s in sources if s.commit and entry.source_line), ""
-            ),
-        ),
+        ("source line", "".join(links[:1])),
     ]
 
 
-def _fields(said: Setting | FlagInfo) -> list[Pair]:
+def _fields(described: Setting | FlagInfo | None) -> list[Pair]:
     """Formats the fields that differ from their defaults, under their own names."""
-    values = said.model_dump(exclude_defaults=True, exclude=_SHOWN_APART)
+    if described is None:
+        return []
+    values = described.model_dump(exclude_defaults=True, exclude=_SHOWN_APART)
     return [(name.replace("_", " "), _in_words(value)) for name, value in values.items()]
 
 
 def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
-        return "; ".join(
-            f"{key}: {_in_words(of_key)}" if key else _in_words(of_key)
-            for key, of_key in value.items()
-        )
+        pairs = [f"{key}: {_in_words(of_key)}" for key, of_key in value.items()]
+        return "; ".join(pair.removeprefix(": ") for pair in pairs)
+    if isinstance(value, tuple):
+        return ", ".join(repr(str(item)) for item in value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return (
-        ", ".join(repr(str(item)) for item in value)
-        if isinstance(value, tuple)
-        else str(value) or "''"
-    )
+    return str(value) or "''"

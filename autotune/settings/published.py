@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,33 +12,30 @@ from pydantic import BaseModel
 
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet
-from autotune.settings.catalog import Scope
+from autotune.settings.catalog import Scope, TextMap, Values
 from autotune.settings.known import KnownSettings, is_number
-from autotune.settings.space import Expected, Parameter, SearchSpace
+from autotune.settings.space import Expected, Parameter, Scopes, SearchSpace
 
 MOST_IDEAS = 6
 """Limit of published sets that are tried first."""
 
 LIKE_SD = 0.03
-"""Standard deviation of an effect here around one published of like GPUs and a like model, as a log
-ratio.
-"""
+"""Standard deviation, in log ratio, of an effect here around one published of a like run."""
 
 UNLIKE = 1.5
 """Factor of the standard deviation for each way in which the published run was another one."""
 
 EXPOSED = {"step": 1.0, "inference": 0.5, "collective": 0.1}
-"""Share of the published log ratio that is expected of a training step: collectives are mostly
-hidden.
-"""
+"""Share of the published log ratio expected of a step, which mostly hides collectives."""
 
 LIKE_SCALE = 4
 """Factor of the numbers of GPUs within which two runs are of like scale."""
 
-SIZES_FROM, LIKE_SIZE = 2.0**20, 4.0
-"""Values from which on they are sizes in bytes, and the factor within which the nearest size stands
-for another.
-"""
+SIZES_FROM = 2.0**20
+"""Smallest value that is a size in bytes."""
+
+LIKE_SIZE = 4.0
+"""Factor within which the nearest size stands for another."""
 
 _WHAT = {
     "step": "a training step",
@@ -51,11 +48,11 @@ class PublishedEffect(BaseModel, frozen=True, extra="forbid"):
     """One row of ``autotune/data/effects.toml``."""
 
     source: str
-    settings: Mapping[str, str]
+    settings: TextMap
     ratio: float | None = None
     """Time with the settings over the time without them; None for advice without a figure."""
     of: str = "step"
-    """What was timed: a key of `EXPOSED`."""
+    """A key of `EXPOSED`, for what was timed."""
     gpu: str = ""
     generation: str = ""
     gpus: int = 0
@@ -63,7 +60,7 @@ class PublishedEffect(BaseModel, frozen=True, extra="forbid"):
     experts: bool = False
     """Whether the model was a mixture of experts."""
     model: str = ""
-    over: Mapping[str, str] = {}
+    over: TextMap = {}
     """Settings of the other arm; empty for the defaults."""
     note: str = ""
 
@@ -79,54 +76,55 @@ class Here(NamedTuple):
 @functools.cache
 def load_effects() -> tuple[PublishedEffect, ...]:
     """Loads all published effects, in the order of the file."""
-    effects = []
-    for source, table in packaged_table("effects.toml").items():
-        rows = table.pop("rows")
-        effects += [PublishedEffect(source=source, **{**table, **row}) for row in rows]
-    return tuple(effects)
+    return tuple(
+        PublishedEffect(source=source, **{**table, **row})
+        for source, table in packaged_table("effects.toml").items()
+        for row in table.pop("rows")
+    )
 
 
 def format_effects(name: str, value: str | None = None) -> list[str]:
     """Formats what was published of a setting, or of one of its values, a line each."""
-    named = [e for e in load_effects() if name in e.settings]
-    return [_format(e, name) for e in named if value is None or e.settings[name] == value]
+    lines = []
+    for effect in load_effects():
+        if name in effect.settings and value in (None, effect.settings[name]):
+            lines.append(_format(effect, name))
+    return lines
 
 
 def _format(effect: PublishedEffect, name: str) -> str:
-    others = FlagSet(effect.settings).without(name)
-    beside = f" with {others}" if others else ""
-    over = f" over {FlagSet(effect.over)}" if effect.over else ""
-    figure = (
-        f"{effect.ratio:.3f} times the time of {_WHAT[effect.of]}"
-        if effect.ratio
-        else "advised, without a figure"
-    )
-    where = f"{effect.gpus or ''} {effect.gpu}".strip()
-    details = ", ".join(filter(None, (where, effect.model, effect.note)))
-    return (
-        f"{effect.settings[name]!r}{beside}{over}: {figure} "
-        f"({details + '; ' if details else ''}{effect.source})"
-    )
+    setting = repr(effect.settings[name])
+    if others := FlagSet(effect.settings).without(name):
+        setting += f" with {others}"
+    if effect.over:
+        setting += f" over {FlagSet(effect.over)}"
+    figure = "advised, without a figure"
+    if effect.ratio:
+        figure = f"{effect.ratio:.3f} times the time of {_WHAT[effect.of]}"
+    place = f"{effect.gpus or ''} {effect.gpu}".strip()
+    details = ", ".join(filter(None, (place, effect.model, effect.note)))
+    return f"{setting}: {figure} ({'; '.join(filter(None, (details, effect.source)))})"
 
 
 def with_published(
-    space: SearchSpace, known: KnownSettings, scopes: Mapping[Scope, bool], here: Here
+    space: SearchSpace, known: KnownSettings, scopes: Scopes, here: Here
 ) -> SearchSpace:
     """Returns a space with what is expected by published effects, and the sets to try first.
 
     These are the sets whose expected gain is larger than its standard deviation, the largest first.
     """
-    generations = [scope.value for scope in (Scope.BLACKWELL, Scope.HOPPER) if scopes.get(scope)]
-    here = here._replace(generation="".join(generations[:1]))
+    for generation in (Scope.HOPPER, Scope.BLACKWELL):
+        if scopes.get(generation):
+            here = here._replace(generation=generation.value)
     published: dict[FlagSet, list[PublishedEffect]] = {}
     for effect in load_effects():
-        settings = _point(space, known, effect)
-        if settings:
+        if settings := _point(space, known, effect):
             published.setdefault(settings, []).append(effect)
     expected = [_expected(settings, effects, here) for settings, effects in published.items()]
     gains = sorted((e for e in expected if e.log_ratio < -e.sd), key=lambda e: e.log_ratio)
     first = [
-        (f"published: {published[e.settings][0].source}", e.settings) for e in gains[:MOST_IDEAS]
+        (f"published: {published[gain.settings][0].source}", gain.settings)
+        for gain in gains[:MOST_IDEAS]
     ]
     return replace(space, first=tuple(first), expected=tuple(expected))
 
@@ -143,26 +141,24 @@ def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here)
 
 
 def _unlikeness(effect: PublishedEffect, here: Here) -> int:
-    """Counts in how many ways a published run was another one; what is unknown counts as
-    another.
-    """
-    scale = max(effect.gpus, 1) / max(here.gpus, 1)
-    is_like_scale = bool(effect.gpus and here.gpus) and 1 / LIKE_SCALE <= scale <= LIKE_SCALE
-    is_like_gpu = bool(effect.generation) and effect.generation == here.generation
-    return [is_like_scale, is_like_gpu, effect.experts == here.experts, effect.of == "step"].count(
-        False
+    """Counts in how many ways a published run was another one; unknown ones count."""
+    is_larger = effect.gpus > LIKE_SCALE * here.gpus
+    is_smaller = effect.gpus * LIKE_SCALE < here.gpus
+    return (
+        (effect.gpus == 0 or is_larger or is_smaller)
+        + (effect.generation == "" or effect.generation != here.generation)
+        + (effect.experts != here.experts)
+        + (effect.of != "step")
     )
 
 
 def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) -> FlagSet:
-    """Returns the point of a space that has a published effect, with what its settings need; the
-    default if none.
-    """
+    """Returns the point that has a published effect, with what it needs; the default if none."""
     if effect.over or effect.ratio is None:
         return FlagSet()
-    parameters = {p.name: p for p in space.parameters}
-    chosen = {}
-    needed: dict[str, str] = {}
+    parameters = {parameter.name: parameter for parameter in space.parameters}
+    values: Values = {}
+    needed: Values = {}
     for setting, published in effect.settings.items():
         name, value = known[setting].replacement(published) or (setting, published)
         if value in known[name].entry.against:
@@ -171,25 +167,26 @@ def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) ->
         if nearest is None:
             return FlagSet()
         if not parameters[name].is_absent(nearest):
-            chosen[name] = nearest
+            values[name] = nearest
         needed |= known[name].entry.together
-    needed = {n: v for n, v in needed.items() if n in parameters and v in parameters[n].choices}
-    values = {**needed, **chosen}
-    settings = space.suggest(lambda parameter: values.get(parameter.name, parameter.usual))
-    return settings if chosen.keys() <= settings.keys() else FlagSet()
+
+    def choose(parameter: Parameter) -> str:
+        value = values.get(parameter.name, needed.get(parameter.name))
+        return value if value in parameter.choices else parameter.usual
+
+    settings = space.suggest(choose)
+    return settings if values.keys() <= settings.keys() else FlagSet()
 
 
 def _nearest(parameter: Parameter, value: str) -> str | None:
-    """Returns the value of a parameter that is the published one, or of sizes the nearest; None if
-    none is.
-    """
+    """Returns the parameter's value that is the published one, or a like size; None if none is."""
     match = parameter.match(value)
     if match is not None or not is_number(value) or float(value) < SIZES_FROM:
         return match
-    distances = {
-        v: abs(math.log(float(v) / float(value)))
-        for v in parameter.choices
-        if is_number(v) and float(v) > 0
-    }
-    best = min(distances, key=distances.__getitem__, default=None)
-    return best if best is not None and distances[best] <= math.log(LIKE_SIZE) else None
+
+    def distance(choice: str) -> float:
+        return abs(math.log(float(choice) / float(value)))
+
+    sizes = [choice for choice in parameter.choices if is_number(choice) and float(choice) > 0]
+    like = [size for size in sizes if distance(size) <= math.log(LIKE_SIZE)]
+    return min(like, key=distance, default=None)

@@ -10,23 +10,22 @@ from autotune.model.flags import FlagSet
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
     """Finds a minimal failing part of a failing set, and tells whether it is minimal.
 
-    Pieces are left out that the failure does not need, first halves, at last single settings until
-    none can go.
+    Leaves out pieces that the failure does not need, first halves, at last single settings.
 
     Args:
         fails: Whether a part does; None if no more may be asked.
     """
-    part = settings
+    failing = settings
     size = max(1, len(settings) // 2)
     while True:
-        names = list(part)
+        names = list(failing)
         for start in range(0, len(names), size):
-            rest = part.without(*names[start : start + size])
-            verdict = bool(rest) and fails(rest)
+            smaller = failing.without(*names[start : start + size])
+            verdict = bool(smaller) and fails(smaller)
             if verdict is None:
-                return part, False
+                return failing, False
             if verdict:
-                part = rest
-        if size == 1 and len(part) == len(names):
-            return part, True
+                failing = smaller
+        if size == 1 and len(failing) == len(names):
+            return failing, True
         size = max(1, size // 2)
