@@ -10,40 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from autotune.cli import options, tune
-from autotune.cli.printing import note, plain, print_json, print_lines, print_rows
-from autotune.cli.run import profile_of, run_to_conclusion
+from autotune.cli.printing import note, print_lines, print_rows
+from autotune.cli.run import print_conclusion, run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
+    from autotune.programs.draft import Plan
+    from autotune.programs.look import ProbeResult
     from autotune.programs.probe import ProbeRequest
     from autotune.study.variants import Variant
 
 Variables = Annotated[
-    list[str] | None, typer.Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
+    list[str] | None, Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
 ]
 VariablesFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A file with settings, as `export` writes.")
+    Path | None, Option(metavar="FILE", help="A file with settings, as `export` writes.")
 ]
 Arguments = Annotated[
-    str | None, typer.Option(help="Words after the command line, quoted as for a shell.")
+    str | None, Option(help="Words after the command line, quoted as for a shell.")
 ]
 Revision = Annotated[
-    str | None, typer.Option(metavar="REVISION", help="Git revision, in a worktree of its own.")
+    str | None, Option(metavar="REVISION", help="Git revision, in a worktree of its own.")
 ]
 Interpreter = Annotated[
     str | None,
-    typer.Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither."),
+    Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither."),
 ]
-Tokens = Annotated[
-    int, typer.Option(min=1, help="Tokens of a step, where those of A and B differ.")
-]
+Tokens = Annotated[int, Option(min=1, help="Tokens of a step, where those of A and B differ.")]
 
 
 def ab(
     words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND... [-- COMMAND OF B...]", help="After --.")
+        list[str], Argument(metavar="-- COMMAND... [-- COMMAND OF B...]", help="After --.")
     ],
     a_env: Variables = None,
     b_env: Variables = None,
@@ -58,19 +59,17 @@ def ab(
     a_tokens: Tokens = 1,
     b_tokens: Tokens = 1,
     max_slowdown: Annotated[
-        str, typer.Option(help="How much slower B may be, such as 1%, for status 0.")
+        str, Option(help="How much slower B may be, such as 1%, for status 0.")
     ] = "1%",
     platform: tune.Platform = None,
     pairs: Annotated[
-        int | None, typer.Option(min=4, help="Most fresh pairs of processes; default 20.")
+        int | None, Option(min=4, help="Most fresh pairs of processes; default 20.")
     ] = None,
     time_budget: options.TimeBudget = None,
     profile: options.Profile = False,
     drop_each: Annotated[
         bool,
-        typer.Option(
-            "--drop-each", help="Say which settings of A are needed: each is left out in turn."
-        ),
+        Option("--drop-each", help="Say which settings of A are needed: each is left out in turn."),
     ] = False,
     name: tune.Name = None,
     preset: tune.Preset = None,
@@ -82,12 +81,12 @@ def ab(
     look_limit: tune.LookLimit = "10m",
     as_json: options.Json = False,
 ) -> None:
-    """Says whether a change to a program is real. Is B slower or faster than A, and does it train
-    the same?
+    """Says whether a change to a program is real.
 
-    Both run in turns until the difference is proven or ruled out; the same command again goes on.
-    Exits with 0 if B is no slower than --max-slowdown allows, 1 if it is slower, 2 if they could
-    not be compared, 3 if it is not settled.
+    Is B slower or faster than A, and does it train the same? Both run in turns until the difference
+    is proven or ruled out; the same command again goes on. Exits with 0 if B is no slower than
+    --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not
+    settled.
     """
     from autotune.model.errors import StudyFileError
     from autotune.model.flags import FlagSet
@@ -102,22 +101,23 @@ def ab(
     from autotune.study.preflight import Setup
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
-    most = _share_of(max_slowdown)
-    command, other = _split(words)
+    limit = _share_of(max_slowdown)
+    command, command_of_b = _split(words)
     a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
-    b = variant_of([*other, *shlex.split(b_args or "")], b_env or (), b_env_file)
+    b = variant_of([*command_of_b, *shlex.split(b_args or "")], b_env or (), b_env_file)
     rules = tune.rules_of(
         preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
     )
-    asked = tune.ask_for(b.command, platform, rules, look_limit)
+    request = tune.request_of(b.command, platform, rules, look_limit)
     if a_python and b_python:
-        a = with_interpreter(a, a_python, asked.platform, note=note)
-        b = with_interpreter(b, b_python, asked.platform, note=note)
+        a = with_interpreter(a, a_python, request.platform, note=note)
+        b = with_interpreter(b, b_python, request.platform, note=note)
     elif a_python or b_python:
         raise StudyFileError(
             "both interpreters must be named but one is: give --a-python and --b-python"
         )
-    if (a_rev or b_rev) and (changed := changed_files()):
+    changed = changed_files() if a_rev or b_rev else []
+    if changed:
         note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
     path = run_directory(command, name)
     if drop_each and (
@@ -132,11 +132,11 @@ def ab(
     ):
         min_effect = LEAST_EFFECT
         if drop_each:
-            min_effect = max(most, LEAST_EFFECT)
+            min_effect = max(limit, LEAST_EFFECT)
             b = replace(a, name="all settings")
             a = replace(a, name="none", settings=FlagSet())
         spec, variants = prepare_variants(
-            _look(asked, a, b, path),
+            _look(request, a, b, path),
             a,
             b,
             path,
@@ -147,17 +147,16 @@ def ab(
         )
         measure = functools.partial(measure_variants, variants=variants, profiled=profile)
         if drop_each:
-            measure = functools.partial(leave_out_each, max_slowdown=most)
-        done = run_to_conclusion(
+            measure = functools.partial(leave_out_each, max_slowdown=limit)
+        session = run_to_conclusion(
             spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(), do=measure
         )
-    conclusion = done.conclusion
-    status = exit_status(conclusion, max_slowdown=most)
+    status = exit_status(session.conclusion, max_slowdown=limit)
     if as_json:
-        print_json(plain(conclusion, status=status, run=str(path), **profile_of(done.store)))
+        print_conclusion(session, path, status=status)
     else:
-        print_rows(profile_table(done.store))
-        print_lines(["", conclusion.sentence, f"everything lies in {path}"])
+        print_rows(profile_table(session.store))
+        print_lines(["", session.conclusion.sentence, f"everything lies in {path}"])
     raise typer.Exit(status)
 
 
@@ -170,8 +169,8 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Returns the command lines of A and B: both are one where no second ``--`` divides them."""
     if "--" not in words:
         return words, words
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+    end = words.index("--")
+    return words[:end], words[end + 1 :]
 
 
 def _share_of(text: str) -> float:
@@ -186,22 +185,20 @@ def _share_of(text: str) -> float:
     return share
 
 
-def _look(asked: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
-    """Returns the study of B: of the run directory, else after both have run once, before anything
-    is measured.
-
-    Commands that are equal run once together.
-    """
+def _look(request: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
+    """Returns the study of B: of the run directory, else after each command has run once."""
     from autotune.rundir.store import STUDY, Store
 
     if (path / STUDY).exists():
         return Store.open(path).spec
-    plan, found = tune.planned(
-        replace(asked, command=b.first_command), "ab", trials=1, budget_s=None
-    )
-    b.refuse_other(found.probe.jaxlib)
+    plan, result = _look_at(b, request)
     if a.first_command != b.first_command:
-        before = replace(asked, command=a.first_command, rules=found.rules)
-        _, found = tune.planned(before, "ab", trials=1, budget_s=None)
-        a.refuse_other(found.probe.jaxlib)
+        _look_at(a, replace(request, rules=result.rules))
     return plan.spec
+
+
+def _look_at(variant: Variant, request: ProbeRequest) -> tuple[Plan, ProbeResult]:
+    request = replace(request, command=variant.first_command)
+    plan, result = tune.planned(request, "ab", trials=1, budget_s=None)
+    variant.refuse_other(result.probe.jaxlib)
+    return plan, result

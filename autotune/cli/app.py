@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from autotune import __version__
 from autotune.cli import ab, cluster, compile, flags, read, results, run, show, tune
@@ -64,27 +66,14 @@ def _print_version(is_asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version."
-        ),
+        bool, Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
     guard_streams()
 
 
-def _indented(message: str) -> str:
-    """Indents all lines of a message but the first, so that quoted text does not look like another
-    message.
-    """
-    first, *rest = message.split("\n")
-    return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
-
-
 def main() -> None:
-    """Runs the command line; a user's error gives one message and exit status 2, without a
-    traceback.
-    """
+    """Runs the command line; a user's error gives a message and status 2, without a traceback."""
     for number in (signal.SIGTERM, signal.SIGUSR1):  # a study that begins takes them over
         signal.signal(number, lambda *_: os._exit(os.EX_TEMPFAIL))
     guard_streams()
@@ -100,5 +89,7 @@ def main() -> None:
             error = cannot_write(Path(error.filename or "the run directory"), error)
         if not isinstance(error, AutotuneError):
             raise
-        print(f"autotune: {_indented(str(error))}", file=sys.stderr)
+        # Quoted text must not pass for a message, so all lines but the first are indented.
+        text = re.sub(r"\n(?!  )", "\n  ", str(error))
+        print(f"autotune: {text}", file=sys.stderr)
         sys.exit(STOPPED if isinstance(error, StoppedError) else 2)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What a comparison says."""
+    """Result of a comparison."""
 
     study: Study
     """Its run: `study.verdict` is the sentence, `study.conclusion` the record with the estimate."""
@@ -23,10 +23,10 @@ class Answer(NamedTuple):
 
 
 def ab(a: str, b: str | None = None, **options: Any) -> Answer:
-    """Compares two variants of a program as `autotune ab` does, and prints what that prints; see
-    `docs/ab.md`.
+    """Compares two variants of a program as `autotune ab` does, and prints what that prints.
 
-    Ctrl-C ends its processes and raises KeyboardInterrupt; the same call continues.
+    Ctrl-C ends its processes and raises KeyboardInterrupt; the same call continues. See
+    `docs/ab.md`.
 
     Example:
         study, status = autotune.ab("python train.py", b_args="--remat=none", pairs=12)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from autotune.cli import options
 from autotune.cli.printing import print_exact, print_lines
@@ -15,41 +15,35 @@ from autotune.cli.printing import print_exact, print_lines
 
 def submit(
     study: options.Study,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes in all.")] = 1,
-    time: Annotated[
-        str, typer.Option(help="Longest wall time of the job, such as 8h or 90m.")
-    ] = "1h",
-    partition: Annotated[
-        str | None, typer.Option(help="Partition; default: the cluster's.")
-    ] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of each node.")] = None,
+    nodes: Annotated[int, Option(min=1, help="Nodes in all.")] = 1,
+    time: Annotated[str, Option(help="Longest wall time of the job, such as 8h or 90m.")] = "1h",
+    partition: Annotated[str | None, Option(help="Partition; default: the cluster's.")] = None,
+    gpus_per_node: Annotated[int | None, Option(min=1, help="GPUs of each node.")] = None,
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="Continue in a new job when the time is up.")
+        bool, Option("--requeue", help="Continue in a new job when the time is up.")
     ] = False,
-    grace: Annotated[str, typer.Option(help="How long before its end the job is warned.")] = "2m",
-    exclusive: Annotated[bool, typer.Option(help="Share the nodes with no other job.")] = True,
+    grace: Annotated[str, Option(help="How long before its end the job is warned.")] = "2m",
+    exclusive: Annotated[bool, Option(help="Share the nodes with no other job.")] = True,
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME."),
+        Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME."),
     ] = None,
     srun: Annotated[
-        list[str] | None, typer.Option(metavar="ARG", help="One more argument of every srun.")
+        list[str] | None, Option(metavar="ARG", help="One more argument of every srun.")
     ] = None,
     setup: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="LINE", help="One more line of bash before the driver: module load cuda."
-        ),
+        Option(metavar="LINE", help="One more line of bash before the driver: module load cuda."),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Interpreter on the nodes; default: this one.")
+        str | None, Option(help="Interpreter on the nodes; default: this one.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the script; submit and write nothing.")
+        bool, Option("--dry-run", help="Show the script; submit and write nothing.")
     ] = False,
     winner: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="RUN",
             help="Prove the winner of a run again with this study, as `recheck` does.",
         ),
@@ -60,8 +54,9 @@ def submit(
     storage: options.Storage = None,
     tracker: options.Tracker = None,
 ) -> None:
-    """Runs a study as a SLURM job. Each node is a lane, or each group of `device.node_count`
-    nodes.
+    """Runs a study as a SLURM job.
+
+    Each node is a lane, or each group of `device.node_count` nodes.
     """
     from autotune.cluster.submit import JobRequest, Program, estimate, render_script, submit_script
     from autotune.machine.environment import driver_python
@@ -75,29 +70,28 @@ def submit(
     path = run_dir or options.RUNS / spec.name
     if python is None:  # another one has other packages
         refuse_trackers(tracker or ())
-    given = [
-        ("--trials", trials),
-        ("--time-budget", time_budget),
-        *(("--tracker", name) for name in tracker or ()),
-    ]
-    passed_on = (str(word) for option in given if option[1] is not None for word in option)
-    arguments = ("run", str(study.resolve()), "--run-dir", str(path.resolve()), *passed_on)
+    search = list[str]()
+    if trials is not None:
+        search += ["--trials", str(trials)]
+    if time_budget is not None:
+        search += ["--time-budget", time_budget]
+    for name in tracker or ():
+        search += ["--tracker", name]
+    arguments = ["run", str(study.resolve())]
     if winner is not None:
-        if trials or time_budget or tracker:
+        if search:
             raise StudyFileError(
                 "--winner searches nothing: leave out --trials, --time-budget and --tracker"
             )
         path = run_dir or winner.with_name(winner.name + AT_SCALE)
-        arguments = (
-            "recheck",
-            str(winner.resolve()),
-            "--study",
-            str(study.resolve()),
-            "--run-dir",
-            str(path.resolve()),
-        )
-    # Not resolved: an environment's python is a link, whose place decides the environment.
-    program = Program(python=python or driver_python(), arguments=arguments, run_dir=path.resolve())
+        arguments = ["recheck", str(winner.resolve()), "--study", str(study.resolve())]
+    arguments += ["--run-dir", str(path.resolve()), *search]
+    program = Program(
+        # Not resolved: an environment's python is a link, whose place decides the environment.
+        python=python or driver_python(),
+        arguments=tuple(arguments),
+        run_dir=path.resolve(),
+    )
     request = JobRequest(
         partition=partition,
         nodes=nodes,
@@ -116,10 +110,11 @@ def submit(
         print_exact(script)
         return
     job = submit_script(program, script, storage=storage)
+    run = shorten_path(path)
     print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
-    print(f"  autotune status {shorten_path(path)}   # how far it is, and the hours of GPUs used")
-    print(f"  tail -f {shorten_path(path)}.slurm-{job}*.log")
+    print(f"  autotune status {run}   # how far it is, and the hours of GPUs used")
+    print(f"  tail -f {run}.slurm-{job}*.log")
     print(f"  scancel {job}                # what is done is kept: submit again to continue")
 
 

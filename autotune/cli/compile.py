@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from autotune.cli import options
 from autotune.cli.printing import note, print_json, print_table
@@ -27,14 +28,15 @@ def screen(
     topology: options.Topology = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Show what is known after so long, such as 30m; the same command then goes on."
         ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Says which settings change a program, without a GPU. Names those that do nothing there, and
-    what does not fit.
+    """Says which settings change a program, without a GPU.
+
+    Names those that do nothing there, and what does not fit.
     """
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
@@ -50,10 +52,9 @@ def screen(
             probe_build(driver_python(), platform=spec.device.platform), screener.target_name
         )
         job = screener.job
-        machines = job.target.scopes(job.topology) if job.target is not None else None
-        build_space(
-            spec, settings, None, machines=machines
-        )  # refuses wrong values before anything is lowered
+        machines = job.target.scopes(job.topology) if job.target else None
+        # Refuses wrong values before anything is lowered.
+        build_space(spec, settings, None, machines=machines)
         try:
             space = build_space(spec, settings, screener.reference(), machines=machines)
             report = screener.run(
@@ -82,15 +83,14 @@ def predict(
     topology: options.Topology = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
+        Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predicts step times of compiled programs. Needs no GPU, and says what each set changes in the
-    program.
+    """Predicts step times of compiled programs.
 
-    A prediction is never a measurement. Sets of options have a step time too; what a flag gains is
-    not predicted.
+    Needs no GPU, and says what each set changes in the program. A prediction is never a
+    measurement. Sets of options have a step time too; what a flag gains is not predicted.
     """
     from autotune.compiler.predict import PUBLISHED, predict_set
     from autotune.model.flags import parse_set
@@ -114,11 +114,9 @@ def list_targets(as_json: options.Json = False) -> None:
     targets = [load_target(name) for name in target_names()]
     if as_json:
         print_json(targets)
-    else:
-        print_table(
-            ("target", "GPU", "memory"),
-            [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets],
-        )
+        return
+    rows = [(t.name, t.title, format_bytes(t.memory_bytes)) for t in targets]
+    print_table(("target", "GPU", "memory"), rows)
 
 
 @contextlib.contextmanager
@@ -139,7 +137,7 @@ def _open_screen(
     elif spec.device.platform == "cuda":
         gpu = target_here()
     shape = topology
-    if gpu is not None:
+    if gpu:
         shape = topology or spec.screen.topology
     with open_screener(
         spec,

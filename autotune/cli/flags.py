@@ -7,6 +7,7 @@ import shlex
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from autotune.cli import options
 from autotune.cli.printing import note, plain, print_exact, print_json, print_lines, print_table
@@ -25,9 +26,7 @@ _TAKES_FLAGS = {
 
 @flags_app.command("list")
 def list_flags(as_json: options.Json = False) -> None:
-    """Lists the settings of the catalogue, a line each, for `grep`; `autotune flags show NAME`
-    shows one.
-    """
+    """Lists the settings of the catalogue, one a line; `autotune flags show NAME` shows one."""
     from autotune.settings.catalog import load_catalog
 
     settings = list(load_catalog().values())
@@ -41,7 +40,7 @@ def list_flags(as_json: options.Json = False) -> None:
 
 @flags_app.command("show", context_settings=_TAKES_FLAGS)
 def show_flag(
-    name: Annotated[str, typer.Argument(help="A setting, with or without dashes.")],
+    name: Annotated[str, Argument(help="A setting, with or without dashes.")],
     plugin: options.Plugin = "auto",
     python: options.Python = None,
     as_json: options.Json = False,
@@ -70,9 +69,9 @@ def show_flag(
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
     text: options.Flags = None,
-    recipe: Annotated[str | None, typer.Option(help="A recipe of `autotune recipes list`.")] = None,
+    recipe: Annotated[str | None, Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
-    env: Annotated[bool, typer.Option("--env", help="Check the environment of this call.")] = False,
+    env: Annotated[bool, Option("--env", help="Check the environment of this call.")] = False,
     target: options.Target = None,
     plugin: options.Plugin = "auto",
     python: options.Python = None,
@@ -85,10 +84,10 @@ def check_flags(
     from autotune.settings.probe import probe_named
 
     build = probe_named(plugin, python)
-    known = KnownSettings(build)
+    settings = KnownSettings(build)
     if target is not None:
-        known = KnownSettings(build, load_target(target).name).on_gpus()
-    checks = check_given(known, flags=text or (), recipe=recipe, file=file, from_environment=env)
+        settings = KnownSettings(build, load_target(target).name).on_gpus()
+    checks = check_given(settings, flags=text or (), recipe=recipe, file=file, from_environment=env)
     refused = sum(not c.starts for c in checks)
     if as_json:
         print_json({"build": build.build, "starts": not refused, "settings": checks})
@@ -96,11 +95,10 @@ def check_flags(
         print_table(
             ("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks)
         )
-        outcome = f"{refused} would stop a process" if refused else "all would start"
-        print(
-            f"{build.build}: "
-            + (f"{len(checks)} settings, {outcome}" if checks else "no setting was found")
-        )
+        outcome = f"{len(checks)} settings, all would start"
+        if refused:
+            outcome = f"{len(checks)} settings, {refused} would stop a process"
+        print(f"{build.build}: {outcome if checks else 'no setting was found'}")
     if refused:
         raise typer.Exit(1)
 
@@ -113,8 +111,9 @@ def migrate_flags(
     python: options.Python = None,
     as_json: options.Json = False,
 ) -> None:
-    """Prints a block of settings as the installed build takes it; on stderr what was renamed or
-    left out, and why.
+    """Prints a block of settings as the installed build takes it.
+
+    What was renamed or left out, and why, goes to stderr.
     """
     from autotune.model.errors import SettingError
     from autotune.settings.check import migrate_text, read_script
@@ -123,16 +122,14 @@ def migrate_flags(
 
     if (file is None) == (not text):
         raise SettingError("give either flags or --file")
-    before = read_script(file) if file is not None else " ".join(text or ())
+    block = read_script(file) if file is not None else " ".join(text or ())
     notes = list[str]()
-    settings = migrate_text(before, KnownSettings(probe_named(plugin, python)), note=notes.append)
+    settings = migrate_text(block, KnownSettings(probe_named(plugin, python)), note=notes.append)
     if as_json:
         print_json({"settings": settings, "notes": notes})
         return
-    block = "".join(
-        f"{name}={shlex.quote(value)}\n" for name, value in settings.to_environment().items()
-    )
-    print_exact(block)
+    for name, value in settings.to_environment().items():
+        print_exact(f"{name}={shlex.quote(value)}\n")
     print_lines(notes, stderr=True)
 
 
@@ -151,11 +148,9 @@ def list_recipes(as_json: options.Json = False) -> None:
 
 @recipes_app.command("show")
 def show_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe.")], as_json: options.Json = False
+    name: Annotated[str, Argument(help="A recipe.")], as_json: options.Json = False
 ) -> None:
-    """Prints a recipe as it was published; `autotune flags check --recipe` checks it against the
-    installed build.
-    """
+    """Prints a recipe as it was published; `autotune flags check --recipe` checks it."""
     from autotune.settings.catalog import find_recipe
 
     recipe = find_recipe(name)
@@ -171,7 +166,7 @@ def symptoms(as_json: options.Json = False) -> None:
     """Lists symptoms, and which settings to search for each."""
     from autotune.settings.catalog import load_symptoms
 
-    entries = tuple(load_symptoms().values())
+    entries = list(load_symptoms().values())
     if as_json:
         print_json(entries)
         return
@@ -207,8 +202,9 @@ def space(
 def doctor(
     plugin: options.Plugin = "auto", python: options.Python = None, as_json: options.Json = False
 ) -> None:
-    """Shows what this machine has and what is missing. Tells which settings are in force, and what
-    a feature lacks.
+    """Shows what this machine has and what is missing.
+
+    Tells which settings are in force, and what a feature lacks.
     """
     from autotune.machine.environment import caller_environment, driver_python
     from autotune.model.errors import LaunchError
@@ -216,12 +212,12 @@ def doctor(
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_named
 
+    settings = None
     try:
-        known: KnownSettings | None = KnownSettings(probe_named(plugin, python))
+        settings = KnownSettings(probe_named(plugin, python))
     except LaunchError as error:
         note(str(error))
-        known = None
-    diagnosis = diagnose(python or driver_python(), caller_environment(), known=known)
+    diagnosis = diagnose(python or driver_python(), caller_environment(), known=settings)
     if as_json:
         print_json(diagnosis)
         return

@@ -41,15 +41,10 @@ class Grouped(TyperGroup):
 
 
 def _add_examples(commands: Mapping[str, Any], above: str = "") -> None:
-    """Adds examples to commands and to those below them; a group without one has that of its first
-    command.
-    """
+    """Adds examples to commands and those below; a group may have that of its first command."""
     for name, command in commands.items():
         below = getattr(command, "commands", {})
-        examples = [
-            EXAMPLES[n]
-            for n in (above + name, *(f"{name} {first}" for first in below))
-            if n in EXAMPLES
-        ]
+        names = [above + name, *(f"{name} {each}" for each in below)]
+        examples = [EXAMPLES[n] for n in names if n in EXAMPLES]
         command.epilog = f"Example: {examples[0]}"
         _add_examples(below, f"{name} ")

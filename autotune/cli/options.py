@@ -5,53 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 RUNS = Path("runs")
 """Default folder of run directories."""
 
 PluginChoice = Literal["auto", "cpu", "cuda"]
 
-Study = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
-Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")
-]
+Study = Annotated[Path, Argument(metavar="STUDY.toml", help="The study file.")]
+Run = Annotated[Path, Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
 WinnerFile = Annotated[
-    Path,
-    typer.Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory."),
+    Path, Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
 ]
 FromRun = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--run", help="Run directory that the file was exported from; default: looked for by name."
     ),
 ]
-Flags = Annotated[list[str] | None, typer.Argument(help="XLA flags, as in XLA_FLAGS.")]
+Flags = Annotated[list[str] | None, Argument(help="XLA flags, as in XLA_FLAGS.")]
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", help="File to write; default: standard output.")
+    Path | None, Option("-o", "--output", help="File to write; default: standard output.")
 ]
-RunDir = Annotated[Path | None, typer.Option(help="Run directory, default runs/NAME.")]
+RunDir = Annotated[Path | None, Option(help="Run directory, default runs/NAME.")]
 Profile = Annotated[
     bool,
-    typer.Option(
-        "--profile", help="Trace a few steps of both sides afterwards, and say what differs."
-    ),
+    Option("--profile", help="Trace a few steps of both sides afterwards, and say what differs."),
 ]
-Trials = Annotated[int | None, typer.Option(min=1, help="Trials in all, over all sessions.")]
-TimeBudget = Annotated[
-    str | None, typer.Option(help="Wall time for the whole study, such as 30m or 8h.")
-]
+Trials = Annotated[int | None, Option(min=1, help="Trials in all, over all sessions.")]
+TimeBudget = Annotated[str | None, Option(help="Wall time for the whole study, such as 30m or 8h.")]
 Devices = Annotated[
     str | None,
-    typer.Option(
-        help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."
-    ),
+    Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),
 ]
 Storage = Annotated[
     str | None,
-    typer.Option(
+    Option(
         envvar="AUTOTUNE_STORAGE",
         help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., "
         "postgresql+psycopg://..., journal:PATH.",
@@ -59,38 +50,33 @@ Storage = Annotated[
 ]
 Tracker = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="wandb|mlflow|tensorboard",
         help="Write trials and proofs there as runs; may be repeated.",
     ),
 ]
 
 Plugin = Annotated[
-    PluginChoice,
-    typer.Option(help="Which build is asked; auto: the CUDA plugin if it is installed."),
+    PluginChoice, Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")
 ]
-Python = Annotated[str | None, typer.Option(help="Interpreter whose jaxlib is asked.")]
+Python = Annotated[str | None, Option(help="Interpreter whose jaxlib is asked.")]
 Script = Annotated[
-    Path | None, typer.Option(help="A script with XLA flags and variables.", dir_okay=False)
+    Path | None, Option(help="A script with XLA flags and variables.", dir_okay=False)
 ]
 
 Target = Annotated[
     str | None,
-    typer.Option(
-        help="GPU to compile for (`autotune targets list`), or a .toml file of that form."
-    ),
+    Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form."),
 ]
-Topology = Annotated[str | None, typer.Option(help="Nodes x GPUs on each, such as 8x8.")]
-Library = Annotated[Path, typer.Option(help="Folder of the library.")]
+Topology = Annotated[str | None, Option(help="Nodes x GPUs on each, such as 8x8.")]
+Library = Annotated[Path, Option(help="Folder of the library.")]
 RequireLoss = Annotated[
-    bool, typer.Option("--require-loss", help="Refuse a winner whose loss was not checked.")
+    bool, Option("--require-loss", help="Refuse a winner whose loss was not checked.")
 ]
 
 
 def seconds_of(text: str, option: str) -> float:
-    """Parses the duration given to an option to seconds; StudyFileError if it is no positive
-    duration with its unit.
-    """
+    """Parses the duration given to an option to seconds; StudyFileError if it is none."""
     from autotune.model.errors import StudyFileError
     from autotune.model.units import parse_duration
 

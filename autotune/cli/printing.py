@@ -1,12 +1,11 @@
 """Prints JSON, tables, lines, files, and the results of a study.
 
-Names, settings, messages and log lines come from outside: `guard_streams` and the console escape
-control characters, so that a terminal does not obey them.
+Names, settings, messages and log lines come from outside: `guard_streams`, `print_lines` and
+`print_table` escape control characters, so that a terminal does not obey them.
 """
 
 from __future__ import annotations
 
-import functools
 import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,13 +43,11 @@ class _Guarded:
 
 
 def guard_streams() -> None:
-    """Makes standard output and error escape control characters, and replace characters that their
-    encoding lacks.
-    """
+    """Makes stdout and stderr escape control characters, and replace what they cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # of an encoding without a character
+            stream.reconfigure(errors="replace")
         if stream is not None and not isinstance(stream, _Guarded):
             setattr(sys, name, _Guarded(stream))
 
@@ -60,52 +57,31 @@ def _exact(stream: TextIO) -> TextIO:
     return cast(TextIO, getattr(stream, "exact", stream))
 
 
-@functools.cache
-def _visible_console() -> type[Console]:
-    """Returns a console class that escapes control characters in text but keeps styles; `--help`
-    needs no Rich.
-    """
-    from rich.console import Console, ConsoleOptions, RenderableType
-    from rich.segment import Segment
-
-    from autotune.model.redaction import visible
-
-    class VisibleConsole(Console):
-        def render(
-            self, renderable: RenderableType, options: ConsoleOptions | None = None
-        ) -> Iterable[Segment]:
-            """Escapes every printed text, cells of tables included."""
-            for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(visible(segment.text), segment.style)
-
-    return VisibleConsole
-
-
 def make_console(*, stderr: bool = False) -> Console:
-    """Makes a console without markup; 160 columns wide where the output is not a terminal."""
-    file = _exact(
-        sys.stderr if stderr else sys.stdout
-    )  # the console's own styles are escape sequences
-    as_it_is: dict[str, Any] = {"file": file, "highlight": False, "markup": False, "emoji": False}
-    console = _visible_console()(**as_it_is)
-    return (
-        console if console.is_terminal else _visible_console()(**as_it_is, width=160, no_color=True)
-    )
+    """Makes a console without markup; 160 columns wide where the output is not a terminal.
+
+    It escapes nothing: its own styles are escape sequences.
+    """
+    from rich.console import Console
+
+    file = _exact(sys.stderr if stderr else sys.stdout)
+    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 160
+        console.no_color = True
+    return console
 
 
 def print_lines(
     lines: Iterable[str], *, style: str | None = None, stderr: bool = False, at_words: bool = False
 ) -> None:
-    """Prints each text on one line, which only a terminal folds, or is folded `at_words` for its
-    width.
-    """
+    """Prints each text on one line, folded by a terminal, or here `at_words` for its width."""
     from autotune.model.redaction import visible_line
 
     console = make_console(stderr=stderr)
+    soft_wrap = not (at_words and console.is_terminal)
     for line in lines:
-        console.print(
-            visible_line(line), style=style, soft_wrap=not (at_words and console.is_terminal)
-        )
+        console.print(visible_line(line), style=style, soft_wrap=soft_wrap)
 
 
 def note(text: str) -> None:
@@ -139,7 +115,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
     table = Table()
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(visible_line(column), overflow="fold")
     for row in rows:
         table.add_row(
             *(Text(visible_line(c), style=_COLOURS.get(getattr(c, "style", ""), "")) for c in row)
@@ -163,11 +139,9 @@ def print_study(store: Store) -> None:
         print_rows(rows)
     print_lines(effect_lines(store))
     conclusion = store.last(ConclusionRecord)
-    if conclusion is not None:
-        print_lines(
-            ["", conclusion.sentence],
-            style="bold green" if conclusion.outcome is Outcome.WINNER else "bold",
-        )
+    if conclusion:
+        style = "bold green" if conclusion.outcome is Outcome.WINNER else "bold"
+        print_lines(["", conclusion.sentence], style=style)
 
 
 def plain(data: object, **more: object) -> dict[str, Any]:
@@ -178,9 +152,7 @@ def plain(data: object, **more: object) -> dict[str, Any]:
 
 
 def print_json(data: object, *, exclude_none: bool = False) -> None:
-    """Prints records, dataclasses and plain data as JSON; numbers that it lacks (NaN, infinity) are
-    null.
-    """
+    """Prints records, dataclasses and plain data as JSON; NaN and infinite numbers are null."""
     from pydantic_core import to_json
 
     text = to_json(
@@ -199,12 +171,12 @@ def print_exact(text: str) -> None:
     stream.write(text)
 
 
-def write_text(text: str, output: Path | None, *, hint: str = "") -> None:
-    """Writes text atomically to a file, or to standard output."""
+def write_text(text: str, output: Path | None, hint: str) -> None:
+    """Writes text atomically to a file, whose use the hint tells, or to standard output."""
     from autotune.rundir.files import write_atomically
 
     if output is None:
         print_exact(text)
         return
     write_atomically(output, text)
-    print(f"written to {output}" + (f"; {hint}" if hint else ""), file=sys.stderr)
+    print(f"written to {output}; {hint}", file=sys.stderr)

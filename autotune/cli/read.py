@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from autotune.cli import options, tune
 from autotune.cli.printing import note, print_json, print_lines
@@ -29,16 +30,14 @@ _SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.
 
 def read(
     what: Annotated[
-        list[str], typer.Argument(metavar="FILE | COMMAND ...", help="A saved log, or a command.")
+        list[str], Argument(metavar="FILE | COMMAND ...", help="A saved log, or a command.")
     ],
     preset: tune.Preset = None,
     pattern: tune.Pattern = None,
     json_key: tune.JsonKey = None,
     unit: tune.StepUnit = None,
     loss: tune.Loss = None,
-    tokens_per_step: Annotated[
-        int | None, typer.Option(min=1, help="To read rates of tokens.")
-    ] = None,
+    tokens_per_step: Annotated[int | None, Option(min=1, help="To read rates of tokens.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read. Runs a command now, or reads a saved log.
@@ -57,19 +56,17 @@ def read(
     if len(what) > 1 and path.is_file() and not is_program:
         raise AutotuneError(
             f"options must come before the file but {what[1]} comes after {what[0]}, which "
-            "cannot be started; "
-            f"type: autotune read {' '.join([*what[1:], what[0]])}"
+            f"cannot be started; type: autotune read {' '.join([*what[1:], what[0]])}"
         )
     if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
         raise AutotuneError(
             f"a log or a command must be given but there is no file {what[0]}, and no command of "
-            "that name; a command "
-            "and its arguments come after --: autotune read -- python train.py"
+            "that name; a command and its arguments come after --: autotune read -- python train.py"
         )
     is_log = len(what) == 1 and path.exists() and not is_program
     probe = read_log(path) if is_log else _run(what, rules)
     best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
-    reading = reading_of(probe, best.rules if best is not None else rules)
+    reading = reading_of(probe, best.rules if best else rules)
     if as_json:
         print_json(reading)
     else:
@@ -86,7 +83,7 @@ def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
     from autotune.machine.child_process import format_end
     from autotune.programs.look import run_request
 
-    probe, _ = run_request(tune.ask_for(command, None, rules, LIMIT), note=lambda text: None)
+    probe, _ = run_request(tune.request_of(command, None, rules, LIMIT), note=lambda text: None)
     if not probe.lines:
         probe.notes.append(_SILENT)
     if probe.status:

@@ -1,19 +1,19 @@
-"""Commands on results: `report`, `compare`, `export`, `verify`, `exec`, `library`, `best`,
-`recheck`.
-"""
+"""Commands on results: pages, comparisons, exports and their checks, and the library."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from autotune.cli import options
 from autotune.cli.printing import note, plain, print_json, print_lines, write_text
-from autotune.cli.run import run_to_conclusion
+from autotune.cli.run import print_conclusion, run_to_conclusion
 
 if TYPE_CHECKING:
     from autotune.results.verify import Verification
@@ -27,13 +27,12 @@ UNCHECKED = 3
 
 def report(
     run: options.Run,
-    html: Annotated[
-        Path | None, typer.Option(help="Where to write the page; default: RUN.html.")
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--md", help="Print Markdown instead.")] = False,
+    html: Annotated[Path | None, Option(help="Where to write the page; default: RUN.html.")] = None,
+    markdown: Annotated[bool, Option("--md", help="Print Markdown instead.")] = False,
 ) -> None:
-    """Makes one page of a study. It loads nothing: verdict, intervals, raw steps, failures,
-    provenance.
+    """Makes one page of a study.
+
+    It loads nothing: verdict, intervals, raw steps, failures, provenance.
     """
     from autotune.results.report import render_html, render_markdown
     from autotune.rundir.store import Store
@@ -42,25 +41,25 @@ def report(
     if markdown:
         sys.stdout.write(render_markdown(store))
         return
-    beside = run.resolve().with_name(
-        f"{run.resolve().name}.html"
-    )  # only the study writes into its directory
-    write_text(render_html(store), html or beside, hint="open it in a browser")
+    folder = run.resolve()  # into which only the study writes
+    page = html or folder.with_name(f"{folder.name}.html")
+    write_text(render_html(store), page, "open it in a browser")
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN RUN...", help="Run directories.")],
     by: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Fields that may differ: gpu, count, jaxlib, plugin, driver, workload, mesh; "
             "comma separated."
         ),
     ] = "",
     as_json: options.Json = False,
 ) -> None:
-    """Compares studies as Markdown. Shows winners, settings that agree and no-ops; refuses what is
-    not comparable.
+    """Compares studies as Markdown.
+
+    Shows winners, settings that agree and no-ops; refuses what is not comparable.
     """
     from autotune.results.comparison import compare_stores
     from autotune.rundir.store import Store
@@ -80,20 +79,19 @@ def compare(
 def export(
     run_path: options.Run,
     form: Annotated[
-        str,
-        typer.Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS."),
+        str, Option("--format", help="One of docs/results.md, such as shell, or MODULE:CLASS.")
     ] = "env",
     output: options.Output = None,
     force: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--force", help="Write a winner whose loss could not be checked, too; the file says so."
         ),
     ] = False,
     needs_loss: options.RequireLoss = False,
     recheck: Annotated[
         list[Path] | None,
-        typer.Option(
+        Option(
             help="Run in which `autotune recheck` proved it with another study, repeatable; its "
             "ratio is written."
         ),
@@ -109,22 +107,22 @@ def export(
     if needs_loss:
         require_loss(winner)
     winner = with_rechecks(winner, [Store.open(path) for path in recheck or ()])
-    hint = f"use it: {how_to_use(exporter, output)}" if output is not None else ""
-    write_text(exporter.render(winner), output, hint=hint)
+    hint = f"use it: {how_to_use(exporter, output)}" if output else ""
+    write_text(exporter.render(winner), output, hint)
 
 
 def verify(
     file: options.WinnerFile,
     study: Annotated[
-        Path | None, typer.Option(help="Study file of the workload to run; it is compared, too.")
+        Path | None, Option(help="Study file of the workload to run; it is compared, too.")
     ] = None,
     run: options.FromRun = None,
     as_json: options.Json = False,
 ) -> None:
-    """Checks that this machine still is what a winner needs. Exits with 1 if it is another than
-    when that was proven.
+    """Checks that this machine still is what a winner needs.
 
-    Exits with 3 if nothing differs but the run that proves the file is not here: it is unchecked.
+    Exits with 1 if it is another than when that was proven, with 3 if nothing differs but the run
+    that proves the file is not here: it is unchecked.
     """
     from autotune.results.export import read_winner
     from autotune.results.verify import check_records
@@ -136,9 +134,8 @@ def verify(
         print_json(plain(verification, status=verification.status))
     else:
         print_lines(f"differs  {difference}" for difference in verification.differences)
-        print_lines(
-            f"note     {text}" for text in (verification.unchecked, *verification.notes) if text
-        )
+        notes = (verification.unchecked, *verification.notes)
+        print_lines(f"note     {text}" for text in notes if text)
         if verification.status == "holds":
             print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
         elif verification.status == "unchecked":
@@ -156,7 +153,7 @@ def exec_(
     file: options.WinnerFile,
     force: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--force",
             help="Run although this machine is not what it was proven on, or it is unchecked.",
         ),
@@ -164,11 +161,10 @@ def exec_(
     run: options.FromRun = None,
     needs_loss: options.RequireLoss = False,
 ) -> None:
-    """Runs a command under a winner and your XLA_FLAGS. For instance: autotune exec FILE -- python
-    train.py.
+    """Runs a command under a winner and your XLA_FLAGS.
 
-    If the winner holds options of the program, the command must have a place for each: autotune
-    exec FILE -- python train.py --batch {batch}.
+    For instance: autotune exec FILE -- python train.py. If the winner holds options of the program,
+    the command must have a place for each: autotune exec FILE -- python train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
     from autotune.model.errors import AutotuneError
@@ -186,12 +182,11 @@ def exec_(
     winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
-    elif winner.loss is not None and winner.loss.is_silent:
+    elif winner.loss and winner.loss.is_silent:
         note(winner.loss.words)
-    differences = [
-        *map(str, verify_winner(winner, file, records).differences),
-        *filter(None, [records.unchecked]),
-    ]
+    differences = [str(d) for d in verify_winner(winner, file, records).differences]
+    if records.unchecked:
+        differences.append(records.unchecked)
     if differences and not force:
         raise AutotuneError(
             f"{file} must hold here but\n"
@@ -225,28 +220,23 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     if lost and not force:
         raise AutotuneError(
             f"the winner of {winner.study} holds options of the program "
-            f"({', '.join(winner.options)}), so its command "
-            f"must have {{{lost[0]}}} where that goes but has not; write it, or run without by "
-            "--force"
+            f"({', '.join(winner.options)}), so its command must have {{{lost[0]}}} where that "
+            "goes but has not; write it, or run without by --force"
         )
-    unchanged = {
-        n: value for n, value in winner.workload_options.items() if REDACTED not in str(value)
-    }
-    values = {**unchanged, **winner.options}
-    if not force and has_shell(command) and (unsafe := unsafe_for_shells(command, values)):
+    values = {n: v for n, v in winner.workload_options.items() if REDACTED not in str(v)}
+    values |= winner.options
+    unsafe = [] if force or not has_shell(command) else unsafe_for_shells(command, values)
+    if unsafe:
         raise AutotuneError(
             f"an option that a shell gets must be one word without quotes but {unsafe[0]} of the "
-            "winner is "
-            f"{values[unsafe[0]]!r:.200}; start the program without a shell, or run it all the "
-            "same with --force"
+            f"winner is {values[unsafe[0]]!r:.200}; start the program without a shell, or run it "
+            "all the same with --force"
         )
     return filled_command(command, values)
 
 
 def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
-    """Reads a winner and compares it with its records, if found; a difference is an error even with
-    `exec --force`.
-    """
+    """Reads a winner and compares it with its records, if found; a difference is an error."""
     from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
     from autotune.results.verify import check_records
@@ -270,45 +260,42 @@ library_app = typer.Typer(help="A folder of proven winners, made for git.", no_a
 @library_app.command("add")
 def library_add(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN|FILE...", help="Run directories or exported files.")
+        list[Path], Argument(metavar="RUN|FILE...", help="Run directories or exported files.")
     ],
     library: options.Library = Path("library"),
 ) -> None:
-    """Adds winners to the library; a newer proof replaces an older one under the same
-    conditions.
-    """
+    """Adds winners to the library; a newer proof replaces an older one of the same conditions."""
     from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
         winner, records = _read_checked(run)
-        if records.unchecked is not None:
-            why = records.unchecked.partition("; name")[0]
+        if records.unchecked:
+            reason, _, _ = records.unchecked.partition("; name")
             raise AutotuneError(
-                f"{run} must be held to its run but is {why}; add the run, or the file beside it"
+                f"{run} must be held to its run but is {reason}; add the run, or the file beside it"
             )
         print(add_to_library(winner, library))
 
 
 def best(
-    gpu: Annotated[str | None, typer.Option(help='Such as "NVIDIA H200".')] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Devices.")] = None,
-    jaxlib: Annotated[
-        str | None, typer.Option(help="A version or its beginning, such as 0.11.")
-    ] = None,
-    workload: Annotated[str | None, typer.Option(help="Such as llama3-8b, or its hash.")] = None,
+    gpu: Annotated[str | None, Option(help='Such as "NVIDIA H200".')] = None,
+    count: Annotated[int | None, Option(min=1, help="Devices.")] = None,
+    jaxlib: Annotated[str | None, Option(help="A version or its beginning, such as 0.11.")] = None,
+    workload: Annotated[str | None, Option(help="Such as llama3-8b, or its hash.")] = None,
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
-    """Gives the best known winner for a GPU and a workload. Where there is none: the nearest one,
-    labelled untested.
+    """Gives the best known winner for a GPU and a workload.
+
+    Where there is none: the nearest one, labelled untested.
     """
     from autotune.results.library import best_known, format_match, library_entries
 
     match = best_known(
         library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload
     )
-    records = _read_checked(match.path)[1]
+    _, records = _read_checked(match.path)
     if as_json:
         place = {"file": str(match.path), "status": records.status}
         print_json(plain(match.winner, tested=match.is_tested, distance=match.distance, **place))
@@ -320,23 +307,18 @@ def recheck(
     file: options.WinnerFile,
     study: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Study file to measure with, repeatable; default: that of the run directory."
-        ),
+        Option(help="Study file to measure with, repeatable; default: that of the run directory."),
     ] = None,
     run_dir: Annotated[
         Path | None,
-        typer.Option(
-            help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2."
-        ),
+        Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Proves a winner again, after an upgrade. Exits with 1 if it is not faster than the default
-    any more.
+    """Proves a winner again, after an upgrade.
 
-    With several studies it is proven on the workload of each: autotune export RUN --recheck RUN2
-    writes their ratios.
+    Exits with 1 if it is not faster than the default any more. With several studies it is proven on
+    the workload of each: autotune export RUN --recheck RUN2 writes their ratios.
     """
     from autotune.model.errors import AutotuneError
     from autotune.model.records import Outcome
@@ -346,7 +328,7 @@ def recheck(
 
     winner = read_winner(file)
     studies = [recheck_study(file, path) for path in study or (None,)]
-    if run_dir is not None and len(studies) > 1:
+    if run_dir and len(studies) > 1:
         raise AutotuneError(
             f"--run-dir is the directory of one recheck but {len(studies)} studies are given; "
             "leave it out"
@@ -354,18 +336,18 @@ def recheck(
     is_lost = False
     for spec, folder in studies:
         path = run_dir or recheck_directory(options.RUNS, spec.name)
-        run = run_to_conclusion(
+        session = run_to_conclusion(
             spec,
             path,
             study_dir=folder,
             as_json=as_json,
             setup=Setup(),
-            do=lambda run: recheck_winner(run, winner),
+            do=functools.partial(recheck_winner, winner=winner),
         )
         if as_json:
-            print_json(plain(run.conclusion, run=str(path)))
+            print_conclusion(session, path)
         else:
-            print_lines([run.conclusion.sentence, f"everything lies in {path}"])
-        is_lost = is_lost or run.conclusion.outcome is not Outcome.WINNER
+            print_lines([session.conclusion.sentence, f"everything lies in {path}"])
+        is_lost |= session.conclusion.outcome is not Outcome.WINNER
     if is_lost:
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from autotune.cli import options
 from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
@@ -17,7 +18,6 @@ from autotune.cli.printing import make_console, plain, print_json, print_lines, 
 if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord
     from autotune.model.spec import StudySpec
-    from autotune.rundir.store import Store
     from autotune.study.run import StudyRun
 
 
@@ -28,11 +28,10 @@ def run(
     devices: options.Devices = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ADDRESS|FILE|MODULE:CLASS",
             help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of "
-            "`dask scheduler`; or those "
-            "of an engine of your own.",
+            "`dask scheduler`; or those of an engine of your own.",
         ),
     ] = None,
     run_dir: options.RunDir = None,
@@ -50,10 +49,10 @@ def run(
     spec = study_with(load_study(study), trials=trials, time_budget=time_budget)
     path = run_dir or options.RUNS / spec.name
     groups = parse_groups(devices)
-    run_and_print(
+    study_run = run_to_conclusion(
         spec,
-        study,
         path,
+        study_dir=study.resolve().parent,
         storage=storage,
         as_json=as_json,
         devices=groups,
@@ -61,26 +60,14 @@ def run(
         trackers=tracker or (),
         do=functools.partial(run_study, profiled=profile),
     )
-
-
-def run_and_print(
-    spec: StudySpec, study: Path, path: Path, *, as_json: bool, **session: Any
-) -> StudyRun:
-    """Runs a study to its conclusion and prints it, or how to resume; see `run_to_conclusion`."""
-    done = run_to_conclusion(
-        spec, path, study_dir=study.resolve().parent, as_json=as_json, **session
-    )
     if as_json:
-        print_json(plain(done.conclusion, run=str(path), **profile_of(done.store)))
+        print_conclusion(study_run, path)
     else:
-        _print_results(done.store, done.conclusion, path, study)
-    return done
+        _print_results(study_run, path, study)
 
 
 def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
-    """Runs a session (see `run_shown`), or says how to resume it; with `as_json` progress goes to
-    stderr.
-    """
+    """Runs a session (see `run_shown`), or says how to resume; JSON moves progress to stderr."""
     from autotune.model.errors import STOPPED
     from autotune.model.stop import Stopped
     from autotune.study.start import run_shown
@@ -96,44 +83,43 @@ def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: 
         raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
 
 
-def profile_of(store: Store) -> dict[str, Any]:
-    """Returns the field of JSON with the newest traces, where there are any."""
+def print_conclusion(study_run: StudyRun, path: Path, **more: object) -> None:
+    """Prints the conclusion of a run as JSON, with its newest traces if there are any."""
     from autotune.model.records import ProfileRecord
 
-    record = store.last(ProfileRecord)
-    if record is None:
-        return {}
-    return {"profile": plain(record)}
+    fields = plain(study_run.conclusion, **more, run=str(path))
+    profile = study_run.store.last(ProfileRecord)
+    if profile:
+        fields["profile"] = profile
+    print_json(fields)
 
 
-def _print_results(store: Store, conclusion: ConclusionRecord, path: Path, study: Path) -> None:
+def _print_results(study_run: StudyRun, path: Path, study: Path) -> None:
     """Prints tables, conclusion, run directory and next commands."""
     from autotune.model.texts import text_lines
 
     print()
-    print_study(store)
-    spec = store.spec
-    more = f"--trials {2 * max(1, conclusion.trial_count)}"
-    if spec.search.time_budget is not None and conclusion.trial_count < spec.search.trials:
-        more = f"--time-budget {larger_budget(spec, conclusion)}"
+    print_study(study_run.store)
+    search = study_run.spec.search
+    conclusion = study_run.conclusion
+    size = f"--trials {2 * max(1, conclusion.trial_count)}"
+    if search.time_budget is not None and conclusion.trial_count < search.trials:
+        size = f"--time-budget {larger_budget(study_run.spec, conclusion)}"
     lines = text_lines(
         "next_steps.txt.j2",
-        me="autotune"
-        if shutil.which("autotune")
-        else sys.argv[0],  # without an activated environment
+        # Where no environment is activated the command has its path.
+        me="autotune" if shutil.which("autotune") else sys.argv[0],
         conclusion=conclusion,
-        took_s=store.watch.total_s,
+        took_s=study_run.store.watch.total_s,
         run=path,
         study=study,
-        more=more,
-        program=spec.workload.command_line(spec.search.options),
+        more=size,
+        program=study_run.spec.workload.command_line(search.options),
     )
     print_lines(lines)
 
 
 def larger_budget(spec: StudySpec, conclusion: ConclusionRecord, used_s: float = 0.0) -> str:
-    """Returns a time budget with which a study without a winner goes on, in minutes, as
-    `--time-budget` takes it.
-    """
+    """Returns a time budget with which a study without a winner goes on, such as ``60m``."""
     budget_s = max(conclusion.needed_s or 0.0, 2 * (spec.search.time_budget or used_s))
     return f"{math.ceil(budget_s / 60)}m"

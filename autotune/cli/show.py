@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from autotune.cli import options
 from autotune.cli.printing import print_json, print_lines, print_study
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 def status(
     run_path: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
+        Path | None, Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows how far studies are. Of a running one: its stage, since when, and the time left of its
-    budget.
+    """Shows how far studies are.
+
+    Of a running one: its stage, since when, and the time left of its budget.
     """
     from autotune.model.errors import AutotuneError
+    from autotune.model.texts import text_lines
+    from autotune.results.format import format_estimate
     from autotune.rundir.store import runs_in
-    from autotune.study.status import UnreadableRun, study_status
+    from autotune.study.status import UnreadableRun, format_stage, study_status
 
     paths = [run_path] if run_path else runs_in(options.RUNS)
     statuses: list[StudyStatus | UnreadableRun] = []
@@ -44,36 +47,30 @@ def status(
     if not statuses:
         print("no runs here yet; `autotune run studies/quickstart.toml` makes one")
         return
-    for head, *rest in map(_block, statuses):
-        print_lines([head], style="bold", at_words=True)
-        print_lines((f"  {line}" for line in rest), at_words=True)
-
-
-def _block(status: StudyStatus | UnreadableRun) -> list[str]:
-    """Formats one run as lines."""
-    from autotune.model.texts import text_lines
-    from autotune.results.format import format_estimate
-    from autotune.study.status import UnreadableRun, format_stage
-
-    if isinstance(status, UnreadableRun):
-        return [status.run, status.state]
-    return text_lines(
-        "status.txt.j2", estimate=format_estimate, status=status, stage=format_stage(status)
-    )
+    for each in statuses:
+        if isinstance(each, UnreadableRun):
+            lines = [each.run, each.state]
+        else:
+            stage = format_stage(each)
+            lines = text_lines("status.txt.j2", estimate=format_estimate, status=each, stage=stage)
+        print_lines(lines[:1], style="bold", at_words=True)
+        print_lines((f"  {line}" for line in lines[1:]), at_words=True)
 
 
 def show(
     run_path: options.Run,
     trial: Annotated[
-        int | None, typer.Argument(metavar="[TRIAL]", help="A trial's number, from 1.")
+        int | None, Argument(metavar="[TRIAL]", help="A trial's number, from 1.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Shows the results of a study, or of one of its trials. Of a trial: all that is known, how to
-    run it by hand.
+    """Shows the results of a study, or of one of its trials.
+
+    Of a trial: all that is known, how to run it by hand.
     """
     from autotune.results.audit import doubts
-    from autotune.results.format import format_begin
+    from autotune.results.format import aa_lines
+    from autotune.results.screen_words import screen_lines
     from autotune.rundir.damage import damages
     from autotune.rundir.store import Store
     from autotune.study.reproduce import find_trial
@@ -84,7 +81,8 @@ def show(
     elif as_json:
         print_json(store.records(), exclude_none=True)
     else:
-        print_lines([*format_begin(store), *damages(store), *doubts(store)])
+        print_lines(aa_lines(store) or ["the A/A run has not ended yet"])
+        print_lines([*screen_lines(store), *damages(store), *doubts(store)])
         print_study(store)
 
 
@@ -95,16 +93,11 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.results.format import finding_in, format_trial
     from autotune.study.reproduce import by_hand
 
-    pairs = list(store.pairs(result.directory)) if result.directory else []
+    pairs = list(store.pairs(result.directory))
     finding = finding_in(store, result)
     if as_json:
-        print_json(
-            {
-                **result.model_dump(mode="json", exclude_none=True),
-                "finding": finding,
-                "pairs": pairs,
-            }
-        )
+        fields = result.model_dump(mode="json", exclude_none=True)
+        print_json({**fields, "finding": finding, "pairs": pairs})
         return
     lines = text_lines(
         "trial.txt.j2",
@@ -115,9 +108,8 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
         pairs=pairs,
         folder=store.path,
         commands=by_hand(store, result),
-        work=result.comparison.work if result.comparison is not None else None,
+        work=result.comparison.work if result.comparison else None,
     )
-    print_lines(
-        [f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"], style="bold"
-    )
+    head = f"trial {result.number} of {store.spec.name}, proposed by {result.origin}"
+    print_lines([head], style="bold")
     print_lines(lines)

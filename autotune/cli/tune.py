@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import shlex
 import sys
@@ -13,74 +12,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from autotune.cli import options
 from autotune.cli.printing import print_lines
-from autotune.cli.run import larger_budget, run_and_print
+from autotune.cli.run import larger_budget, run
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
     from autotune.programs.draft import Plan
     from autotune.programs.look import ProbeResult
     from autotune.programs.probe import ProbeRequest
-    from autotune.rundir.store import Store
 
 SEVERAL = 1.5
 """Steps per line from which the plan says that not every step has a line."""
 
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="-- COMMAND...", help="Program and arguments, after --."),
-]
 Platform = Annotated[
-    Literal["cpu", "cuda"] | None,
-    typer.Option(help="Where it runs; default: cuda if a GPU is visible."),
+    Literal["cpu", "cuda"] | None, Option(help="Where it runs; default: cuda if a GPU is visible.")
 ]
 Name = Annotated[
-    str | None,
-    typer.Option(help="Name of the study, its file and its run; default: after the program."),
+    str | None, Option(help="Name of the study, its file and its run; default: after the program.")
 ]
 Preset = Annotated[
-    str | None, typer.Option("--step-preset", help="Step lines of a known trainer or logger.")
+    str | None, Option("--step-preset", help="Step lines of a known trainer or logger.")
 ]
 Pattern = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--step-pattern",
         help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s.",
     ),
 ]
 JsonKey = Annotated[
-    str | None,
-    typer.Option("--step-json", help="Key of the duration in JSON lines, such as perf.step."),
+    str | None, Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
 ]
 StepUnit = Annotated[
-    str | None,
-    typer.Option("--step-unit", help="What that key holds: step_s (default), step_ms ..."),
+    str | None, Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")
 ]
 StepFile = Annotated[
-    str | None, typer.Option("--step-file", help="File with the steps, beside the study.")
+    str | None, Option("--step-file", help="File with the steps, beside the study.")
 ]
-Loss = Annotated[
-    str | None, typer.Option(help="Expression with a group loss; with --step-json its key.")
-]
-LookLimit = Annotated[str, typer.Option(help="Longest time for the first look at the program.")]
+Loss = Annotated[str | None, Option(help="Expression with a group loss; with --step-json its key.")]
+LookLimit = Annotated[str, Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
 NO_PROJECTS = ("src", "scripts", "bin", "examples")
 """Folders after which no study is named."""
 
 
 def tune(
-    command: Command = None,
-    time_budget: options.TimeBudget = None,
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Most trials in all; default 30.")
+    command: Annotated[
+        list[str] | None, Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")
     ] = None,
+    time_budget: options.TimeBudget = None,
+    trials: Annotated[int | None, Option(min=1, help="Most trials in all; default 30.")] = None,
     platform: Platform = None,
     name: Name = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the run.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask before the run.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only look, and write the study file.")
+        bool, Option("--dry-run", help="Only look, and write the study file.")
     ] = False,
     preset: Preset = None,
     pattern: Pattern = None,
@@ -104,22 +93,21 @@ def tune(
     rules = rules_of(
         preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
     )
-    request = ask_for(command, platform, rules, look_limit)
+    request = request_of(command, platform, rules, look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start "
-            "it, or --dry-run to look "
-            "and write the study file only. Nothing was started"
+            "it, or --dry-run to look and write the study file only. Nothing was started"
         )
     budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
     file, study = file_of(request, name)
-    if study is None:
+    if not study:
         plan, result = planned(
             request, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s
         )
         refuse_without_xla(result)
         show_plan(result, plan, file)
-        if not dry_run and not yes and not typer.confirm("Start the study?", default=True):
+        if not (dry_run or yes or typer.confirm("Start the study?", default=True)):
             print_lines(["nothing was started or written; --dry-run writes the study file only"])
             raise typer.Exit(1)
         write_study(file, plan.text, request.command)
@@ -129,13 +117,13 @@ def tune(
     if dry_run:
         print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
         return
-    _run(file, trials=trials, time_budget=time_budget, trackers=tracker or ())
+    _run(file, trials=trials, time_budget=time_budget, tracker=tracker)
 
 
 # ---------------------------------------------------------------------- options
 
 
-def ask_for(
+def request_of(
     command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str
 ) -> ProbeRequest:
     """Makes the request to probe a program from options."""
@@ -157,34 +145,31 @@ def ask_for(
 
 
 def rules_of(**keys: str | None) -> dict[str, Any]:
-    """Returns the keys of `[workload.read]` that options give; of a file alone the lines are
-    recognised.
-    """
+    """Returns the keys of `[workload.read]` that options give."""
     from autotune.model.sections import ReadSpec
 
     rules = {name: value for name, value in keys.items() if value is not None}
-    if rules.keys() - {"file"}:
+    if rules.keys() - {"file"}:  # of a file alone the lines are recognised
         ReadSpec.refuse_bad(rules)
     return rules
 
 
 def name_of(command: Sequence[str]) -> str:
     """Derives a name from the script or module of a command."""
-    words = [Path(word).name for word in command]
-    scripts = [word for word in words if re.fullmatch(r"[\w.-]+\.(py|sh)", word)]
-    modules = [after for before, after in itertools.pairwise(words) if before == "-m"]
-    names = [*modules, *scripts, words[0]]
-    return _legal(re.sub(r"\.(py|sh)$", "", names[0])) or "program"
+    names = [Path(word).name for word in command]
+    scripts = [name for name in names if re.fullmatch(r"[\w.-]+\.(py|sh)", name)]
+    modules = [name for option, name in itertools.pairwise(names) if option == "-m"]
+    program = [*modules, *scripts, names[0]][0]
+    return _legal(re.sub(r"\.(py|sh)$", "", program)) or "program"
 
 
 def study_name_of(command: Sequence[str], folder: Path) -> str:
-    """Derives the name of a study from its program, run in `folder`, and the folder in which that
-    is: ``gpt-train``.
-    """
+    """Derives a study's name from its program and the project's folder: ``gpt-train``."""
     program = name_of(command)
     script = next((word for word in command if Path(word).stem == program), program)
-    places = (place.name for place in (folder / script).resolve().parents)
-    return _legal(f"{next((place for place in places if place not in NO_PROJECTS), '')}-{program}")
+    folders = [parent.name for parent in (folder / script).resolve().parents]
+    project = next((name for name in folders if name not in NO_PROJECTS), "")
+    return _legal(f"{project}-{program}")
 
 
 def _legal(name: str) -> str:
@@ -213,8 +198,7 @@ def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | 
         if name is not None:
             raise StudyFileError(
                 f"{file} must be a study of this very command but is of something else; give "
-                "another --name, or run "
-                f"that: autotune run {file}"
+                f"another --name, or run that: autotune run {file}"
             )
         number += 1
         file = Path(f"{base}-{number}.toml")
@@ -227,12 +211,16 @@ def refuse_other_rules(
     """Refuses to continue a study whose rules or platform differ from this call's."""
     from autotune.model.errors import StudyFileError
 
-    read = study.workload.read.rules() if study.workload.read is not None else {}
-    other = platform is not None and platform != study.device.platform
-    if other or any(read.get(key) != value for key, value in request.rules.items()):
+    read = study.workload.read.rules() if study.workload.read else {}
+    subject = ""
+    if any(read.get(key) != value for key, value in request.rules.items()):
+        subject = "how steps are read"
+    if platform not in (None, study.device.platform):
+        subject = "the platform"
+    if subject:
         raise StudyFileError(
-            f"a study continues as its file says but {file} says something else of "
-            f"{'the platform' if other else 'how steps are read'}; edit it, or give another --name"
+            f"a study continues as its file says but {file} says something else of {subject}; "
+            "edit it, or give another --name"
         )
 
 
@@ -267,7 +255,6 @@ def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
     from autotune.settings.space import format_names
     from autotune.study.preflight import preview_space
 
-    run_dir = options.RUNS / plan.spec.name
     space, build = preview_space(plan.spec, study_dir=file.resolve().parent)
     names = [parameter.name.removeprefix("xla_") for parameter in space.parameters]
     lines = text_lines(
@@ -281,7 +268,7 @@ def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
         several=SEVERAL,
         fewest_trials=FEWEST_TRIALS,
         file=file,
-        run_dir=run_dir,
+        run_dir=options.RUNS / plan.spec.name,
     )
     print_lines(lines)
 
@@ -291,71 +278,53 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     from autotune.model.errors import StudyFileError
     from autotune.model.redaction import redact_command
 
-    has_secret = redact_command(command) != tuple(command)
+    mode = 0o666
+    remark = ""
+    if redact_command(command) != tuple(command):
+        mode = 0o600
+        remark = " (it holds a secret: only you can read it)"
     try:
-        number = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if has_secret else 0o666)
-        with os.fdopen(number, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        file.touch(mode, exist_ok=False)
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StudyFileError(
             f"the study file must be writable but {file}: {error.strerror}; call this elsewhere"
         ) from error
-    print_lines(
-        [
-            f"written to {file}"
-            + (" (it holds a secret: only you can read it)" if has_secret else "")
-        ]
-    )
+    print_lines([f"written to {file}{remark}"])
 
 
 # ---------------------------------------------------------------------- run
 
 
 def _run(
-    file: Path, *, trials: int | None, time_budget: str | None, trackers: Sequence[str]
+    file: Path, *, trials: int | None, time_budget: str | None, tracker: list[str] | None
 ) -> None:
-    from autotune.model.records import Outcome
+    """Runs a study; writes its winner as an env file, or says how to go on without one."""
+    from autotune.model.records import ConclusionRecord, Outcome
     from autotune.model.spec import load_study
-    from autotune.study.engines import choose_engine
-    from autotune.study.start import study_with
-
-    spec = study_with(load_study(file), trials=trials, time_budget=time_budget)
-    path = options.RUNS / spec.name
-    finished = run_and_print(
-        spec, file, path, as_json=False, make_engine=choose_engine(spec, ()), trackers=trackers
-    )
-    conclusion = finished.conclusion
-    store = finished.store
-    command = spec.workload.shown.command or ()
-    if conclusion.outcome is Outcome.WINNER:
-        write_winner(store, path, shlex.join(command))
-    else:
-        given_more = [
-            "--time-budget",
-            larger_budget(spec, conclusion, store.watch.total_s),
-            "--name",
-            spec.name,
-        ]
-        again = shlex.join(["autotune", "tune", *given_more, "--", *command])
-        print(
-            "\nno winner was proven, so no env file is written. Continue the same study with "
-            "more time:"
-        )
-        print_lines([f"  {again}"])
-
-
-def write_winner(store: Store, path: Path, command: str) -> None:
-    """Writes the winner as an env file into its run directory, and prints how to use it; `command`
-    is the program.
-    """
     from autotune.results.export import render_winner
     from autotune.results.winner import winner_of
     from autotune.rundir.files import write_atomically
+    from autotune.rundir.store import Store
 
-    file = path / "winner.env"
-    write_atomically(file, render_winner(winner_of(store), "env"))
-    use = [
-        f"(. ./{file} && {command})",
-        f"autotune exec {path} -- {command}   # after checking that nothing changed here",
-    ]
-    print_lines(["", f"the winner is in {file}; use it:", *(f"  {line}" for line in use)])
+    run(file, trials=trials, time_budget=time_budget, tracker=tracker)
+    path = options.RUNS / load_study(file).name
+    store = Store.open(path)
+    program = store.spec.workload.command_line()
+    conclusion = store.of(ConclusionRecord)[-1]
+    if conclusion.outcome is Outcome.WINNER:
+        env_file = path / "winner.env"
+        write_atomically(env_file, render_winner(winner_of(store), "env"))
+        lines = [
+            f"the winner is in {env_file}; use it:",
+            f"  (. ./{env_file} && {program})",
+            f"  autotune exec {path} -- {program}   # after checking that nothing changed here",
+        ]
+    else:
+        budget = larger_budget(store.spec, conclusion, store.recorded_s)
+        lines = [
+            "no winner was proven, so no env file is written. Continue the same study with more "
+            "time:",
+            f"  autotune tune --time-budget {budget} --name {store.spec.name} -- {program}",
+        ]
+    print_lines(["", *lines])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from autotune.model.records import (
 )
 from autotune.model.redaction import visible
 from autotune.results import comparison, report
-from autotune.results.effects import ESTIMATE_COLUMNS, effects_chart, estimate_rows
+from autotune.results.effects import EstimateRow, effects_chart, estimate_rows
 from autotune.results.pages import Chart
 from autotune.results.tables import TRIAL_COLUMNS, trial_rows
 from autotune.results.winner import Winner, winner_of
@@ -45,8 +45,9 @@ _STEP_COLUMNS = (
 
 
 class Study:
-    """Read-only view of one run directory. Frames are made on first access and cached; `load` again
-    to refresh.
+    """Read-only view of one run directory.
+
+    Frames are made on first access and cached; `load` again to refresh.
 
     Raises:
         RunDirectoryError: If the path is not a run directory.
@@ -71,12 +72,12 @@ class Study:
     @property
     def verdict(self) -> str:
         """The conclusion in one sentence, or that the study has not ended."""
-        return self.conclusion.sentence if self.conclusion is not None else "not ended yet"
+        return self.conclusion.sentence if self.conclusion else "not ended yet"
 
     @property
     def outcome(self) -> Outcome | None:
         """The outcome of the study; None before its end."""
-        return self.conclusion.outcome if self.conclusion is not None else None
+        return self.conclusion.outcome if self.conclusion else None
 
     @property
     def winner(self) -> Winner | None:
@@ -85,21 +86,17 @@ class Study:
 
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
-        """One row per trial; columns are the fields of `tables.TrialRow`, NaN where a figure is not
-        known.
-        """
-        return _frame(trial_rows(self.store), TRIAL_COLUMNS)
+        """One row per trial; columns are those of `tables.TrialRow`, NaN for unknown figures."""
+        rows = [[getattr(row, c) for c in TRIAL_COLUMNS] for row in trial_rows(self.store)]
+        return pd.DataFrame(rows, columns=list(TRIAL_COLUMNS))
 
     @functools.cached_property
     def settings(self) -> pd.DataFrame:
         """Value of each setting in each trial, `ABSENT` where it is not set."""
         results = self.store.of(TrialResult)
         index = pd.Index([r.number for r in results], name="trial")
-        return (
-            pd.DataFrame([dict(r.settings) for r in results], index=index)
-            .fillna(ABSENT)
-            .sort_index(axis=1)
-        )
+        frame = pd.DataFrame([dict(r.settings) for r in results], index=index)
+        return frame.fillna(ABSENT).sort_index(axis=1)
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
@@ -121,29 +118,25 @@ class Study:
                         rows.append((*block, step, step_s, pair.at_s, step >= len(settling_s)))
         return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
 
-    def _measurements(self) -> Iterator[tuple[str, int, str]]:
+    def _measurements(self) -> Iterator[tuple[str, int, str | None]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""
         for record in self.store.records():
-            if (
-                not isinstance(record, AaRecord | TrialResult | ConfirmRun | AblationResult)
-                or record.directory is None
-            ):
-                continue
-            if isinstance(record, ConfirmRun):
-                yield record.stage, record.trial, record.directory
-            elif isinstance(record, TrialResult):
-                yield record.kind, record.number, record.directory
-            else:
-                stage = "minimise" if isinstance(record, AblationResult) else record.kind
-                yield stage, REFERENCE_NUMBER, record.directory
+            match record:
+                case ConfirmRun():
+                    yield record.stage, record.trial, record.directory
+                case TrialResult():
+                    yield record.kind, record.number, record.directory
+                case AblationResult():
+                    yield "minimise", REFERENCE_NUMBER, record.directory
+                case AaRecord():
+                    yield record.kind, REFERENCE_NUMBER, record.directory
 
     def estimated_effects(self) -> pd.DataFrame:
-        """Returns effects estimated by a model (unverified), likeliest first; empty before the
-        search has ended.
+        """Returns effects estimated by a model (unverified), likeliest first.
 
-        Columns are the fields of `effects.EstimateRow`.
+        Columns are the fields of `effects.EstimateRow`; empty before the search has ended.
         """
-        return _frame(estimate_rows(self.store), ESTIMATE_COLUMNS)
+        return pd.DataFrame(estimate_rows(self.store), columns=list(EstimateRow._fields))
 
     @property
     def plot(self) -> Plots:
@@ -165,15 +158,11 @@ class Plots:
         self._store = store
 
     def forest(self, *, most: int = 40) -> Chart:
-        """Draws ratio and interval of the best `most` trials; the band below `min_effect` is
-        shaded.
-        """
+        """Draws ratio and interval of the best `most` trials; effects below `min_effect` shaded."""
         return report.forest_chart(self._store, most=most)
 
     def effects(self) -> Chart:
-        """Draws the effect of each value with interval and P(active), estimated by a model
-        (unverified).
-        """
+        """Draws the effect of each value with interval and P(active), by a model (unverified)."""
         return effects_chart(self._store)
 
     def steps(self, trial: int | None = None) -> Chart:
@@ -192,7 +181,3 @@ def compare(
     """Compares studies; NotComparableError if they differ in a field that is not named in `by`."""
     stores = [(s if isinstance(s, Study) else Study(s)).store for s in studies]
     return comparison.compare_stores(stores, by=by)
-
-
-def _frame(rows: Iterable[object], columns: Sequence[str]) -> pd.DataFrame:
-    return pd.DataFrame([[getattr(row, c) for c in columns] for row in rows], columns=list(columns))

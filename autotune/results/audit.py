@@ -1,5 +1,4 @@
-"""Checks a winner against its run: figures and verdicts must follow from the raw pairs, by the
-study's own code.
+"""Checks by the study's own code that a winner's figures and verdicts follow from its raw pairs.
 
 Machine, versions and dates are taken as recorded. Raw pairs and records that are forged together
 are not detected.
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from autotune.model.errors import RunDirectoryError, SettingError
@@ -50,20 +49,22 @@ ROUNDING = 1e-6
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
-    """Lists what in a conclusion does not follow from records and raw pairs (RunDirectoryError if
-    damaged).
-    """
+    """Lists what in a conclusion does not follow from records and raw pairs; raises as `Store`."""
     evidence = store.before(conclusion)
     lines = list(_of_losses(evidence, conclusion))
     aa_run = evidence.last(AaRecord)
-    if aa_run is None:
+    if not aa_run:
         return lines
-    soaks = [s for s in evidence.of(SoakRecord) if s.settings == conclusion.settings]
-    soak = soaks[-1] if soaks else None
+    soak = None
+    for record in evidence.of(SoakRecord):
+        if record.settings == conclusion.settings:
+            soak = record
     runs = [r for r in evidence.of(ConfirmRun) if r.log_ratio is not None]
-    lines += [*_of_plans(evidence), *_of_proofs(evidence), *_of_winner(evidence, conclusion, soak)]
     return [
         *lines,
+        *_of_plans(evidence),
+        *_of_proofs(evidence),
+        *_of_winner(evidence, conclusion, soak),
         *_of_soak(conclusion, soak),
         *_of_runs(evidence, runs, aa_run),
         *_of_work(evidence, runs, aa_run),
@@ -73,31 +74,28 @@ def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
 def doubts(store: Store) -> list[str]:
     """Formats the disagreements of a run's winner with its records; empty without a winner."""
     conclusion = store.last(ConclusionRecord)
-    if conclusion is None or conclusion.outcome is not Outcome.WINNER:
+    if not conclusion or conclusion.outcome is not Outcome.WINNER:
         return []
     try:
-        wrong = disagreements(store, conclusion)
+        lines = disagreements(store, conclusion)
     except RunDirectoryError as error:
-        wrong = [str(error)]
-    return [f"DO NOT BELIEVE the conclusion: {line}" for line in wrong]
+        lines = [str(error)]
+    return [f"DO NOT BELIEVE the conclusion: {line}" for line in lines]
 
 
 def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Iterator[str]:
-    """Checks that study and records from which a conclusion was drawn are all there, machine and
-    session included.
-    """
-    if {r.identity for r in evidence.of(SessionRecord)} - {evidence.spec.identity}:
+    """Checks that all is there from which a conclusion was drawn, machine and session included."""
+    if any(r.identity != evidence.spec.identity for r in evidence.of(SessionRecord)):
         yield f"{STUDY} holds another study than the one that was run"
     records = evidence.records()
-    if conclusion.record_count != len(records):
-        drawn = (
-            "an unknown number of" if conclusion.record_count is None else conclusion.record_count
-        )
+    count = conclusion.record_count
+    if count != len(records):
+        drawn = "an unknown number of" if count is None else count
         yield f"the conclusion was drawn from {drawn} records, but {len(records)} stand before it"
-    first = next((r for r in records if isinstance(r, ConfirmRun | TrialResult)), conclusion)
-    unmeasured = evidence.before(first)
+    measured = (r for r in records if isinstance(r, ConfirmRun | TrialResult))
+    unmeasured = evidence.before(next(measured, conclusion))
     for kind, name in ((SessionRecord, "session"), (AaRecord, "A/A run")):
-        if unmeasured.last(kind) is None:
+        if not unmeasured.of(kind):
             yield f"no {name} is recorded before the first measurement, so its machine is not known"
 
 
@@ -110,35 +108,30 @@ def _of_plans(evidence: Store) -> Iterator[str]:
             yield f"the proofs of {stage} may err in {spent:.3g} of cases, {ERROR:.3g} are allowed"
     for plan in plans:
         name = f"the proof of {plan.settings} ({plan.stage})"
-        least = ISOLATED_PAIRS if plan.stage == ISOLATED else LEAST_PAIRS
-        if plan.least < least or (
-            plan.stage == ISOLATED and plan.error > ISOLATED_ERROR * (1 + ROUNDING)
-        ):
+        is_isolated = plan.stage == ISOLATED
+        fewest_pairs = ISOLATED_PAIRS if is_isolated else LEAST_PAIRS
+        is_lax = is_isolated and plan.error > ISOLATED_ERROR * (1 + ROUNDING)
+        if is_lax or plan.least < fewest_pairs:
             yield f"{name} was planned with too few pairs or too large an error"
-        if any(
-            (r.stage, r.settings) == (plan.stage, plan.settings)
-            for r in evidence.before(plan).of(ConfirmRun)
-        ):
+        earlier = evidence.before(plan).of(ConfirmRun)
+        if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in earlier):
             yield f"{name} was planned after its pairs of processes had been seen"
 
 
 def _of_proofs(evidence: Store) -> Iterator[str]:
-    """Checks that verdicts follow from their pairs of processes, by the plans that were recorded
-    first.
-    """
+    """Checks that verdicts follow from their pairs of processes, by the plans recorded first."""
     plans = {(p.stage, p.settings): p for p in reversed(evidence.of(ProofRecord))}
     names = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
+    runs = evidence.of(ConfirmRun)
+    min_effect = evidence.spec.measure.min_effect
     for proof in finalists(evidence):
         name = f"{proof.settings} ({proof.stage})"
         plan = plans.get((proof.stage, proof.settings))
-        if plan is None:
+        if not plan:
             yield f"the proof of {name} has no plan"
             continue
-        min_effect = evidence.spec.measure.min_effect
         try:
-            result = standing(
-                plan, evidence.of(ConfirmRun), most=proof.most or 0, min_effect=min_effect
-            ).result
+            result = standing(plan, runs, most=proof.most or 0, min_effect=min_effect).result
         except ValueError:
             yield f"{name}: its pairs of processes give no figures"
             continue
@@ -153,86 +146,79 @@ def _of_winner(
     settings = conclusion.settings or FlagSet()
     proofs = {p.stage: p for p in finalists(evidence) if p.settings == settings}
     proven = next((proofs[stage] for stage in reversed(proofs) if stage in PROOFS), None)
-    if proven is None:
+    if not proven:
         yield f"no proof of {settings} is recorded"
         return
     if proven.verdict is not Verdict.FASTER:
         yield f"the proof of {settings} says {proven.verdict}, the conclusion that it wins"
-    alone = proofs.get(ISOLATED)
+    isolated = proofs.get(ISOLATED)
     runs = evidence.of(ConfirmRun)
-    if alone is None and is_alone_due(
-        proven, evidence.last(AaRecord), runs, asked=evidence.spec.confirm.isolated
-    ):
+    aa_run = evidence.last(AaRecord)
+    count = evidence.spec.confirm.isolated
+    if not isolated and is_alone_due(proven, aa_run, runs, asked=count):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
-    arms = soak.arms if soak is not None and conclusion.soaked_s is not None else None
-    report = report_of(proven, alone, runs, arms)
-    if report.objection is not None:
+    arms = soak.arms if soak and conclusion.soaked_s is not None else None
+    report = report_of(proven, isolated, runs, arms)
+    if report.objection:
         yield f"{settings}: {report.objection.reason}; the conclusion has it as the winner"
     source = f"{settings}: its proof gives"
     yield from _differing(conclusion, {"estimate": report.estimate}, source=source)
-    if report.estimate is not None and format_estimate(report.estimate) not in conclusion.sentence:
-        yield (
-            f"{source} {format_estimate(report.estimate)}, the sentence of the conclusion does not"
-        )
+    if report.estimate:
+        figures = format_estimate(report.estimate)
+        if figures not in conclusion.sentence:
+            yield f"{source} {figures}, the sentence of the conclusion does not"
 
 
 def _of_soak(conclusion: ConclusionRecord, soak: SoakRecord | None) -> Iterator[str]:
     """Checks that the soak of a winner passed."""
-    if soak is not None:
-        verdict = judge_soak(soak.arms) if soak.arms is not None else SoakVerdict()
+    if soak:
+        verdict = judge_soak(soak.arms) if soak.arms else SoakVerdict()
         failure = soak.failure or verdict.failure
-        against = failure.message if failure is not None else soak.unsettled or verdict.unsettled
+        against = failure.message if failure else soak.unsettled or verdict.unsettled
         if against is not None:
             yield (
                 f"the soak of {conclusion.settings} says {against}, the conclusion has it as "
                 "the winner"
             )
-    if conclusion.soaked_s is not None and not (soak and _alike(soak.steps_s, conclusion.soaked_s)):
-        yield (
-            f"the conclusion says that it was soaked for {conclusion.soaked_s:.6g} s, the "
-            "records do not"
-        )
+    soaked_s = conclusion.soaked_s
+    if soaked_s is not None and not (soak and _alike(soak.steps_s, soaked_s)):
+        yield f"the conclusion says that it was soaked for {soaked_s:.6g} s, the records do not"
 
 
 def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
-    """Checks that the figures of pairs of processes follow from their raw pairs, and that none is
-    counted twice.
-    """
+    """Checks that pairs of processes follow from their raw pairs, and that none counts twice."""
     sizes = evidence.spec.block_sizes.learned(aa_run.noise)
     for directory, count in Counter(r.directory for r in runs).items():
         if count > 1:
             yield f"{count} pairs of processes name the same raw pairs ({directory})"
     for run in runs:
         name = run.directory or run.stage
-        pairs = list(evidence.pairs(run.directory or "none"))
+        pairs = list(evidence.pairs(run.directory))
         if not pairs:
             yield f"{name}: it has no raw pairs"
             continue
-        yield from _differing(
-            run, figures_of(pairs, run.work), source=f"{name}: its raw pairs give"
-        )
+        source = f"{name}: its raw pairs give"
+        yield from _differing(run, figures_of(pairs, run.work), source=source)
         if not all(is_divided_as_told(p, sizes, is_isolated=run.is_isolated) for p in pairs):
             yield (
-                f"{name}: it leaves out other steps of its blocks than the study's platform "
-                "and mode ask for"
+                f"{name}: it leaves out other steps of its blocks than the study's platform and "
+                "mode ask for"
             )
 
 
 def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
-    """Checks the recorded work of a step, which scales the ratio, against options and the workers'
-    reports.
-    """
+    """Checks the work of a step, which scales the ratio, against options and workers' reports."""
     base = aa_run.reference.tokens_per_step
     reported: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
     for trial in evidence.of(TrialResult):
-        if trial.worker is not None:
-            reported.setdefault(trial.settings.of_kind("option"), set()).add(
-                trial.worker.tokens_per_step
-            )
+        if trial.worker:
+            counts = reported.setdefault(trial.settings.of_kind("option"), set())
+            counts.add(trial.worker.tokens_per_step)
     for run in runs:
-        reference, candidate = (
-            (run.work.reference, run.work.candidate) if run.work is not None else (base, base)
-        )
+        reference = candidate = base
+        if run.work:
+            reference = run.work.reference
+            candidate = run.work.candidate
         # Runs of options that no trial had must agree.
         counts = reported.setdefault(run.settings.of_kind("option"), {candidate})
         try:
@@ -246,8 +232,7 @@ def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
             reports = declared or " or ".join(sorted(map(str, counts)))
             yield (
                 f"{run.directory or run.stage}: it takes the work of a step as {candidate} over "
-                f"{reference}, its "
-                f"reports and options say {reports} over {base}"
+                f"{reference}, its reports and options say {reports} over {base}"
             )
 
 
@@ -266,9 +251,8 @@ def _shown(value: object) -> str:
 
 def _alike(recorded: Any, recomputed: Any) -> bool:
     if is_dataclass(recorded) and type(recorded) is type(recomputed):
-        return _alike(astuple(recorded), astuple(recomputed))  # type: ignore[arg-type]
-    if isinstance(recorded, tuple) and isinstance(recomputed, tuple):
-        return len(recorded) == len(recomputed) and all(map(_alike, recorded, recomputed))
+        names = [field.name for field in fields(recorded)]
+        return all(_alike(getattr(recorded, n), getattr(recomputed, n)) for n in names)
     if isinstance(recorded, float) and isinstance(recomputed, float):
         return math.isclose(recorded, recomputed, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
     return bool(recorded == recomputed)

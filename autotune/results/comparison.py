@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -47,8 +46,7 @@ _KINDS = {
 """Kinds of the states of settings that are resolved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonTable:
+class ComparisonTable(NamedTuple):
     """The result of a comparison."""
 
     by: tuple[str, ...]
@@ -71,7 +69,21 @@ class ComparisonTable:
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown."""
         settings = self.settings.reset_index().astype(str).to_dict("records")
-        return render("compare.md.j2", c=self, rows=_shown(self), settings=settings)
+        rows = []
+        for row in self.frame.to_dict("records"):
+            interval = "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"])
+            rows.append(
+                {
+                    **{column: str(row[column]) for column in ("study", *self.by, "winner")},
+                    "outcome": spaced(row["outcome"]),
+                    "ratio": format_ratio(row["ratio"]),
+                    "interval": interval,
+                    "trials": str(row["trials"]),
+                    "default's step": format_seconds(row["default_step_s"]),
+                    "gain proven 9 times in 10": format_provable(row["provable"]),
+                }
+            )
+        return render("compare.md.j2", c=self, rows=rows, settings=settings)
 
     def to_json(self) -> dict[str, Any]:
         """Converts the comparison to plain data."""
@@ -107,14 +119,16 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     facts = [_facts(store) for store in stores]
     columns = {field: [row[field] for row in facts] for field in FIELDS}
     allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
+    same = {}
     for field, texts in columns.items():
-        if field not in allowed and len(set(texts)) > 1:
-            number = next(n for n, text in enumerate(texts) if text != texts[0])
+        number = next((n for n, text in enumerate(texts) if text != texts[0]), 0)
+        if not number:
+            same[field] = texts[0]
+        elif field not in allowed:
             raise NotComparableError(
                 f"runs that are compared must have the same {field} but {stores[0].path} has "
-                f"{texts[0]} and "
-                f"{stores[number].path} has {texts[number]}; make it the axis with --by {field}, "
-                "or compare others"
+                f"{texts[0]} and {stores[number].path} has {texts[number]}; make it the axis with "
+                f"--by {field}, or compare others"
             )
     names = [store.spec.name for store in stores]
     if len(set(names)) < len(names):
@@ -122,7 +136,7 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     frame = pd.DataFrame({"study": names, **{field: columns[field] for field in by}})
     return ComparisonTable(
         by=tuple(by),
-        same={field: texts[0] for field, texts in columns.items() if len(set(texts)) == 1},
+        same=same,
         frame=frame.join(pd.DataFrame(map(_row, stores))),
         settings=_settings_table(dict(zip(names, map(_states, stores), strict=True))),
     )
@@ -131,7 +145,7 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
 def _facts(store: Store) -> Row:
     """Returns the `FIELDS` of one run as text."""
     aa_run = store.last(AaRecord)
-    if aa_run is None:
+    if not aa_run:
         raise NotComparableError(
             f"a run must have measured its reference to be compared but {store.path} has not; "
             "finish it first"
@@ -139,21 +153,22 @@ def _facts(store: Store) -> Row:
     spec = store.spec
     report = aa_run.reference
     conditions = conditions_of(spec, report, aa_run.provenance)
+    workload = workload_name(spec)
     options = spec.workload.shown.options
+    if options:
+        workload += f" {json.dumps(options, sort_keys=True)}"
     count = str(report.device_count)
     if report.process_count > 1:
         count += f" in {report.process_count} processes"
+    mesh = " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1)
     return {
         "gpu": conditions.gpu,
         "count": count,
         "jaxlib": str(conditions.jaxlib),
         "plugin": conditions.plugin or "none",
         "driver": (conditions.driver or "unknown").partition(".")[0],
-        "workload": " ".join(
-            [workload_name(spec), *([json.dumps(options, sort_keys=True)] if options else [])]
-        ),
-        "mesh": " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1)
-        or "none",
+        "workload": workload,
+        "mesh": mesh or "none",
     }
 
 
@@ -169,14 +184,14 @@ def _row(store: Store) -> dict[str, Any]:
         "provable": provable_gain(store) or math.nan,
     }
     conclusion = store.last(ConclusionRecord)
-    if conclusion is None:
+    if not conclusion:
         return row
     row["outcome"] = str(conclusion.outcome)
     if conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT:
         row |= {"ratio": 1.0, "winner": "(default)"}
     if conclusion.settings:
         row["winner"] = str(conclusion.settings)
-    if conclusion.estimate is not None:
+    if conclusion.estimate:
         row |= {name: getattr(conclusion.estimate, name) for name in ("ratio", "low", "high")}
     return row
 
@@ -185,9 +200,7 @@ def _row(store: Store) -> dict[str, Any]:
 
 
 def _states(store: Store) -> dict[str, str]:
-    """Returns the state of each setting and value that was tried; later ones of these rules
-    overrule earlier ones.
-    """
+    """Returns the state of each setting and value that was tried; later rules overrule earlier."""
     conclusion = store.last(ConclusionRecord)
     results = store.of(TrialResult)
     states = {word: "unclear" for result in results for word in result.settings.words}
@@ -198,11 +211,7 @@ def _states(store: Store) -> dict[str, str]:
     for result in results:
         if result.is_the_default:
             mark(result.settings, "no-op")
-        elif (
-            result.failure is not None
-            and not result.failure.is_from_outside
-            and len(result.settings) == 1
-        ):
+        elif result.failure and not result.failure.is_from_outside and len(result.settings) == 1:
             mark(result.settings, "failed")
     for ablation in store.of(AblationResult):
         name = str(ablation.left_out)
@@ -212,13 +221,10 @@ def _states(store: Store) -> dict[str, str]:
         if len(record.smallest) == 1:
             mark(record.smallest, "failed")
     for proof in finalists(store):
-        if (
-            len(proof.settings) == 1
-            and proof.stage != ISOLATED
-            and proof.verdict is not Verdict.UNRESOLVED
-        ):
+        is_settled = proof.verdict is not Verdict.UNRESOLVED and proof.stage != ISOLATED
+        if is_settled and len(proof.settings) == 1:
             mark(proof.settings, proof.verdict)
-    if conclusion is not None and conclusion.settings:
+    if conclusion and conclusion.settings:
         mark(conclusion.settings, "in the winner")
     return states
 
@@ -235,19 +241,3 @@ def _agreement(states: Sequence[str]) -> str:
     if len(kinds) < 2:
         return ""
     return "agree" if len(set(kinds)) == 1 else "differ"
-
-
-def _shown(table: ComparisonTable) -> list[Row]:
-    """Formats the rows of `frame`."""
-    return [
-        {
-            **{k: str(row[k]) for k in ("study", *table.by, "winner")},
-            "outcome": spaced(row["outcome"]),
-            "ratio": format_ratio(row["ratio"]),
-            "interval": "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"]),
-            "trials": str(row["trials"]),
-            "default's step": format_seconds(row["default_step_s"]),
-            "gain proven 9 times in 10": format_provable(row["provable"]),
-        }
-        for row in table.frame.to_dict("records")
-    ]

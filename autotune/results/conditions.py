@@ -70,9 +70,7 @@ class Difference(Record):
 
 
 def versions_of(report: WorkerReport, facts: Facts) -> dict[str, str]:
-    """Returns the versions of the measured process, completed by the driver's unless it has its own
-    interpreter.
-    """
+    """Returns the versions of the measured process, with the driver's where both share packages."""
     driver: Mapping[str, str] = facts.get("versions", {})
     if report.packages is not None:
         driver = {name: version for name, version in driver.items() if name == "optuna"}
@@ -81,18 +79,19 @@ def versions_of(report: WorkerReport, facts: Facts) -> dict[str, str]:
 
 def conditions_of(spec: StudySpec, report: WorkerReport, facts: Facts) -> Conditions:
     """Returns the conditions of a run from its reference and provenance."""
-    nodes = spec.device.node_count
-    count = spec.device.count
+    device = spec.device
+    devices_asked = None
+    if device.platform != "cpu" and device.count:
+        devices_asked = device.count // device.node_count
     return _conditions(
-        spec.device.platform,
+        device.platform,
         facts,
-        # The measured process goes first: autotune itself may run on another machine with other
-        # libraries.
+        # autotune itself may run on another machine with other libraries.
         versions_of(report, facts),
         report.gpus or (),
         device_kind=report.device_kind,
-        device_count=report.device_count // nodes,
-        devices_asked=None if spec.device.platform == "cpu" or count is None else count // nodes,
+        device_count=report.device_count // device.node_count,
+        devices_asked=devices_asked,
         workload=spec.workload_hash,
         packages=report.packages,
     )
@@ -105,20 +104,19 @@ def _conditions(
     gpus: Sequence[GpuState],
     **others: Any,
 ) -> Conditions:
-    """Returns conditions by the facts of a machine, and the versions and GPUs of a process
-    there.
-    """
-    of_platform: dict[str, Any] = {name: facts.get(name) for name in ("cpu", "cpus_usable")}
+    """Returns conditions by the facts of a machine, and versions and GPUs of a process there."""
+    fields: dict[str, Any] = {name: versions.get(name) for name in ("jax", "jaxlib")}
     if platform == "cuda":
-        of_platform = {name: versions.get(name) for name in _LIBRARIES}
-        of_platform["driver"] = of_platform["driver"] or facts.get("driver") or None
-        of_platform["plugin"] = cuda_plugin(versions)
+        fields |= {name: versions.get(name) for name in _LIBRARIES}
+        fields["driver"] = fields["driver"] or facts.get("driver") or None
+        fields["plugin"] = cuda_plugin(versions)
         of_gpus = [_of_gpu(gpu) for gpu in gpus]
         for name in _OF_NVML:
             texts = {of_gpu[name] for of_gpu in of_gpus}
-            of_platform[name] = " and ".join(sorted(filter(None, texts))) or None
-    versions_of_jax = {name: versions.get(name) for name in ("jax", "jaxlib")}
-    return Conditions(platform=platform, **versions_of_jax, **of_platform, **others)
+            fields[name] = " and ".join(sorted(filter(None, texts))) or None
+    else:
+        fields |= {name: facts.get(name) for name in ("cpu", "cpus_usable")}
+    return Conditions(platform=platform, **fields, **others)
 
 
 def this_machine(like: Conditions, *, workload: str | None = None) -> Conditions:
@@ -163,18 +161,16 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
         not_compared.add("workload")
     if proven.platform == "cpu":
         not_compared.add("device_count")
+    values = here.model_dump(exclude=not_compared)
     differing = []
-    for field in [name for name in Conditions.model_fields if name not in not_compared]:
+    for field, value in values.items():
         proven_value = getattr(proven, field)
-        value = getattr(here, field)
         if proven_value not in (NOT_TOLD, value):
-            unknown = _SILENT if field in _OF_NVML else "none"
-            proven_with = "nothing recorded" if proven_value is None else str(proven_value)
-            differing.append(
-                Difference(
-                    field=field, proven=proven_with, here=unknown if value is None else str(value)
-                )
-            )
+            if proven_value is None:
+                proven_value = "nothing recorded"
+            if value is None:
+                value = _SILENT if field in _OF_NVML else "none"
+            differing.append(Difference(field=field, proven=str(proven_value), here=str(value)))
     return differing
 
 

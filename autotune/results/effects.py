@@ -1,11 +1,9 @@
-"""Effects of settings estimated from all trials by a model: rows, sentences, table and forest
-plot.
-"""
+"""Effects of settings as a model estimates them from all trials: rows, sentences, forest plot."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import INERT, EffectsRecord, SoakRecord, TrialResult
@@ -22,16 +20,13 @@ WORTH_A_ROW = 0.05
 """P(active) below which a setting is left out of table and chart; the frame holds all."""
 
 LIKELY = 0.5
-"""P(active) above which a setting is called active; trials have not told yet of one below that is
-not inert either.
-"""
+"""P(active) above which a setting is called active; below, it is inert or not known yet."""
 
 MOST_ROWS = 60
 """Limit of rows in chart and table."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateRow:
+class EstimateRow(NamedTuple):
     """The estimated effect of one value of a setting."""
 
     setting: str
@@ -65,20 +60,19 @@ class EstimateRow:
         return "probably inert" if self.chance < INERT else format_chance(self.chance)
 
 
-ESTIMATE_COLUMNS = tuple(f.name for f in fields(EstimateRow))
-
-
 def format_chance(chance: float) -> str:
     """Formats a probability in whole percents, never as certain: ``72 %``, ``> 99 %``."""
     if chance <= 0.005:
         return "< 1 %"
-    return "> 99 %" if chance >= 0.995 else f"{chance:.0%}".replace("%", " %")
+    if chance >= 0.995:
+        return "> 99 %"
+    return f"{100 * chance:.0f} %"
 
 
 def estimate_rows(store: Store) -> list[EstimateRow]:
     """Returns a row for every value that was tried, likeliest first, then fastest first."""
     record = store.last(EffectsRecord)
-    if record is None:
+    if not record:
         return []
     rows = [
         EstimateRow(setting=s.name, chance=s.chance, **dict(v))
@@ -98,7 +92,7 @@ def _shown(store: Store) -> list[EstimateRow]:
 def effect_lines(store: Store) -> list[str]:
     """Formats the estimated effects as sentences; empty before the search has ended."""
     record = store.last(EffectsRecord)
-    if record is None:
+    if not record:
         return []
     best = record.best.settings.items()
     return text_lines(
@@ -120,9 +114,7 @@ def effect_lines(store: Store) -> list[str]:
 
 
 def refused_sets(store: Store) -> dict[FlagSet, str]:
-    """Returns in words what a proof, a veto or a long run has decided against a set, by its
-    settings.
-    """
+    """Returns in words what a proof, a veto or a long run has decided against sets."""
     refused: dict[FlagSet, str] = {}
     for proof in finalists(store):
         if proof.is_vetoed:
@@ -130,14 +122,14 @@ def refused_sets(store: Store) -> dict[FlagSet, str]:
         elif proof.verdict in (Verdict.NO_DIFFERENCE, Verdict.SLOWER):
             refused[proof.settings] = "ruled out by its proof"
     for soak in store.of(SoakRecord):
-        if soak.failure is not None:
+        if soak.failure:
             refused[soak.settings] = "ruled out"
     return refused
 
 
 def estimate_table(store: Store) -> list[Row]:
     """Returns the rows of the report's table."""
-    refused = {str(settings): why for settings, why in refused_sets(store).items()}
+    refused = {str(settings): reason for settings, reason in refused_sets(store).items()}
     return [
         {
             "setting": r.label,
@@ -151,9 +143,7 @@ def estimate_table(store: Store) -> list[Row]:
 
 
 def study_tables(store: Store) -> dict[str, list[Row]]:
-    """Returns the tables of a study for a terminal, by title: trials (best first), proofs, and
-    estimated effects.
-    """
+    """Returns the tables of a study for a terminal by title, trials (best first) above all."""
     trials = trial_table(sorted(trial_rows(store), key=lambda r: r.rank))
     proofs = finalist_table(finalists(store))
     tables = {
@@ -177,21 +167,20 @@ def effects_chart(store: Store) -> Chart:
     """Draws the forest plot of estimated effects with intervals and P(active)."""
     marks = []
     for r in _shown(store):
-        label = (
-            f"{r.label.replace('xla_gpu_', '').replace('xla_', '')}  ({format_chance(r.chance)})"
-        )
-        detail = (
-            f"{r.label}: {format_figures(r.ratio, r.low, r.high)}, active: {r.acts}, "
-            f"{r.trials} trials"
-        )
-        marks.append(
-            Mark(x=r.ratio, x_ends=(r.low, r.high), label=label, detail=detail, style=r.style)
-        )
-    band = store.spec.measure.min_effect
-    svg = forest(marks, band=band, of=time_words(store), description="effects of settings")
+        short = r.label.replace("xla_gpu_", "").replace("xla_", "")
+        figures = format_figures(r.ratio, r.low, r.high)
+        detail = f"{r.label}: {figures}, active: {r.acts}, {r.trials} trials"
+        label = f"{short}  ({format_chance(r.chance)})"
+        marks.append(Mark(r.ratio, detail, r.style, (r.low, r.high), label))
+    svg = forest(
+        marks,
+        band=store.spec.measure.min_effect,
+        of=time_words(store),
+        description="effects of settings",
+    )
     note = (
         "Each value beside the defaults of all others; of pairs, the effect beyond the sum of "
-        "both. Intervals of 95 % "
-        "are a model's, from all trials at once. The shaded band is too small to matter."
+        "both. Intervals of 95 % are a model's, from all trials at once. The shaded band is too "
+        "small to matter."
     )
-    return Chart(title="Estimated effect of each setting (model, unverified)", svg=svg, note=note)
+    return Chart("Estimated effect of each setting (model, unverified)", svg, note)

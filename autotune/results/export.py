@@ -77,16 +77,14 @@ class Exporter:
             AutotuneError: If the format cannot hold one of the winner's values: nothing may arrive
                 changed.
         """
-        return (
-            _templates()
-            .from_string(self.head + COMMENTS + self.body)
-            .render(
-                winner=winner,
-                evidence=format_evidence(winner),
-                record=comment_line(winner),
-                plain=plain,
-                dotted=dotted,
-            )
+        record = winner.model_dump(mode="json", exclude_none=True)
+        template = _templates().from_string(self.head + COMMENTS + self.body)
+        return template.render(
+            winner=winner,
+            evidence=format_evidence(winner),
+            record=MARK + json.dumps(record, separators=(",", ":")),  # ASCII without line ends
+            plain=plain,
+            dotted=dotted,
         )
 
 
@@ -116,9 +114,7 @@ class Docker(Exporter):
 
 
 class Sbatch(Exporter):
-    """A job script; `--export=NAME=value` would split values at commas, so that the script exports
-    them.
-    """
+    """A job script that exports the values: `--export=NAME=value` would split them at commas."""
 
     use = "sbatch {file} COMMAND"
     head = """\
@@ -143,17 +139,17 @@ class Json(Exporter):
         """See `Exporter`."""
         data = {
             "environment": winner.environment,
-            **({"loss_checked": bool(winner.loss.is_ok)} if winner.loss is not None else {}),
-            **({"options": winner.options} if winner.options else {}),
+            "loss_checked": winner.loss and bool(winner.loss.is_ok),
+            "options": winner.options or None,
             "evidence": format_evidence(winner),
             "winner": winner.model_dump(mode="json", exclude_none=True),
         }
-        return json.dumps(data, indent=1, ensure_ascii=True) + "\n"
+        fields = {key: value for key, value in data.items() if value is not None}
+        return json.dumps(fields, indent=1) + "\n"
 
 
 class MaxText(Exporter):
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with arguments and
-    options.
+    """A launch script like MaxText's own for GPUs: variables, then the trainer with options.
 
     The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
     src/maxtext/trainers/pre_train/train.py).
@@ -188,31 +184,25 @@ FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
 
 
 def exporter_named(name: str) -> Exporter:
-    """Returns a built-in exporter, or one by MODULE:CLASS, in this folder or installed;
-    AutotuneError without one.
-    """
+    """Returns a built-in exporter, or one by MODULE:CLASS; AutotuneError if there is none."""
     if CLASS_PATH.fullmatch(name):
         exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
         return exporter
     if name not in FORMATS:
-        legal = f"{', '.join(FORMATS)}, or MODULE:CLASS,"
         raise AutotuneError(
-            f"--format must be one of {legal} but got {name!r}{close_matches(name, FORMATS)}"
+            f"--format must be one of {', '.join(FORMATS)}, or MODULE:CLASS, but got "
+            f"{name!r}{close_matches(name, FORMATS)}"
         )
     return FORMATS[name]
 
 
 def render_winner(winner: Winner, form: str) -> str:
-    """Renders a winner in a built-in format; raises AutotuneError if that cannot represent one of
-    its values.
-    """
+    """Renders a winner in a built-in format; raises as `Exporter.render`."""
     return FORMATS[form].render(winner)
 
 
 def how_to_use(exporter: Exporter, file: Path) -> str:
-    """Formats how a file of a format is used; a shell looks for a name without a slash
-    elsewhere.
-    """
+    """Formats how a file is used; a shell looks for a name without a slash elsewhere."""
     place = file if file.is_absolute() else f"./{file}"
     return exporter.use.format(file=shlex.quote(str(place)))
 
@@ -228,16 +218,17 @@ def is_unchanged(text: str, winner: Winner) -> bool:
 
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
-    functions = {
-        f.__name__: f
-        for f in (format_gain, format_estimate, format_seconds, further_lines, time_of, plain)
-    }
-    return (
-        _templates()
-        .get_template("export/evidence.j2")
-        .render(functions, winner=winner)
-        .splitlines()
+    template = _templates().get_template("export/evidence.j2")
+    text = template.render(
+        winner=winner,
+        format_gain=format_gain,
+        format_estimate=format_estimate,
+        format_seconds=format_seconds,
+        further_lines=further_lines,
+        time_of=time_of,
+        plain=plain,
     )
+    return text.splitlines()
 
 
 @functools.cache
@@ -255,33 +246,23 @@ MARK = "autotune-winner: "
 """Prefix of the comment that holds the record in an exported file."""
 
 
-def comment_line(winner: Winner) -> str:
-    """Serialises a winner for one comment line: ASCII without line ends."""
-    data = winner.model_dump(mode="json", exclude_none=True)
-    return MARK + json.dumps(data, ensure_ascii=True, separators=(",", ":"))
-
-
 def read_winner(path: Path) -> Winner:
-    """Reads the winner of a run directory or an exported file of any format; raises AutotuneError
-    without one.
-    """
+    """Reads the winner of a run directory or an exported file; AutotuneError without one."""
     if path.is_dir():
         return winner_of(Store.open(path))
     try:
         text = plain_text(path)
     except (OSError, UnicodeDecodeError) as error:
         missing = "there is nothing of that name; `autotune status` lists the runs of this folder"
-        why = missing if isinstance(error, FileNotFoundError) else error
+        reason = missing if isinstance(error, FileNotFoundError) else error
         raise AutotuneError(
-            f"{path} must be a run directory or a file of `autotune export` but: {why}"
+            f"{path} must be a run directory or a file of `autotune export` but: {reason}"
         ) from error
     return parse_winner(text, source=str(path))
 
 
 def parse_winner(text: str, *, source: str) -> Winner:
-    """Parses the winner in the text of an exported file; raises AutotuneError if there is none, or
-    it is damaged.
-    """
+    """Parses the winner in the text of an exported file; raises as `read_winner`."""
     try:
         marked = re.search(rf"^# {MARK}(.*)$", text, re.MULTILINE)
         data = json.loads(marked[1]) if marked else json.loads(text)["winner"]
@@ -296,6 +277,5 @@ def parse_winner(text: str, *, source: str) -> Winner:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise AutotuneError(
             f"{source} must be a file of `autotune export` (with its `# {MARK.strip()}` line) "
-            "but is not; "
-            "export it again"
+            "but is not; export it again"
         ) from error

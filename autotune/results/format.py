@@ -1,6 +1,4 @@
-"""Formats records as sentences, in the order in which a study makes them; for screens see
-`screen_words`.
-"""
+"""Formats records as sentences, in the order in which a study makes them."""
 
 from __future__ import annotations
 
@@ -47,15 +45,13 @@ STAGE_WORDS = {
 
 def time_words(store: Store) -> str:
     """Names the quantity of a run's ratios: ``step time`` or ``time per token``."""
-    works = (r.comparison.work for r in store.of(TrialResult) if r.comparison is not None)
-    return time_of(next((w for w in works if w is not None), None))
+    comparisons = [r.comparison for r in store.of(TrialResult) if r.comparison]
+    return time_of(next((c.work for c in comparisons if c.work), None))
 
 
 def time_of(work: WorkPerStep | None) -> str:
-    """Names the quantity of one comparison; `work` is given where the work of a step differs
-    between arms.
-    """
-    return "step time" if work is None else "time per token"
+    """Names the quantity of one comparison, whose arms may differ in work per step."""
+    return "time per token" if work else "step time"
 
 
 def shorten(settings: FlagSet) -> str:
@@ -75,26 +71,15 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def format_figures(ratio: float, low: float, high: float) -> str:
-    """Formats a ratio, with its interval unless that is NaN: ``0.950 [0.940, 0.960]`` or
-    ``0.950``.
-    """
+    """Formats a ratio and its interval, if it has one: ``0.950 [0.940, 0.960]`` or ``0.950``."""
     return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
 
 
 # ---------------------------------------------------------------------- before the first trial
 
 
-def format_begin(store: Store) -> list[str]:
-    """Formats the A/A run and the screen."""
-    from autotune.results.screen_words import screen_lines  # the compiler: only where it is needed
-
-    return [*(aa_lines(store) or ["the A/A run has not ended yet"]), *screen_lines(store)]
-
-
 def aa_lines(store: Store) -> list[str]:
-    """Formats the latest A/A run of a run, and the smallest provable gain by the first one (lanes
-    have theirs).
-    """
+    """Formats the latest A/A run, and the smallest provable gain by the first one of all lanes."""
     aa_runs = store.of(AaRecord)
     return format_aa_run(aa_runs[-1], aa_runs[0].power) if aa_runs else []
 
@@ -113,9 +98,7 @@ def format_aa_run(aa_run: AaRecord, power: PowerAnalysis | None) -> list[str]:
 
 
 def provable_gain(store: Store) -> float | None:
-    """Returns the smallest gain that is proven 9 times in 10, a share; None where that is not known
-    (yet).
-    """
+    """Returns the smallest gain that is proven 9 times in 10, a share; None if not known (yet)."""
     aa_runs = store.of(AaRecord)
     return aa_runs[0].provable if aa_runs else None
 
@@ -132,22 +115,22 @@ def finding_in(store: Store, result: TrialResult) -> TrialFinding | None:
 
 def format_trial(result: TrialResult, finding: str | None) -> str:
     """Formats a trial's result; `finding` is that of `TrialResult.finding_at`."""
-    if result.failure is not None:
+    if result.failure:
         return format_failure(result.failure, f"in phase {result.failure.phase}")
     if result.is_the_default:
         return "no-op: the same program as the default"
     suffix = ""
-    if result.same_as is not None:
+    if result.same_as:
         suffix = f" (duplicate of trial {result.same_as})"
-    if result.comparison is None:
-        return f"{spaced(result.status)}: no number{suffix}"
     comparison = result.comparison
-    if result.loss is not None and result.loss.is_ok is None:
+    if not comparison:
+        return f"{spaced(result.status)}: no number{suffix}"
+    if result.loss and result.loss.is_ok is None:
         suffix += f"; {LOSS_NOT_CHECKED}"
-    if comparison.work is not None:  # the unit is the study's, and a trial does not know it
+    work = comparison.work
+    if work:  # the unit is the study's, and a trial does not know it
         suffix += (
-            f" (by work done: a step does {comparison.work.candidate} and the default's "
-            f"{comparison.work.reference})"
+            f" (by work done: a step does {work.candidate} and the default's {work.reference})"
         )
     return f"{format_estimate(comparison.estimate)} {finding}, {comparison.stopped}{suffix}"
 
@@ -158,63 +141,55 @@ def format_failure(failure: Failure, where: str) -> str:
 
 
 def finalists(store: Store) -> list[FinalistResult]:
-    """Returns the newest result of each stage and set; a resumed study judges its finalists
-    again.
-    """
+    """Returns the newest result of each stage and set; a resumed study judges them again."""
     return list({(f.stage, f.settings): f for f in store.of(FinalistResult)}.values())
 
 
 def format_finalist(result: FinalistResult) -> str:
     """Formats the figures and verdict of a finalist."""
-    if result.failure is not None:
+    if result.failure:
         return format_failure(result.failure, "in a fresh process")
-    if result.estimate is None or result.corrected is None:
+    corrected = result.corrected
+    if not result.estimate or not corrected:
         return "fewer than 2 fresh pairs of processes are measured"
-    low = result.corrected.low
-    high = result.corrected.high
-    corrected = f" (corrected {format_interval(low, high)})" if low > 0.0 else ""
+    figures = (
+        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
+    )
+    if corrected.low > 0.0:
+        figures += f" (corrected {format_interval(corrected.low, corrected.high)})"
     verdict = str(result.verdict)
     if result.veto is not None:
         verdict = f"no winner: {result.veto}"
     elif result.verdict is Verdict.UNRESOLVED and result.reason:
         verdict += f", {result.reason}"
-    return (
-        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of "
-        f"processes{corrected}: {verdict}"
-    )
+    return f"{figures}: {verdict}"
 
 
 def further_lines(estimate: Estimate, further: Mapping[str, Estimate] | None) -> list[str]:
     """Formats the ratios of a winner on further workloads, and the geometric mean of all."""
     if not further:
         return []
-    mean = geometric_mean([estimate, *further.values()])
-    lines = [
-        f"on the further workload {name}: ratio {format_estimate(e)}" for name, e in further.items()
-    ]
+    estimates = [estimate, *further.values()]
+    mean = format_estimate(geometric_mean(estimates))
     return [
-        *lines,
-        f"geometric mean over the {len(lines) + 1} workloads: ratio {format_estimate(mean)}",
+        *(f"on the further workload {n}: ratio {format_estimate(e)}" for n, e in further.items()),
+        f"geometric mean over the {len(estimates)} workloads: ratio {mean}",
     ]
 
 
 def format_ablation(result: AblationResult) -> str:
     """Formats what a set without a setting showed, and whether that stayed."""
-    figures = (
-        f" (ratio without it {format_estimate(result.comparison.estimate)})"
-        if result.comparison
-        else ""
-    )
-    return (
-        f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}{figures}"
-    )
+    text = f"without {result.what}: {'kept' if result.kept else 'dropped'}, {result.reason}"
+    if result.comparison:
+        text += f" (ratio without it {format_estimate(result.comparison.estimate)})"
+    return text
 
 
 def format_failing_set(record: FailingSetRecord) -> str:
     """Formats the smallest part of a failing set that fails in the same way."""
-    what = "minimal" if record.is_minimal else "smallest known"
+    kind = "minimal" if record.is_minimal else "smallest known"
     return (
-        f"trial {record.trial}: {what} failing set ({spaced(record.failure_kind)}): "
+        f"trial {record.trial}: {kind} failing set ({spaced(record.failure_kind)}): "
         f"{record.smallest}"
     )
 
@@ -250,37 +225,33 @@ def format_soak(record: SoakRecord) -> str:
 
 
 def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
-    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if no trial
-    came after it.
+    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if it holds.
+
+    A conclusion holds until a trial comes after it.
     """
     conclusion = store.last(ConclusionRecord)
-    newest = max((r.at_s for r in store.of(TrialResult)), default=0.0)
-    if conclusion is not None and conclusion.at_s < newest:
+    if conclusion and any(r.at_s > conclusion.at_s for r in store.of(TrialResult)):
         conclusion = None
     if is_held(store.path):
         return RUNNING, conclusion
-    if conclusion is not None:
+    if conclusion:
         return "finished", conclusion
-    return ("stopped" if store.last(SessionRecord) else "empty"), None
+    return ("stopped" if store.of(SessionRecord) else "empty"), None
 
 
 def format_progress(store: Store, state: str) -> str:
-    """Formats the progress and best trial of a study that has not ended; `state` is running,
-    stopped or empty.
-    """
+    """Formats the progress and best trial of a study that is running, stopped or empty."""
     results = store.of(TrialResult)
     session = store.last(SessionRecord)
     if not results:
-        return (
-            "nothing is known yet: "
-            f"{'no trial has ended yet' if session else 'it was never started'}"
-        )
+        reason = "no trial has ended yet" if session else "it was never started"
+        return f"nothing is known yet: {reason}"
     estimates = [
         r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
     ]
     best = min(estimates, key=lambda e: e.ratio, default=None)
     so_far = "no trial shows a gain so far"
-    if best is not None and best.ratio < 1:
+    if best and best.ratio < 1:
         so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     limit = session.asked_trials if session else store.spec.search.trials
     return f"{state} after {len(results)} of {limit} trials: {so_far}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.model.errors import AutotuneError
 from autotune.model.units import format_ratio
@@ -18,11 +19,8 @@ from autotune.rundir.files import write_atomically
 _WORD = re.compile(r"[a-z0-9]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """One winner of a library with its file, and its differences from a query; none mean that it is
-    proven for it.
-    """
+class Match(NamedTuple):
+    """One winner of a library with its file, and its differences from a query."""
 
     path: Path
     winner: Winner
@@ -49,28 +47,24 @@ def add_to_library(winner: Winner, folder: Path) -> Path:
     if winner.estimate.high >= 1.0:
         raise AutotuneError(
             "a library keeps what is proven faster than the default but this set is not: "
-            f"{winner.sentence}; "
-            "keep the exported file itself"
+            f"{winner.sentence}; keep the exported file itself"
         )
     c = winner.conditions
     name = f"{count_of(winner)}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
     path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
     if path.exists():
-        previous = read_winner(path)
-        if previous.ended > winner.ended:
+        ended = read_winner(path).ended
+        if ended > winner.ended:
             raise AutotuneError(
-                f"a library keeps the newest proof but {path} is of {previous.ended}, later than "
-                f"{winner.ended}; "
-                "remove it first if it is wrong"
+                f"a library keeps the newest proof but {path} is of {ended}, later than "
+                f"{winner.ended}; remove it first if it is wrong"
             )
     write_atomically(path, render_winner(winner, "json"))
     return path
 
 
 def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
-    """Reads all winners of a library by path, sorted; calls `note` with each file that holds
-    none.
-    """
+    """Reads all winners of a library by path, sorted; `note` is told of files that hold none."""
     winners = {}
     for path in sorted(folder.rglob("*.json")):
         try:
@@ -88,11 +82,10 @@ def best_known(
     jaxlib: str | None = None,
     workload: str | None = None,
 ) -> Match:
-    """Returns the winner nearest to some conditions; of equally near ones that with the smallest
-    ratio.
+    """Returns the winner nearest to some conditions.
 
     A winner is nearer if it differs in less that matters: GPU most, then workload, count of
-    devices, version.
+    devices, version; of equally near ones the one with the smallest ratio.
 
     Args:
         jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
@@ -105,7 +98,7 @@ def best_known(
         raise AutotuneError(
             "a library must hold a winner but it is empty; fill it: autotune library add RUN"
         )
-    nearest: tuple[tuple[bool | float, ...], Match] | None = None
+    matches = []
     for path, winner in winners.items():
         c = winner.conditions
         devices = count_of(winner)
@@ -117,22 +110,12 @@ def best_known(
             f"proven with jaxlib {c.jaxlib}, not with {jaxlib}": jaxlib is not None
             and not f"{c.jaxlib}.".startswith(f"{jaxlib}."),
         }
-        key = (
-            *differs.values(),
-            abs(math.log2((count or devices) / devices)),
-            winner.estimate.ratio,
-        )
-        if nearest is None or key < nearest[0]:
-            nearest = (
-                key,
-                Match(
-                    path=path,
-                    winner=winner,
-                    distance=tuple(d for d, is_so in differs.items() if is_so),
-                ),
-            )
-    assert nearest is not None
-    return nearest[1]
+        distance = tuple(difference for difference, is_so in differs.items() if is_so)
+        size = abs(math.log2((count or devices) / devices))
+        key = (*differs.values(), size, winner.estimate.ratio)
+        matches.append((key, Match(path, winner, distance)))
+    _, nearest = min(matches, key=operator.itemgetter(0))
+    return nearest
 
 
 def format_match(match: Match) -> list[str]:
@@ -142,17 +125,15 @@ def format_match(match: Match) -> list[str]:
     ratio = f"{time_of(winner.work)} ratio {format_ratio(winner.estimate.ratio)}"
     where = f"{count_of(winner)} x {winner.conditions.gpu}"
     lines = [f"{head}: {winner.settings}", f"{ratio} on {where}"]
-    if winner.at_scale is not None:
+    if winner.at_scale:
         lines.append(winner.at_scale)
     return [*lines, *match.distance, f"file: {match.path}"]
 
 
 def _same_name(query: str, device: str) -> bool:
-    """Returns whether a query matches a device: H200 matches NVIDIA H200, but an A100 of 40 GB not
-    one of 80.
-    """
-    words = set(_WORD.findall(query.lower()))
-    return bool(words) and words <= set(_WORD.findall(device.lower()))
+    """Returns whether a query matches a device: H200 is an NVIDIA H200, A100-40GB no A100-80GB."""
+    names = set(_WORD.findall(query.lower()))
+    return bool(names) and names.issubset(_WORD.findall(device.lower()))
 
 
 def _slug(text: str) -> str:

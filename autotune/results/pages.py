@@ -6,10 +6,10 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from autotune.model.files import packaged_templates
@@ -19,8 +19,7 @@ from autotune.model.units import format_seconds
 if TYPE_CHECKING:
     import jinja2
 
-LEFT = 4.0
-RIGHT = 96.0
+X_ENDS = (4.0, 96.0)
 """Ends of the x axis, in percents of the width."""
 
 TRACE_TOP = 14
@@ -57,35 +56,29 @@ def render(name: str, **shown: Any) -> str:
 
 @functools.cache
 def _templates(is_markdown: bool) -> jinja2.Environment:
-    """Returns an environment that escapes every value; code blocks use the filter `code`
-    instead.
-    """
+    """Returns an environment that escapes every value, but code blocks by the filter `code`."""
+    escape = _as_markdown if is_markdown else visible
+
+    def finalize(value: Any) -> Any:
+        return value if isinstance(value, Markup) or not isinstance(value, str) else escape(value)
+
     return packaged_templates(
         {"code": lambda lines: Markup("\n".join(map(visible_line, lines)))},
         autoescape=True,
-        finalize=_as_markdown if is_markdown else _as_text,
+        finalize=finalize,
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
 
 
-def _as_text(value: Any) -> Any:
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _as_markdown(value: Any) -> Any:
+def _as_markdown(text: str) -> Markup:
     """Escapes text for Markdown, on one line."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    line = visible(" ".join(value.split("\n")))
-    line = _MARKDOWN.sub(r"\\\g<0>", line)
+    line = _MARKDOWN.sub(r"\\\g<0>", visible(text.replace("\n", " ")))
     return Markup(_HTML.sub(lambda match: "&lt;" if match[0] == "<" else "&amp;", line))
 
 
 _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""Syntax of Markdown: code, emphasis, cells, headings, links; an underscore inside a name needs no
-escape.
-"""
+"""Syntax of Markdown: code, emphasis, cells, headings, links; no underscore inside a name."""
 
 _HTML = re.compile(r"<|&(?=#?\w+;)")
 """Start of a tag or an entity: Markdown may hold HTML."""
@@ -94,18 +87,17 @@ _HTML = re.compile(r"<|&(?=#?\w+;)")
 # ---------------------------------------------------------------------- charts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """One figure of a chart."""
 
     x: float
-    x_ends: tuple[float, float] = (math.nan, math.nan)
-    """Interval of `x`: may be 0, infinite, or NaN (none)."""
-    label: str = ""
     detail: str
     """Tooltip."""
     style: str
     """CSS class: good, same, open, promising, unpromising, failed, aa_run."""
+    x_ends: tuple[float, float] = (math.nan, math.nan)
+    """Interval of `x`: may be 0, infinite, or NaN (none)."""
+    label: str = ""
 
     @property
     def has_interval(self) -> bool:
@@ -113,8 +105,7 @@ class Mark:
         return not math.isnan(self.x_ends[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class Chart(NamedTuple):
     """One chart with title and note; notebooks display it."""
 
     title: str
@@ -127,11 +118,9 @@ class Chart:
         svg = self.svg or '<svg role="img"></svg>'
         scope = "svg.autotune"  # the style must not reach the rest of a notebook's page
         style = render("chart.css.j2", root=scope, svg=scope)
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {svg.removeprefix("<svg ")}'
-        )
-        start, _, body = head.partition(">")
-        return f"{start}><style>{style}</style>{body}"
+        start, _, body = svg.removeprefix("<svg ").partition(">")
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" class="autotune" {start}>'
+        return f"{head}<style>{style}</style>{body}"
 
     def save(self, path: str | Path) -> None:
         """Writes the picture to an SVG file."""
@@ -142,29 +131,25 @@ class Chart:
 
 
 class _Scale:
-    """Maps numbers to positions from `start` to `end`, on a linear or logarithmic scale."""
+    """Maps numbers to positions between two ends, on a linear or logarithmic scale."""
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, *, log: bool = False
+        self, low: float, high: float, ends: tuple[float, float], *, log: bool = False
     ) -> None:
         pad = 0.0 if low < high else abs(low) * 0.01 or 0.5
         self.log = log
         self.low = self._of(low - pad)
         self.high = self._of(high + pad)
-        self.start = start
-        self.end = end
+        self.ends = ends
 
     def _of(self, value: float) -> float:
         return math.log(max(value, SMALLEST)) if self.log else value
 
     def __call__(self, value: float) -> float:
-        share = (self._of(value) - self.low) / (self.high - self.low)
-        return self.start + min(max(share, 0.0), 1.0) * (self.end - self.start)
+        return float(np.interp(self._of(value), (self.low, self.high), self.ends))
 
     def ticks(self) -> list[float]:
-        """Returns three to eight numbers at equal distances, 0 among them if it is in range; on a
-        log scale 1.
-        """
+        """Returns three to eight numbers at equal distances, with 0 if in range (log scale: 1)."""
         step = float(f"{(self.high - self.low) / 5:.0e}")
         places = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
         return [math.exp(n * step) if self.log else n * step for n in places]
@@ -177,8 +162,7 @@ def forest(
     of: str = "step time",
     description: str = "intervals of all trials",
 ) -> str:
-    """Draws ratios with intervals on a logarithmic axis; more than `MOST_LABELS` rows are thin and
-    have no labels.
+    """Draws ratios with intervals on a logarithmic axis; above `MOST_LABELS` rows without labels.
 
     Args:
         band: Half width of the shaded band around 1.
@@ -190,16 +174,14 @@ def forest(
     labelled = len(rows) <= MOST_LABELS
     row_px = 36.0 if labelled else max(1.6, 1500.0 / len(rows))
     spread = [x for r in rows for x in (r.x, *r.x_ends) if 0.0 < x < math.inf]
-    x = _Scale(*_trimmed([*spread, 1 - 2 * band, 1 + 2 * band]), LEFT, RIGHT, log=True)
-    radius = 4.5 if labelled else max(1.2, row_px / 2.5)
     return render(
         "forest.svg.j2",
         rows=rows,
-        x=x,
+        x=_Scale(*_trimmed([*spread, 1 - 2 * band, 1 + 2 * band]), X_ENDS, log=True),
         band=band,
         labelled=labelled,
         row_px=row_px,
-        radius=radius,
+        radius=4.5 if labelled else max(1.2, row_px / 2.5),
         of=of,
         description=description,
     )
@@ -214,18 +196,17 @@ def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
     times = [t for _, block in blocks for t in block]
     if not times:
         return ""
-    x = _Scale(0, len(times), LEFT, RIGHT)
-    y = _Scale(*_trimmed(times), TRACE_END, TRACE_TOP)
+    x = _Scale(0, len(times), X_ENDS)
+    y = _Scale(*_trimmed(times), (TRACE_END, TRACE_TOP))
     paths = {"reference": "", "candidate": ""}
     at = 0.5
     for arm, block in blocks:
         paths[arm] += "".join(f"M{at + i} {y(t):.1f}h0" for i, t in enumerate(block))
         at += len(block)
-    levels = [(y(t), format_seconds(t)) for t in y.ticks()]
     return render(
         "traces.svg.j2",
         x=x,
-        levels=levels,
+        levels=[(y(t), format_seconds(t)) for t in y.ticks()],
         paths=paths,
         count=len(times),
         height=TRACE_HEIGHT,

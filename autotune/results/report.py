@@ -73,7 +73,7 @@ def build(store: Store) -> dict[str, Any]:
     verdict = [format_progress(store, state)]
     winner = FlagSet()
     outcome = ""
-    if conclusion is not None and state == "finished":
+    if conclusion and state == "finished":
         verdict = _verdict(conclusion)
         winner = conclusion.settings or winner
         outcome = str(conclusion.outcome)
@@ -96,7 +96,7 @@ def build(store: Store) -> dict[str, Any]:
         "effect_lines": effect_lines(store),
         "estimates": estimate_table(store),
         "estimates_chart": effects_chart(store),
-        "ablations": [format_ablation(ablation) for ablation in store.of(AblationResult)],
+        "ablations": list(map(format_ablation, store.of(AblationResult))),
         "profile": tables.profile_table(store),
         "failures": _failures(store),
         "causes": [
@@ -115,9 +115,7 @@ def build(store: Store) -> dict[str, Any]:
 
 
 def _subject(store: Store) -> tables.Row:
-    """Returns what a run is about, as text: device, workload, jaxlib, and the date of its newest
-    session.
-    """
+    """Returns the subject of a run as text: device, workload, jaxlib, date of the last session."""
     subject = {"device": str(store.spec.device.platform), "jaxlib": "", "date": "not started"}
     subject["workload"] = _workload(store.spec)
     for aa_run in store.of(AaRecord)[-1:]:
@@ -131,9 +129,8 @@ def _subject(store: Store) -> tables.Row:
 
 def _workload(spec: StudySpec) -> str:
     """Formats entry or command with the options, without secrets."""
-    return " ".join(
-        [workload_name(spec), *(f"{k}={v}" for k, v in (spec.workload.shown.options or {}).items())]
-    )
+    options = [f"{name}={value}" for name, value in spec.workload.shown.options.items()]
+    return " ".join([workload_name(spec), *options])
 
 
 def _verdict(conclusion: ConclusionRecord) -> list[str]:
@@ -142,9 +139,9 @@ def _verdict(conclusion: ConclusionRecord) -> list[str]:
     sentence = conclusion.sentence
     if not settings or not sentence.startswith(f"{settings} "):
         return sentence.split("; ")
-    which = "This setting" if len(settings) == 1 else f"This set of {len(settings)} settings"
+    subject = "This setting" if len(settings) == 1 else f"This set of {len(settings)} settings"
     verdict, _, evidence = sentence.removeprefix(str(settings)).partition(": ")
-    return [which + verdict, *evidence.split("; ")]
+    return [subject + verdict, *evidence.split("; ")]
 
 
 def _effort(store: Store) -> str:
@@ -155,11 +152,11 @@ def _effort(store: Store) -> str:
         "failed": sum(r.failure is not None for r in trials),
         "duplicates not counted": duplicates,
     }
-    more = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    return (
-        f"{len(trials) - duplicates} trials{f' ({more})' if more else ''} in "
-        f"{format_seconds(store.recorded_s)}"
-    )
+    remark = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    tried = f"{len(trials) - duplicates} trials"
+    if remark:
+        tried += f" ({remark})"
+    return f"{tried} in {format_seconds(store.recorded_s)}"
 
 
 def _throughput(store: Store) -> list[str]:
@@ -167,12 +164,11 @@ def _throughput(store: Store) -> list[str]:
     rates = []
     for aa_run in store.of(AaRecord)[-1:]:
         report = aa_run.reference
-        for name, count in (
-            ("tokens/s", report.tokens_per_step),
-            ("model FLOP/s", report.flops_per_step),
-        ):
-            if count:
-                rates.append(f"{format_count(count / aa_run.comparison.reference_step_s)} {name}")
+        step_s = aa_run.comparison.reference_step_s
+        if report.tokens_per_step:
+            rates.append(f"{format_count(report.tokens_per_step / step_s)} tokens/s")
+        if report.flops_per_step:
+            rates.append(f"{format_count(report.flops_per_step / step_s)} model FLOP/s")
     return [f"the default reaches {' and '.join(rates)}"] if rates else []
 
 
@@ -180,56 +176,41 @@ def _throughput(store: Store) -> list[str]:
 
 
 def forest_chart(store: Store, *, most: int | None = None) -> Chart:
-    """Draws ratio and interval of the A/A run and of every trial that did not fail, or of the best
-    `most`.
-    """
+    """Draws ratios with intervals of the A/A run and of the best `most` trials that ran."""
     marks = []
     for aa_run in store.of(AaRecord)[-1:]:
         e = aa_run.noise.estimate
         label = "the default against itself"
-        marks.append(
-            Mark(
-                label=label, detail="the A/A run", x=e.ratio, x_ends=(e.low, e.high), style="aa_run"
-            )
-        )
-    drawn = [
-        r
-        for r in trial_rows(store)
-        if r.failure is None and not math.isnan(r.ratio) and not r.same_as
-    ]
-    drawn.sort(key=lambda r: r.rank)
-    for r in drawn[:most]:
+        marks.append(Mark(e.ratio, "the A/A run", "aa_run", (e.low, e.high), label))
+    rows = [r for r in trial_rows(store) if r.failure is None and not r.same_as]
+    rows = [r for r in rows if not math.isnan(r.ratio)]
+    for r in sorted(rows, key=lambda r: r.rank)[:most]:
         label = f"{r.trial}  {shorten(r.result.settings)}"
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
-        marks.append(
-            Mark(label=label, detail=detail, x=r.ratio, x_ends=(r.low, r.high), style=r.style)
-        )
+        marks.append(Mark(r.ratio, detail, r.style, (r.low, r.high), label))
     svg = forest(marks, band=store.spec.measure.min_effect, of=time_words(store))
     note = "Intervals hold over all looks at a trial. The shaded band is too small to matter."
     return Chart(title="All trials", svg=svg, note=note)
 
 
 def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
-    """Draws the raw step times of a trial, or of the A/A run, in execution order; empty if there
-    are none.
-    """
+    """Draws the raw step times of a trial, or of the A/A run, in execution order."""
     directories = {result.number: result.directory for result in store.of(TrialResult)}
     for aa_run in store.of(AaRecord):
         directories[REFERENCE_NUMBER] = aa_run.directory
     directory = directories.get(number)
     blocks: list[tuple[str, Sequence[float]]] = []
-    for pair in store.pairs(directory) if directory else ():
+    for pair in store.pairs(directory):
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
     title = (
-        f"trial {number}" if number != REFERENCE_NUMBER else "the default against itself (A/A run)"
+        "the default against itself (A/A run)" if number == REFERENCE_NUMBER else f"trial {number}"
     )
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
-    return Chart(title=title, svg=traces(blocks), note=note)
+    return Chart(title, traces(blocks), note)
 
 
-# ---------------------------------------------------------------------- failures, provenance,
-# commands
+# ---------------------------------------------------------------------- failures, commands
 
 
 FailedTrials = dict[str, dict[str, list[TrialResult]]]
@@ -241,7 +222,7 @@ def _failures(store: Store) -> FailedTrials:
     counts: Counter[str] = Counter()
     failures: FailedTrials = {}
     for result in store.of(TrialResult):
-        if result.failure is not None:
+        if result.failure:
             kind = spaced(result.failure.kind)
             counts[kind] += 1
             failures.setdefault(kind, {}).setdefault(result.failure.message, []).append(result)
@@ -251,37 +232,36 @@ def _failures(store: Store) -> FailedTrials:
 def _provenance(store: Store) -> list[tuple[str, str]]:
     spec = store.spec
     facts: Facts = {}
-    rows: list[tuple[str, object]] = [
-        ("run directory", store.path),
-        ("study", spec.name),
-        ("identity", spec.identity),
-        ("workload", f"{_workload(spec)} (hash {spec.workload_hash})"),
-    ]
+    rows: dict[str, object] = {
+        "run directory": store.path,
+        "study": spec.name,
+        "identity": spec.identity,
+        "workload": f"{_workload(spec)} (hash {spec.workload_hash})",
+    }
     for aa_run in store.of(AaRecord)[-1:]:
         report = aa_run.reference
         devices = f"{report.device_count} x {report.device_kind} ({report.platform})"
-        rows += [
-            ("device", f"{devices}, {report.process_count} process(es)"),
-            ("mesh", " x ".join(f"{axis} {size}" for axis, size in report.mesh.items())),
-            ("program", report.fingerprint),
-            ("spread of losses", f"{max(aa_run.loss_spread.losses, default=0.0):.1e} (relative)"),
-        ]
-        facts = dict(aa_run.provenance)
+        rows |= {
+            "device": f"{devices}, {report.process_count} process(es)",
+            "mesh": " x ".join(f"{axis} {size}" for axis, size in report.mesh.items()),
+            "program": report.fingerprint,
+            "spread of losses": f"{max(aa_run.loss_spread.losses, default=0.0):.1e} (relative)",
+        }
+        facts = aa_run.provenance
     for conclusion in store.of(ConclusionRecord)[-1:]:
-        facts = dict(conclusion.provenance) or facts
-    versions = facts.pop("versions", {})
-    memory_bytes = facts.pop("memory_bytes", None)
-    rows += [(f"version of {name}", version) for name, version in sorted(versions.items())]
-    rows += [(name.replace("_", " "), fact) for name, fact in facts.items()]
-    rows.append(("memory", format_bytes(memory_bytes) if memory_bytes is not None else ""))
+        facts = conclusion.provenance or facts
+    for name, version in sorted(facts.get("versions", {}).items()):
+        rows[f"version of {name}"] = version
+    for name, fact in facts.items():
+        if name not in ("versions", "memory_bytes"):
+            rows[spaced(name)] = fact
+    if "memory_bytes" in facts:
+        rows["memory"] = format_bytes(facts["memory_bytes"])
+    lines = [(name, str(value)) for name, value in rows.items() if value != ""]
     for session in store.of(SessionRecord):
-        rows.append(
-            (
-                "session",
-                f"{session.started} on {session.host}: {shlex.join(session.command) or 'by API'}",
-            )
-        )
-    return [(name, str(value)) for name, value in rows if value != ""]
+        command = shlex.join(session.command) or "by API"
+        lines.append(("session", f"{session.started} on {session.host}: {command}"))
+    return lines
 
 
 def _commands(store: Store) -> list[str]:
@@ -291,7 +271,7 @@ def _commands(store: Store) -> list[str]:
     try:
         winner_of(store)
     except AutotuneError:
-        command = session.command[1:] if session is not None else ()
+        command = session.command[1:] if session else ()
         return [f"{shlex.join(('autotune', *command))}   # goes on"] if command else []
     return [
         f"autotune export {run} --format env -o winner.env",

@@ -1,6 +1,4 @@
-"""Formats screens and predictions, the results of compiling without measuring; the words are
-templates in `data`.
-"""
+"""Formats screens and predictions, the results of compiling without measuring."""
 
 from __future__ import annotations
 
@@ -21,11 +19,9 @@ def describe_screen(report: ScreenReport, *, has_values: bool = False) -> list[s
 def screen_lines(store: Store) -> list[str]:
     """Summarises the newest screen of a run in a few lines; empty without one."""
     record = store.last(ScreenRecord)
-    if record is None:
-        return []
-    if record.report is None:
-        return [f"not screened: {record.reason}"] if record.reason else []
-    return describe_screen(ScreenReport.model_validate(record.report))
+    if record and record.report is not None:
+        return describe_screen(ScreenReport.model_validate(record.report))
+    return [f"not screened: {record.reason}"] if record and record.reason else []
 
 
 def predicted_lines(rows: Sequence[dict[str, Any]], agreement: str) -> list[str]:

@@ -41,15 +41,6 @@ STYLES: Mapping[str, str] = {
 """CSS classes of proofs and of single trials."""
 
 
-def _verdict_cell(result: FinalistResult) -> Cell:
-    """Formats the verdict of a proof or re-estimate with its CSS class."""
-    if result.failure is not None:
-        return Cell(format_finalist(result), "failed")
-    if result.veto is not None:
-        return Cell("no winner", "bad")
-    return Cell(result.verdict, STYLES[result.verdict])
-
-
 # ---------------------------------------------------------------------- rows
 
 
@@ -64,15 +55,13 @@ class TrialRow:
 
     result: TrialResult
     """The record; not a column."""
-    trial: int = _at("number", None)
+    trial: int = _at("number")
     origin: str = _at("origin")
     status: str = _at("status")
     finding: str | None = _at("finding", None)  # by what the study can prove, see `trial_row`
     """Search result, see `TrialFinding`; None without an interval."""
     ratio: float = _at("comparison.estimate.ratio")
-    """Step time over the reference's; 1 without an interval if the program is the reference's
-    own.
-    """
+    """Step time over the reference's; 1 without an interval if the program is the reference's."""
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
     pair_count: int = _at("comparison.estimate.pair_count", 0)
@@ -118,11 +107,9 @@ class TrialRow:
     @property
     def over(self) -> str:
         """Number of pairs of blocks or ABA runs."""
-        return (
-            f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}"
-            if self.is_measured
-            else ""
-        )
+        if not self.is_measured:
+            return ""
+        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}"
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
@@ -132,9 +119,9 @@ TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 def trial_row(result: TrialResult, finding: TrialFinding | None) -> TrialRow:
     """Converts a trial's record to a row; `finding` is that of `TrialResult.finding_at`."""
     columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
-    columns["finding"] = str(finding) if finding is not None else None
+    columns["finding"] = finding and str(finding)
     columns["tokens_per_s"] /= columns["candidate_step_s"]
-    if result.comparison is None and result.is_the_default:
+    if result.is_the_default and not result.comparison:
         columns["ratio"] = 1.0
     return TrialRow(result=result, **columns)
 
@@ -144,9 +131,7 @@ def _look_up(record: object, path: str, missing: object) -> Any:
         record = getattr(record, name, None)
     if record is None:
         return missing
-    if isinstance(record, StrEnum | FlagSet):
-        return str(record)
-    return float(record) if isinstance(record, int) and isinstance(missing, float) else record
+    return str(record) if isinstance(record, StrEnum | FlagSet) else record
 
 
 def trial_rows(store: Store) -> list[TrialRow]:
@@ -159,68 +144,82 @@ def trial_rows(store: Store) -> list[TrialRow]:
 
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
     """Formats trials; the column of energy exists only if any is known."""
-    energy = any(not math.isnan(r.step_j) for r in trials)
-    return [
-        {
+    has_energy = any(not math.isnan(r.step_j) for r in trials)
+    rows = []
+    for r in trials:
+        result = spaced(r.failure or r.finding or r.status)
+        if r.result.is_the_default and not r.failure:
+            result = "no-op"
+        row = {
             "trial": str(r.trial),
             "settings": r.settings,
             "by": r.origin,
-            "ratio": format_ratio(r.ratio) if r.is_measured else "-",
-            "interval": format_interval(r.low, r.high) if r.is_measured else "",
-            "result": Cell(_format_finding(r), r.style),
+            "ratio": "-",
+            "interval": "",
+            "result": Cell(result, r.style),
             "over": r.over,
             "step": format_seconds(r.candidate_step_s),
             "compile": format_seconds(r.compile_s),
             "memory": format_bytes(r.peak_bytes),
-            **({"energy": format_joules(r.step_j)} if energy else {}),
         }
-        for r in trials
-    ]
-
-
-def _format_finding(row: TrialRow) -> str:
-    """Returns a trial's failure, search result, or status."""
-    if row.failure is None and row.result.is_the_default:
-        return "no-op"
-    return spaced(row.failure or row.finding or row.status)
+        if r.is_measured:
+            row["ratio"] = format_ratio(r.ratio)
+            row["interval"] = format_interval(r.low, r.high)
+        if has_energy:
+            row["energy"] = format_joules(r.step_j)
+        rows.append(row)
+    return rows
 
 
 def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
     """Formats finalists of all stages; the corrected interval decides."""
     rows = []
     for proof in proofs:
+        verdict = Cell(proof.verdict, STYLES[proof.verdict])
+        if proof.failure:
+            verdict = Cell(format_finalist(proof), "failed")
+        elif proof.veto is not None:
+            verdict = Cell("no winner", "bad")
+        row = {
+            "trial": str(proof.trial or ""),  # a recheck is of no trial
+            "verdict": verdict,
+            "ratio": "-",
+            "corrected interval": "",
+            "settings": str(proof.settings),
+            "stage": STAGE_WORDS.get(proof.stage, proof.stage),
+            "95 % interval": "",
+            "process pairs": str(proof.process_count),
+        }
         e = proof.estimate
-        c = proof.corrected
-        rows.append(
-            {
-                "trial": str(proof.trial) if proof.trial else "",  # a recheck is of no trial
-                "verdict": _verdict_cell(proof),
-                "ratio": format_ratio(e.ratio) if e else "-",
-                "corrected interval": format_interval(c.low, c.high) if c else "",
-                "settings": str(proof.settings),
-                "stage": STAGE_WORDS.get(proof.stage, proof.stage),
-                "95 % interval": format_interval(e.low, e.high) if e else "",
-                "process pairs": str(proof.process_count),
-            }
-        )
+        if e:
+            row["ratio"] = format_ratio(e.ratio)
+            row["95 % interval"] = format_interval(e.low, e.high)
+        if proof.corrected:
+            row["corrected interval"] = format_interval(proof.corrected.low, proof.corrected.high)
+        rows.append(row)
     return rows
 
 
 def profile_table(store: Store) -> list[Row]:
-    """Returns the rows of the newest comparison of two traces, or why there is none: kinds of work,
-    then kernels.
-    """
+    """Returns the rows of the newest comparison of two traces, or why there is none."""
     record = store.last(ProfileRecord)
-    if record is None:
+    if not record:
         return []
     if record.problem:
         return [{"work": record.problem}]
-    rows = list[Row]()
+    rows = []
     a, b = record.names
     for row in record.rows:
         a_s, b_s = row.seconds
-        change = format_seconds(b_s - a_s) if b_s < a_s else f"+{format_seconds(b_s - a_s)}"
-        counts = " -> ".join(f"{count:.3g}" for count in row.counts) if any(row.counts) else ""
-        figures = {f"{a}, a step": format_seconds(a_s), f"{b}, a step": format_seconds(b_s)}
-        rows.append({"work": row.name, **figures, "change": change, "times a step": counts})
+        change = format_seconds(b_s - a_s)
+        counts = [f"{count:.3g}" for count in row.counts if any(row.counts)]
+        rows.append(
+            {
+                "work": row.name,
+                f"{a}, a step": format_seconds(a_s),
+                f"{b}, a step": format_seconds(b_s),
+                "change": change if b_s < a_s else f"+{change}",
+                "times a step": " -> ".join(counts),
+            }
+        )
     return rows

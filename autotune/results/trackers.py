@@ -34,34 +34,40 @@ PROJECT = "autotune"
 """Project of W&B and experiment of MLflow, unless the user's variables name another."""
 LOOK_EVERY_S = 2.0
 END_S = 60.0
-"""Seconds between two looks at the records, and the longest wait for a tracker when the study has
-ended.
-"""
+"""Seconds between two looks at the records, and of the longest wait when the study has ended."""
 LIMIT_S = 300
-"""Longest time for one record, seconds: trials may leave a tracker's process little of the
-machine.
-"""
+"""Longest time for one record, seconds: trials may leave a tracker little of the machine."""
 LONGEST = 500  # characters of a text
 
 Tracked = TrialResult | FinalistResult | ConclusionRecord
 
 
 class TrackedRun(NamedTuple):
-    """One record as a run of a tracker; the same record always has the same key. Seconds and
-    bytes.
-    """
+    """One record as a run of a tracker; the same record always has the same key."""
 
     key: str
     name: str
     settings: dict[str, str]
     facts: dict[str, str]  # among them study and kind
     figures: dict[str, float]
+    """Of seconds and bytes."""
 
 
 def tracked(record: Tracked, store: Store) -> TrackedRun:
     """Makes the run of a record, without secrets."""
-    name, fields = _described(record, store)
-    fields = {"study": store.spec.name, "kind": record.kind, **fields}
+    fields: dict[str, Any] = {"study": store.spec.name, "kind": record.kind}
+    name = "conclusion"
+    if isinstance(record, TrialResult):
+        name = f"trial {record.number}"
+        row = trial_row(record, finding_in(store, record))
+        fields |= {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
+    else:
+        if isinstance(record, FinalistResult):
+            name = f"{record.stage} of trial {record.trial}" if record.trial else record.stage
+        fields |= record.model_dump(mode="json", exclude={"settings", "provenance"})
+        prefixes = {"estimate": "", "corrected": "corrected_", "failure": "failure_"}
+        for field, prefix in prefixes.items():
+            fields |= {prefix + n: value for n, value in (fields.pop(field, None) or {}).items()}
     return TrackedRun(
         key=hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:16],
         name=name,
@@ -75,20 +81,6 @@ def tracked(record: Tracked, store: Store) -> TrackedRun:
     )
 
 
-def _described(record: Tracked, store: Store) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(record, TrialResult):
-        row = trial_row(record, finding_in(store, record))
-        return f"trial {record.number}", {
-            c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"
-        }
-    fields = record.model_dump(mode="json", exclude={"settings", "provenance"})
-    for field, above in (("estimate", ""), ("corrected", "corrected_"), ("failure", "failure_")):
-        fields |= {above + name: value for name, value in (fields.pop(field, None) or {}).items()}
-    if isinstance(record, ConclusionRecord):
-        return "conclusion", fields
-    return f"{record.stage} of trial {record.trial}" if record.trial else record.stage, fields
-
-
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
     texts = redact_data({name: value for name, value in fields.items() if isinstance(value, str)})
     return {name: value[:LONGEST] for name, value in texts.items()}
@@ -96,7 +88,7 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
 
 Write = Callable[[TrackedRun], None]
 Opened = tuple[Write, str]
-"""What writes a run, and where the runs are."""
+"""Function that writes a run, and the place of the runs."""
 
 
 def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
@@ -106,14 +98,14 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
         mode = env.get("WANDB_MODE") or ("online" if wandb.login() else "offline")
     except Exception:  # nobody is logged in, or the server does not answer
         mode = "offline"
-    quiet = {
-        "console": "off",
-        "silent": True,
-        "disable_git": True,
-        "x_disable_stats": True,
-        "x_disable_meta": True,
-    }
-    settings = wandb.Settings(symlink=False, **quiet)
+    settings = wandb.Settings(
+        symlink=False,
+        console="off",
+        silent=True,
+        disable_git=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+    )
 
     def write(run: TrackedRun) -> None:
         with wandb.init(
@@ -130,10 +122,8 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
         ) as run_of_wandb:
             run_of_wandb.summary.update(run.figures)
 
-    return (
-        write,
-        mode if mode == "online" else f"{mode}, in {folder}; `wandb sync` sends its runs later",
-    )
+    where = f"{mode}, in {folder}; `wandb sync` sends its runs later"
+    return write, mode if mode == "online" else where
 
 
 def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
@@ -148,9 +138,10 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
         earlier = mlflow.search_runs(
             filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1
         )
-        tags = {tag: run.key, **run.facts}
         with mlflow.start_run(
-            run_id=earlier[0].info.run_id if earlier else None, run_name=run.name, tags=tags
+            run_id=earlier[0].info.run_id if earlier else None,
+            run_name=run.name,
+            tags={tag: run.key, **run.facts},
         ):
             mlflow.log_params(run.settings)
             mlflow.log_metrics(run.figures)
@@ -161,8 +152,8 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
 def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> Opened:
     from tensorboardX import SummaryWriter
 
-    logs = folder / "events"
-    writer = SummaryWriter(str(logs))
+    logs = str(folder / "events")
+    writer = SummaryWriter(logs)
 
     def write(run: TrackedRun) -> None:
         writer.add_hparams(
@@ -189,9 +180,8 @@ def refuse_trackers(names: Sequence[str]) -> None:
             raise StudyFileError(f"a tracker must be one of {', '.join(TRACKERS)} but got {name!r}")
         package, _ = TRACKERS[name]
         module = importlib.util.find_spec(package)
-        if (
-            module is None or module.origin is None
-        ):  # a folder of that name, such as ./wandb, is no package
+        # A folder of that name, such as ./wandb, is no package.
+        if not module or not module.origin:
             raise StudyFileError(
                 f"the tracker {name} needs the package {package} but it is not installed here; run "
                 f"`{driver_python()} -m pip install {package}`. Nothing was started"
@@ -236,9 +226,7 @@ def main() -> int:
 
 
 class TrackerProcess:
-    """The driver's end of a tracker's process for the run directory `run`; what goes wrong is a
-    note, once.
-    """
+    """The driver's end of a tracker's process for a run directory; what goes wrong is one note."""
 
     def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
         self._name = name
@@ -261,12 +249,10 @@ class TrackerProcess:
             elif message["type"] == "error":
                 self._lose(f"failed ({message['message']})")
         status = self._process.end["exit_status"] if self._process.end is not None else 0
-        if status != 0:
-            self._lose(
-                f"gave no answer within {LIMIT_S} s"
-                if status == -signal.SIGALRM
-                else f"failed ({status})"
-            )
+        if status == -signal.SIGALRM:
+            self._lose(f"gave no answer within {LIMIT_S} s")
+        elif status:
+            self._lose(f"failed ({status})")
 
     def close(self, patience_s: float) -> None:
         """Lets the process write what is left, for up to `patience_s` seconds, and ends it."""
@@ -277,13 +263,12 @@ class TrackerProcess:
         self._process.close(END_S)
 
     def _lose(self, why: str) -> None:
-        if self._is_lost:
-            return
-        self._is_lost = True
-        later = (
-            "the run directory holds everything, and the same command writes what the tracker lacks"
-        )
-        self._note(f"tracker {self._name} {why}; the study does not need it: {later}")
+        if not self._is_lost:
+            self._is_lost = True
+            self._note(
+                f"tracker {self._name} {why}; the study does not need it: the run directory holds "
+                "everything, and the same command writes what the tracker lacks"
+            )
 
 
 if __name__ == "__main__":

@@ -36,12 +36,11 @@ class Verification:
         """Whether nothing differs."""
         if self.differences:
             return "differs"
-        return "holds" if self.unchecked is None else "unchecked"
+        return "unchecked" if self.unchecked else "holds"
 
 
 def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Verification:
-    """Compares an exported winner with the records of its run, if found; that of a run directory
-    was made from them.
+    """Compares an exported winner with the records of its run, if found.
 
     Args:
         file: Its run is searched beside it, in `runs/` beside it, and in `runs/` here.
@@ -50,43 +49,45 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
     Raises:
         RunDirectoryError: If `run` is not a run directory.
     """
-    if file.is_dir():
+    if file.is_dir():  # the winner was made from its records
         return Verification(notes=_of_elsewhere(Store.open(file)))
     path = run or _find_run(winner.run, file)
-    if path is None:
+    if not path:
         return _unchecked(f"its run {winner.run!r} is not here; name it with --run RUN")
     try:
         store = Store.open(path)
         conclusion = next((c for c in store.of(ConclusionRecord) if c.ended == winner.ended), None)
-        wrong = disagreements(store, conclusion) if conclusion is not None else []
+        if not conclusion:
+            return _unchecked(f"{path} is of another proof; name its own with --run RUN")
+        lines = disagreements(store, conclusion)
     except RunDirectoryError as error:
-        if run is not None:
+        if run:
             raise
-        return _contradicted([str(error)])
-    if conclusion is None:
-        return _unchecked(f"{path} is of another proof; name its own with --run RUN")
-    if wrong:
-        return _contradicted(wrong)
-    recorded = dict(winner_at(store, conclusion))
+        lines = [str(error)]
+    if lines:
+        return Verification(
+            differences=tuple(
+                Difference(field="records", proven="what was recorded", here=line) for line in lines
+            )
+        )
+    assert conclusion  # or there are lines
     exported = dict(winner)
     return Verification(
         differences=tuple(
             Difference(
                 field=name,
-                proven=f"{recorded[name]} in its records",
+                proven=f"{recorded} in its records",
                 here=f"{exported[name]} in the file",
             )
-            for name in recorded
-            if name not in OF_OTHER_RUNS and recorded[name] != exported[name]
+            for name, recorded in winner_at(store, conclusion)
+            if name not in OF_OTHER_RUNS and recorded != exported[name]
         ),
         notes=_of_elsewhere(store),
     )
 
 
 def _of_elsewhere(store: Store) -> tuple[str, ...]:
-    """Returns a note if a run was measured on another machine, whose facts can only be taken as
-    recorded.
-    """
+    """Notes that a run was measured on another machine, whose facts are taken as recorded."""
     hosts = {session.host for session in store.of(SessionRecord)} - {socket.gethostname()}
     if not hosts:
         return ()
@@ -96,15 +97,8 @@ def _of_elsewhere(store: Store) -> tuple[str, ...]:
     )
 
 
-def _contradicted(lines: list[str]) -> Verification:
-    differences = (
-        Difference(field="records", proven="what was recorded", here=line) for line in lines
-    )
-    return Verification(differences=tuple(differences))
-
-
-def _unchecked(why: str) -> Verification:
-    return Verification(unchecked=f"unchecked, so nothing here shows that it was proven: {why}")
+def _unchecked(reason: str) -> Verification:
+    return Verification(unchecked=f"unchecked, so nothing here shows that it was proven: {reason}")
 
 
 def _find_run(name: str, file: Path) -> Path | None:

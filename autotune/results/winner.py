@@ -40,9 +40,7 @@ from autotune.stats.estimates import Estimate, Verdict, judge
 WINNER_VERSION = 2
 
 AT_SCALE = "-larger"
-"""Behind the name of a run: the run beside it in which `submit --winner` proves its winner with a
-larger study.
-"""
+"""Suffix of the run beside one in which `submit --winner` proves its winner at larger scale."""
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
@@ -53,11 +51,10 @@ def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
     catalog = load_catalog()
     for name, value in settings.items():
         entry = catalog.get(name)
-        if entry is not None and entry.danger and value not in entry.defaults.values():
+        if entry and entry.danger and value not in entry.defaults.values():
             raise SettingError(
                 f"a winner must be safe in training but {name}={value} is dangerous "
-                f"({entry.danger}); "
-                "take it out of the study and prove the rest again"
+                f"({entry.danger}); take it out of the study and prove the rest again"
             )
     return settings
 
@@ -117,87 +114,78 @@ class Winner(Record):
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """Returns the winner of a run directory; `even_unjudged` accepts one whose loss could not be
-    judged.
+    """Returns the winner of a run directory.
+
+    Args:
+        even_unjudged: Accepts a winner whose loss could not be judged.
 
     Raises:
         AutotuneError: If the run is not finished or has no winner, if the conclusion does not
             follow from its records, or if the winner holds refused settings.
     """
-    recorded = store.last(ConclusionRecord)
-    if recorded is None:
+    conclusion = store.last(ConclusionRecord)
+    if not conclusion:
         raise AutotuneError(
             f"a run must have ended to be exported but {store.path} has not; "
             "run the same `autotune run` command again to finish it"
         )
-    if recorded.outcome is not Outcome.WINNER or not recorded.settings:
-        until = "until a study settles that, " if recorded.outcome is Outcome.INCONCLUSIVE else ""
+    if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
+        until = "until a study settles that, " if conclusion.outcome is Outcome.INCONCLUSIVE else ""
         raise AutotuneError(
-            f"only a proven winner is exported, and {store.path} has none: {recorded.sentence}; "
-            f"{until}"
-            "the default settings are what to use here"
+            f"only a proven winner is exported, and {store.path} has none: {conclusion.sentence}; "
+            f"{until}the default settings are what to use here"
         )
-    stages = {r.stage for r in store.of(FinalistResult)}
-    if AB in stages:
+    if any(r.stage == AB for r in store.of(FinalistResult)):
         raise AutotuneError(
             f"only settings are exported but {store.path} compares two variants; tune the one "
-            "that you keep: "
-            "autotune tune -- COMMAND"
+            "that you keep: autotune tune -- COMMAND"
         )
-    if wrong := disagreements(store, recorded):
+    lines = disagreements(store, conclusion)
+    if lines:
         raise AutotuneError(
             f"a proof must follow from the records of its run but in {store.path}\n"
-            + "\n".join(f"  - {line}" for line in wrong)
-            + "\n  restore the run from a copy, or prove its set again: autotune recheck FILE "
+            + "".join(f"  - {line}\n" for line in lines)
+            + "  restore the run from a copy, or prove its set again: autotune recheck FILE "
             "--study STUDY.toml"
         )
-    winner = winner_at(store, recorded)
-    if winner.loss is not None and not (
-        winner.loss.is_ok or winner.loss.is_silent or even_unjudged
-    ):
+    winner = winner_at(store, conclusion)
+    loss = winner.loss
+    if loss and not (loss.is_ok or loss.is_silent or even_unjudged):
         raise AutotuneError(
             f"a winner must be seen to train as the default does but of {winner.settings}: "
-            f"{winner.loss.words}; "
-            "have it soaked (confirm.soak, run the same command again) with a program that "
-            "reports its loss, or "
-            "write it all the same with --force"
+            f"{loss.words}; have it soaked (confirm.soak, run the same command again) with a "
+            "program that reports its loss, or write it all the same with --force"
         )
     return winner.model_copy(update={"at_scale": verdict_at_scale(store)})
 
 
 def verdict_at_scale(store: Store) -> str | None:
-    """Says whether the newest winner of a run holds with the larger study beside it; None if that
-    was not tried.
-    """
-    recorded = store.last(ConclusionRecord)
+    """Says whether the newest winner of a run holds with the larger study beside it, if tried."""
     path = store.path.resolve()
     try:
         larger = Store.open(path.with_name(path.name + AT_SCALE))
     except StudyLostError:
         return None
-    if recorded is None or recorded.settings is None:
+    conclusion = store.last(ConclusionRecord)
+    if not conclusion or conclusion.settings is None:
         return None
-    winner = store.spec.baseline.merge(recorded.settings)
-    tried = {proof.settings for proof in larger.of(ConfirmRun)}
-    conclusion = larger.last(ConclusionRecord)
+    winner = store.spec.baseline.merge(conclusion.settings)
     verdict = "not proven there yet"
-    if conclusion is not None and winner in tried:
-        verdict = conclusion.sentence
+    at_scale = larger.last(ConclusionRecord)
+    if at_scale and any(proof.settings == winner for proof in larger.of(ConfirmRun)):
+        verdict = at_scale.sentence
     return f"with {larger.spec.name} on {larger.spec.device.node_count} node(s): {verdict}"
 
 
 def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
-    """Adds the ratios of rechecks with other studies; AutotuneError if one is of another set or
-    proved no gain.
-    """
+    """Adds the ratios of rechecks by study; AutotuneError for another set or one without gain."""
     further = {}
     for run in runs:
         proven = winner_of(run)
         if proven.settings != winner.settings:
             raise AutotuneError(
                 f"a recheck must be of the set that is exported but {run.path} proves "
-                f"{proven.settings}; "
-                f"run autotune recheck with the winner {winner.settings}"
+                f"{proven.settings}; run autotune recheck with the winner {winner.settings}"
             )
         further[proven.study] = proven.estimate
     return winner.model_copy(update={"further": further or None})
@@ -213,8 +201,11 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
     runs = [r for r in evidence.of(ConfirmRun) if r.settings == settings]
     proofs = [r for r in runs if r.stage in PROOFS]
     soaks = [s for s in evidence.of(SoakRecord) if s.settings == settings]
-    steps = [r.candidate_step_s for r in proofs if r.candidate_step_s is not None]
-    assert conclusion.estimate is not None  # or it would disagree with its proof
+    soak = None
+    if soaks and conclusion.soaked_s is not None:
+        soak = format_soak(soaks[-1])
+    steps = [r.candidate_step_s for r in proofs if r.candidate_step_s]
+    assert conclusion.estimate  # or it would disagree with its proof
     return Winner(
         study=spec.name,
         ended=conclusion.ended,
@@ -228,8 +219,8 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
         process_count=report.process_count,
         node_count=spec.device.node_count,
         soaked_s=conclusion.soaked_s,
-        soak=format_soak(soaks[-1]) if soaks and conclusion.soaked_s is not None else None,
-        work=next((r.work for r in proofs if r.work is not None), None),
+        soak=soak,
+        work=next((r.work for r in proofs if r.work), None),
         unsettled=_unsettled(evidence, proofs) or None,
         loss=loss_of(runs, soaks),
         conditions=conditions_of(spec, report, facts),
@@ -240,9 +231,7 @@ def winner_at(store: Store, conclusion: ConclusionRecord) -> Winner:
 
 
 def _unsettled(evidence: Store, proofs: Sequence[ConfirmRun]) -> tuple[str, ...]:
-    """Returns the settings of a finalist of several whose use no ablation showed; none for a set
-    proven otherwise.
-    """
+    """Returns the settings of a finalist of several that no ablation showed to be needed."""
     settings = next((p.settings for p in proofs if p.stage == CONFIRM), FlagSet())
     if len(settings) < 2:
         return ()
@@ -254,7 +243,7 @@ def _unsettled(evidence: Store, proofs: Sequence[ConfirmRun]) -> tuple[str, ...]
         if a.failure
         or (a.comparison and judge(a.comparison.estimate, min_effect=min_effect) is Verdict.SLOWER)
     }
-    return tuple(n for n in settings if n not in needed)
+    return tuple(name for name in settings if name not in needed)
 
 
 def workload_name(spec: StudySpec) -> str:
@@ -263,46 +252,39 @@ def workload_name(spec: StudySpec) -> str:
 
 
 def loss_of(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> LossCheck | None:
-    """Returns the final loss check of a proven set; first steps with another batch alone decide
-    nothing.
-    """
+    """Returns the final loss check of a set; first steps with another batch decide nothing."""
     for soak in reversed(soaks):
-        if soak.loss is not None:
+        if soak.loss:
             return soak.loss
-    checks = [r.loss for r in runs if r.loss is not None]
+    checks = [r.loss for r in runs if r.loss]
     if not checks:
         return None
     check = next((c for c in checks if not c.is_ok), checks[-1])
     if check.is_final or not check.is_ok:
         return check
-    return check.model_copy(
-        update={"is_ok": None, "words": f"inconclusive: it was never soaked; {check.words}"}
-    )
+    reason = f"inconclusive: it was never soaked; {check.words}"
+    return check.model_copy(update={"is_ok": None, "words": reason})
 
 
 def loss_addition(runs: Sequence[ConfirmRun], soaks: Sequence[SoakRecord]) -> str:
-    """Formats an addition to the conclusion: that the loss was not checked, or the result of the
-    soak's check.
-    """
+    """Adds to a conclusion that the loss was not checked, or the result of the soak's check."""
     check = loss_of(runs, soaks)
-    if check is None:
+    if not check:
         return ""
     if check.basis in (LossBasis.STEPS, LossBasis.ROUNDING):
         return f"; {LOSS_NOT_CHECKED}" if check.is_ok is None else ""
-    return f"; {check.words}" if any(soak.loss is not None for soak in soaks) else ""
+    return f"; {check.words}" if any(soak.loss for soak in soaks) else ""
 
 
 def require_loss(winner: Winner) -> None:
     """Raises AutotuneError if the loss of a winner was not compared with the default's."""
-    if winner.loss is None or not winner.loss.is_ok:
-        reason = (
-            winner.loss.words
-            if winner.loss is not None
-            else f"{LOSS_NOT_CHECKED}: its records do not say how"
-        )
-        raise AutotuneError(
-            "--require-loss wants a winner whose loss was compared with the default's but of "
-            f"{winner.settings}: "
-            f"{reason}; have the program report its loss and use a new run directory, or leave "
-            "--require-loss out"
-        )
+    reason = f"{LOSS_NOT_CHECKED}: its records do not say how"
+    if winner.loss:
+        if winner.loss.is_ok:
+            return
+        reason = winner.loss.words
+    raise AutotuneError(
+        "--require-loss wants a winner whose loss was compared with the default's but of "
+        f"{winner.settings}: {reason}; have the program report its loss and use a new run "
+        "directory, or leave --require-loss out"
+    )

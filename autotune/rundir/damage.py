@@ -1,6 +1,4 @@
-"""What is lost in a run directory that can be read; `autotune.rundir.store` refuses one that
-cannot.
-"""
+"""Finds what is lost in a readable run directory; `store` refuses one that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,30 +10,27 @@ from autotune.rundir.store import RECORDS, Store, lost_pairs, unnamed_folders
 
 
 def damages(store: Store) -> list[str]:
-    """Lists what is lost in a run directory, or recorded twice, one line each; RunDirectoryError as
-    `Store.records`.
-    """
+    """Lists what is lost in a run directory, or recorded twice; raises as `Store.records`."""
     records = store.records()
-    lines = [f"{RECORDS} line {number}: {problem}" for number, problem in _problems(store, records)]
+    lines = list(_problems(store, records))
     folders = unnamed_folders(store.path, records)
     lanes = {record.by for record in store.of(AaRecord)}
-    if len(folders) > len(store.of(SessionRecord)) * max(
-        1, len(lanes)
-    ):  # a killed driver leaves one for each lane
-        shown = ", ".join(folders[:3])
+    # A killed driver leaves one for each lane.
+    if len(folders) > len(store.of(SessionRecord)) * max(1, len(lanes)):
         lines.append(
-            f"{RECORDS} must name {len(folders)} folders of measurements ({shown}): restore it "
-            "from a copy"
+            f"{RECORDS} must name {len(folders)} folders of measurements "
+            f"({', '.join(folders[:3])}): restore it from a copy"
         )
     return lines
 
 
-def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[tuple[int, str]]:
+def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
     """Yields what is wrong with each record, and its line."""
     trials = {record.number for record in store.of(TrialResult)}
     lines: dict[str, int] = {}
     for number, record in enumerate(records, 1):
-        subject = f"line {number}"
+        place = f"{RECORDS} line {number}"
+        subject = place
         if isinstance(record, TrialResult):
             subject = f"trial {record.number}"
         elif isinstance(record, ConfirmRun):
@@ -43,20 +38,18 @@ def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[tuple[int,
                 f"pair of processes {record.repeat} of the {record.stage} proof of "
                 f"{record.settings}"
             )
-        if lines.setdefault(subject, number) < number:
-            yield (
-                number,
-                f"is a second record of {subject}, after line {lines[subject]}; delete this line",
-            )
-        named = {n for n in (getattr(record, "same_as", None), getattr(record, "trial", None)) if n}
-        if trials and (missing := named - trials):  # a recheck has no trials at all
-            yield (
-                number,
-                f"names trial {min(missing)}, which is not there; delete this line, and it is "
-                "measured again",
-            )
+        line = lines.setdefault(subject, number)
+        if line < number:
+            yield f"{place}: is a second record of {subject}, after line {line}; delete this line"
+        for trial in (getattr(record, "same_as", None), getattr(record, "trial", None)):
+            if trial and trials and trial not in trials:  # a recheck has no trials at all
+                yield (
+                    f"{place}: names trial {trial}, which is not there; delete this line, and it "
+                    "is measured again"
+                )
         try:
-            if problem := lost_pairs(store, record):
-                yield number, f"{problem}; its figures stand"
+            loss = lost_pairs(store, record)
+            if loss:
+                yield f"{place}: {loss}; its figures stand"
         except RunDirectoryError as error:
-            yield number, str(error)
+            yield f"{place}: {error}"

@@ -22,9 +22,7 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 def refuse_path(name: str) -> None:
-    """Raises RunDirectoryError if a name is not plain, and so could lead out of the run
-    directory.
-    """
+    """Raises RunDirectoryError if a name is not plain, and so could lead out of the run."""
     if not _NAME.fullmatch(name):
         raise RunDirectoryError(
             "what lies inside a run must have a plain name (letters, digits, `.`, `_`, `-`) but "
@@ -62,23 +60,22 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """Makes and syncs a folder below another if needed; neither it nor its entries may be symbolic
-    links.
+    """Makes and syncs a folder below another if needed; neither it nor its entries may be links.
 
     Raises:
         RunDirectoryError: If a part is not a plain name or is a link, the folder holds a link, or
             cannot be made.
     """
     path = root
-    for part in parts:
-        refuse_path(part)
-        path = path / part
+    with writing(path):
+        make_folder(path)
+    for name in parts:
+        refuse_path(name)
+        path = path / name
         if path.is_symlink():
             raise _is_link(path)
-    with writing(path):
-        make_folder(root)
-        for folder in reversed((path, *path.parents[: len(parts) - 1])):  # as private as its parent
-            make_folder(folder, mode=folder.parent.stat().st_mode & 0o777)
+        with writing(path):
+            make_folder(path, mode=path.parent.stat().st_mode & 0o777)  # as private as its parent
     refuse_links(path)
     return path
 
@@ -96,9 +93,7 @@ class FileReplacedError(RunDirectoryError):
 
 
 def refuse_replaced(path: Path, end: FileEnd) -> None:
-    """Raises FileReplacedError if a file is not as the last append left it; longer it may be, by a
-    torn line.
-    """
+    """Raises FileReplacedError if a file is not as the last append left it, but for a torn line."""
     size = 0
     inode = None
     with writing(path), contextlib.suppress(FileNotFoundError):
@@ -112,8 +107,7 @@ def refuse_replaced(path: Path, end: FileEnd) -> None:
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
-    """Appends one whole line or nothing, after cutting a torn one off; returns how it left the
-    file.
+    """Appends a whole line or nothing, after cutting a torn one off; returns the end of the file.
 
     Raises:
         RunDirectoryError: If it cannot be written, or is a symbolic link.
@@ -121,9 +115,8 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
     data = line.encode()
     with writing(path):
         is_new = not path.exists()
-        descriptor = os.open(
-            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS, like_folder(path.parent)
-        )
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _FLAGS
+        descriptor = os.open(path, flags, like_folder(path.parent))
         try:
             end = _cut(descriptor)
             try:
@@ -144,9 +137,7 @@ def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
 
 
 def sync_upwards(file: Path, root: Path) -> None:
-    """Syncs a file, unless it is missing, and its folders up to a root; RunDirectoryError for a bad
-    disk or a link.
-    """
+    """Syncs a file, unless missing, and its folders up to a root; refuses links and bad disks."""
     path = file
     try:
         descriptor = os.open(file, os.O_RDONLY | _FLAGS)
@@ -183,23 +174,16 @@ def _cut(descriptor: int) -> int:
 
 def _is_link(path: Path) -> RunDirectoryError:
     return RunDirectoryError(
-        f"nothing inside a run directory may be a symbolic link but {path} is one (to "
-        f"{path.readlink()}); put the "
-        "file or folder itself there, or move the whole run: the run directory as a whole may be "
-        "a link"
+        f"nothing inside a run directory may be a symbolic link but {path} is one "
+        f"(to {path.readlink()}); put the file or folder itself there, or move the whole run: "
+        "the run directory as a whole may be a link"
     )
 
 
 def is_fault_of_disk(error: OSError) -> bool:
     """Returns whether an error comes from the disk: full, failed, gone or read-only."""
-    return error.errno in (
-        errno.EIO,
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.ESTALE,
-        errno.ENODEV,
-    )
+    faults = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.ENODEV)
+    return error.errno in faults
 
 
 def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
@@ -208,6 +192,5 @@ def cannot_write(path: Path, error: OSError) -> RunDirectoryError:
         return _is_link(path)
     return RunDirectoryError(
         f"{path} must be writable but: {error.strerror or error}; see to the disk, make it "
-        "writable or free some space "
-        "and run the same command again; it continues where it stopped"
+        "writable or free some space and run the same command again; it continues where it stopped"
     )

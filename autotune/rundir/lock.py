@@ -13,9 +13,9 @@ import fcntl
 import os
 import socket
 import time
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -32,8 +32,7 @@ _TOLD = packaged_table("file_systems.toml")
 _CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     """The mount of a path."""
 
     point: str
@@ -50,16 +49,16 @@ class Mount:
 
 def mount_of(path: Path) -> Mount:
     """Finds the mount of an absolute path."""
-    found = Mount("/", "unknown", frozenset())
-    for part in psutil.disk_partitions(all=True):
+    mount = Mount("/", "unknown", frozenset())
+    for partition in psutil.disk_partitions(all=True):
+        point = partition.mountpoint
         # Of two mounts on one point the later hides the other.
-        if path.is_relative_to(part.mountpoint) and len(part.mountpoint) >= len(found.point):
-            found = Mount(part.mountpoint, part.fstype, frozenset(part.opts.split(",")))
-    return found
+        if path.is_relative_to(point) and len(point) >= len(mount.point):
+            mount = Mount(point, partition.fstype, frozenset(partition.opts.split(",")))
+    return mount
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """Holder of a lock: process, host name and boot ID."""
 
     pid: str
@@ -69,15 +68,19 @@ class Holder:
     def __str__(self) -> str:
         return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
-    def is_elsewhere(self) -> bool:
-        """Returns whether it may live on another machine; a holder from before a reboot of this
-        machine is dead.
+    def may_live(self, mount: Mount) -> bool:
+        """Returns whether it may live on another machine, whose locks are not seen here.
+
+        A holder from before a reboot of this machine is dead.
         """
-        return bool(self.boot) and self.boot != _boot() and self.host != socket.gethostname()
+        return (
+            not mount.locks_everywhere
+            and self.boot not in ("", _boot())
+            and self.host != socket.gethostname()
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class CurrentStage:
+class CurrentStage(NamedTuple):
     """Stage of a run's driver and its start (UTC, ISO 8601)."""
 
     name: str
@@ -85,21 +88,17 @@ class CurrentStage:
 
 
 class Lock:
-    """Lock of a run directory until `close`; RunDirectoryError if it is held, or cannot be written
-    or locked.
-    """
+    """Lock of a run directory until `close`; RunDirectoryError if it cannot be taken."""
 
     def __init__(self, path: Path) -> None:
         file = path / LOCK
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            self._descriptor = os.open(
-                file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, like_folder(path)
-            )
+            self._descriptor = os.open(file, flags, like_folder(path))
         except OSError as error:
             raise RunDirectoryError(
                 f"{file} must be a file that can be written but: {error.strerror}; remove what "
-                "is in its place, or "
-                "name another folder with --run-dir"
+                "is in its place, or name another folder with --run-dir"
             ) from error
         try:
             self._take(path)
@@ -113,26 +112,21 @@ class Lock:
         if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does ({holder or 'unknown'}); "
-                "wait for it, stop it, or "
-                "name another folder with --run-dir; a driver takes as many lanes as it is given "
-                "(--devices)"
+                "wait for it, stop it, or name another folder with --run-dir; a driver takes as "
+                "many lanes as it is given (--devices)"
             )
-        if holder is not None and not mount.locks_everywhere and holder.is_elsewhere():
+        if holder and holder.may_live(mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but {holder} has not ended, and a lock on "
-                f"{mount.kind} "
-                f"({mount.point}) is not seen from here; stop it there, or, if it is dead for "
-                "certain, delete "
-                f"{path / LOCK}"
+                f"{mount.kind} ({mount.point}) is not seen from here; stop it there, or, if it is "
+                f"dead for certain, delete {path / LOCK}"
             )
         driver = Holder(str(os.getpid()), socket.gethostname(), _boot())
         with writing(path / LOCK):
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"{driver.pid} {driver.host} {driver.boot}\n".encode(), 0)
             os.fsync(self._descriptor)
-        if (
-            read_holder(path) != driver
-        ):  # two machines started at once: the last one to write holds the lock
+        if read_holder(path) != driver:  # of two machines at once the last to write holds the lock
             raise RunDirectoryError(
                 f"only one driver may write {path} but another began just now; wait for it"
             )
@@ -157,15 +151,11 @@ class Lock:
 def read_holder(path: Path) -> Holder | None:
     """Reads the holder of a run directory, dead or alive; None if the last one ended properly."""
     try:
-        words = (
-            plain_content(path / LOCK, most=_LONGEST)
-            .decode(errors="replace")
-            .strip("\0\n ")
-            .split()
-        )
+        text = plain_content(path / LOCK, most=_LONGEST).decode(errors="replace")
     except OSError:
         return None
-    return Holder(*words[:3]) if words else None
+    facts = text.strip("\0\n ").split()
+    return Holder(*facts[:3]) if facts else None
 
 
 def read_stage(path: Path) -> CurrentStage | None:
@@ -195,7 +185,7 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     holder = read_holder(path)
-    return holder is not None and not mount.locks_everywhere and holder.is_elsewhere()
+    return holder is not None and holder.may_live(mount)
 
 
 def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int = 5) -> bool:
@@ -213,10 +203,9 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
                 ) from error
             raise RunDirectoryError(
                 f"a run directory must lie on a file system with locks but {path} lies on "
-                f"{mount.kind} "
-                f"({mount.point}), which has none ({error.strerror}); name another folder with "
-                "--run-dir, or have it "
-                "mounted with locks (Lustre: `-o flock`; NFS: a running lock daemon)"
+                f"{mount.kind} ({mount.point}), which has none ({error.strerror}); name another "
+                "folder with --run-dir, or have it mounted with locks (Lustre: `-o flock`; NFS: a "
+                "running lock daemon)"
             ) from error
     return False
 

@@ -55,9 +55,8 @@ class OptunaStudy:
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
-        optuna.logging.set_verbosity(
-            optuna.logging.ERROR
-        )  # samplers warn at each value that they draw alone
+        # Samplers warn at each value that they draw alone.
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._where = storage
         self._name = name
         self._opened: optuna.Study | None = None
@@ -70,8 +69,7 @@ class OptunaStudy:
             if isinstance(storage, str):
                 raise StudyFileError(
                     "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... "
-                    "or journal:FILE, "
-                    f"but {redact_text(f'{storage}: {error} ({_root(error)})')}"
+                    f"or journal:FILE, but {redact_text(f'{storage}: {error} ({_root(error)})')}"
                 ) from error
             self._lose(error)
 
@@ -81,9 +79,7 @@ class OptunaStudy:
             self._try(lambda study: self._write(study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
-        """Returns trials that somebody enqueued and that have no result, begun ones included; never
-        raises.
-        """
+        """Returns enqueued trials without a result, begun ones included; never raises."""
         unfinished = self._try(
             lambda study: study.get_trials(states=(TrialState.WAITING, TrialState.RUNNING))
         )
@@ -99,8 +95,8 @@ class OptunaStudy:
         """Tells open trials as failed; never raises."""
 
         def fail_open_trials(study: optuna.Study) -> None:
-            for left in _open_trials(study):
-                study.tell(left.number, state=TrialState.FAIL)
+            for trial in _open_trials(study):
+                study.tell(trial.number, state=TrialState.FAIL)
 
         self._try(fail_open_trials)
 
@@ -114,33 +110,30 @@ class OptunaStudy:
         """Does something with the study in a few attempts; None if the storage is lost."""
         if not self._is_lost:
             try:
-                return _within_limit(lambda: self._attempt(work, ATTEMPTS))
+                return _within_limit(lambda: self._attempt(work))
             except Exception as error:  # as above
                 self._lose(error)
         return None
 
-    def _attempt(self, work: Callable[[optuna.Study], T], attempts: int) -> T:
-        try:
-            return work(self._opened or self._open())
-        except Exception:  # as above
-            self._opened = None
-            if attempts == 1:
-                raise
-        time.sleep(PAUSE_S)
-        return self._attempt(work, attempts - 1)
+    def _attempt(self, work: Callable[[optuna.Study], T]) -> T:
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return work(self._opened or self._open())
+            except Exception:  # as above
+                self._opened = None
+                time.sleep(PAUSE_S)
+        return work(self._opened or self._open())
 
     def _lose(self, error: Exception) -> None:
         self._is_lost = True
         self._news.append(
             f"the Optuna storage does not answer ({_root(error)}); the study continues, for the "
-            "run directory holds "
-            "everything; once the storage answers, the same command writes what it lacks"
+            "run directory holds everything; once the storage answers, the same command writes "
+            "what it lacks"
         )
 
     def _open(self) -> optuna.Study:
-        """Opens the storage and reads which results it holds, since a failed attempt may have been
-        written.
-        """
+        """Opens the storage and reads its results, for a failed attempt may have been written."""
         study = optuna.create_study(
             storage=_storage_of(self._where), study_name=self._name, load_if_exists=True
         )
@@ -154,42 +147,41 @@ class OptunaStudy:
         if number in self._told:  # by an attempt that failed only after it
             return
         is_result = trial.state.is_finished()
-        begun = next(
+        entry = next(
             (t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None
         )
-        if begun is not None and not is_result:  # its driver died before the trial was recorded
-            study.tell(begun.number, state=TrialState.FAIL)
-            begun = None
-        if begun is None and ENQUEUED_KEY in trial.system_attrs:
-            begun = _take_waiting(study, trial.system_attrs[ENQUEUED_KEY])
-        if begun is None:
+        if entry is not None and not is_result:  # its driver died before the trial was recorded
+            study.tell(entry.number, state=TrialState.FAIL)
+            entry = None
+        if entry is None and ENQUEUED_KEY in trial.system_attrs:
+            entry = _take_waiting(study, trial.system_attrs[ENQUEUED_KEY])
+        if entry is None:
             study.add_trial(trial)
         else:
-            fill_trial(study._storage, begun, trial)
+            fill_trial(study._storage, entry, trial)
             if is_result:
-                study.tell(begun.number, trial.value)
+                study.tell(entry.number, trial.value)
         if is_result:
             self._told.add(number)
 
 
-def fill_trial(storage: BaseStorage, begun: FrozenTrial, trial: FrozenTrial) -> None:
-    """Gives a begun trial what it lacks of another one."""
+def fill_trial(storage: BaseStorage, running: FrozenTrial, trial: FrozenTrial) -> None:
+    """Gives a running trial what it lacks of another one."""
+    number = running._trial_id
     for name, distribution in trial.distributions.items():
-        if name not in begun.distributions:
+        if name not in running.distributions:
             internal = distribution.to_internal_repr(trial.params[name])
-            storage.set_trial_param(begun._trial_id, name, internal, distribution)
+            storage.set_trial_param(number, name, internal, distribution)
     for key, value in trial.user_attrs.items():
-        if key not in begun.user_attrs:
-            storage.set_trial_user_attr(begun._trial_id, key, value)
+        if key not in running.user_attrs:
+            storage.set_trial_user_attr(number, key, value)
     for key, value in trial.system_attrs.items():
-        if key not in begun.system_attrs:
-            storage.set_trial_system_attr(begun._trial_id, key, value)
+        if key not in running.system_attrs:
+            storage.set_trial_system_attr(number, key, value)
 
 
 def _within_limit(work: Callable[[], T]) -> T:
-    """Returns the result of a function in a thread, which is left behind after `LIMIT_S`
-    (TimeoutError).
-    """
+    """Returns the result of a function; after `LIMIT_S` its thread is left (TimeoutError)."""
     future = Future[T]()
 
     def call() -> None:
@@ -206,9 +198,7 @@ def _within_limit(work: Callable[[], T]) -> T:
 
 
 class RunJournal(JournalFileBackend):
-    """Journal in the run directory; a view of the records, so it needs neither syncing nor a lock
-    of its own.
-    """
+    """Journal in the run directory, a view of the records: it needs neither syncing nor a lock."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -230,8 +220,7 @@ def _storage_of(where: Path | str) -> BaseStorage:
             where.unlink()
             return JournalStorage(RunJournal(where))
     if where.startswith("journal:"):
-        # Absolute, because a stale lock under a relative path is never released (seen on Optuna
-        # 5.0).
+        # A stale lock under a relative path is never released (seen on Optuna 5.0).
         path = str(Path(where.removeprefix("journal:")).absolute())
         return JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
     return optuna.storages.get_storage(where)
@@ -239,11 +228,11 @@ def _storage_of(where: Path | str) -> BaseStorage:
 
 def _take_waiting(study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | None:
     """Begins the trial that was enqueued with these values; None if none is waiting."""
-    waiting = study.get_trials(states=(TrialState.WAITING,))
-    trial = next((t for t in waiting if t.system_attrs.get(ENQUEUED_KEY) == values), None)
-    if trial is not None:
-        study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
-    return trial
+    for trial in study.get_trials(states=(TrialState.WAITING,)):
+        if trial.system_attrs.get(ENQUEUED_KEY) == values:
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+            return trial
+    return None
 
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:

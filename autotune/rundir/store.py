@@ -76,7 +76,9 @@ KEPT_RECORDS = "records.kept.jsonl"
 PAIRS = "pairs.jsonl"
 FOLDERS = ("trials", "confirm", "minimise", "aa_run", "soak", "failing")
 EARLIER = "earlier"
+_KIND = f"a record of schema {SCHEMA_VERSION}"
 _AGAIN = "the command that began the study writes it again"
+_STAMPS = {"at_s", "by", "ended", "provenance", "record_count"}
 _PAIR: TypeAdapter[Pair] = TypeAdapter(Pair)
 
 
@@ -91,15 +93,11 @@ class Folders:
         return folder_within(self.path, *parts)
 
     def relative(self, path: Path) -> str:
-        """Returns a path relative to the run, so that runs can be moved and lanes may be
-        elsewhere.
-        """
+        """Returns a path relative to the run, so that runs can be moved and lanes be elsewhere."""
         return path.relative_to(self.path).as_posix()
 
     def pair_writer(self, folder: Path) -> Callable[[Pair], None]:
-        """Returns a function that appends raw pairs of a measurement; keeps those of a killed
-        session beside them.
-        """
+        """Returns a function that appends raw pairs; moves those of a killed session aside."""
         file = folder / PAIRS
         with writing(file), contextlib.suppress(FileNotFoundError):
             file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
@@ -112,34 +110,31 @@ class Folders:
     def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes a file for people to read beside a measurement."""
         refuse_path(name)
-        write_atomically(
-            folder / name, strike(text, list(secret_variables(caller_environment()).values()))
-        )
+        write_atomically(folder / name, strike(text, _secrets()))
 
-    def pairs(self, directory: str) -> Iterator[Pair]:
-        """Reads a measurement's raw pairs but a torn last one, none from elsewhere;
-        RunDirectoryError if damaged.
-        """
-        path = PurePosixPath(directory)
+    def pairs(self, directory: str | None) -> Iterator[Pair]:
+        """Reads the raw pairs of a measurement but a torn one; RunDirectoryError if damaged."""
+        path = PurePosixPath(directory or "/")
         if path.is_absolute() or ".." in path.parts:
             return
-        file = self.path / directory / PAIRS
-        lines: list[bytes] = []
+        file = self.path / path / PAIRS
+        content = b""
         with reading(file), contextlib.suppress(FileNotFoundError):
-            lines = plain_content(file).split(b"\n")[:-1]
-        for number, line in enumerate(lines, 1):
+            content = plain_content(file)
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
             yield _parse_line(_PAIR, line, file, number, what="a pair of blocks")
 
 
 def lost_pairs(folders: Folders, record: Stamped) -> str:
-    """Returns how the raw pairs of a record differ from its count of them, as a clause; empty if
-    they do not.
-    """
+    """Returns as a clause how raw pairs differ from a record's count of them; empty if not."""
     directory = getattr(record, "directory", None)
     measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
-    if directory is None or measured is None or getattr(record, "failure", None) is not None:
-        return ""
-    if getattr(record, "same_as", None) is not None:  # its figures are another trial's
+    if (
+        directory is None
+        or measured is None
+        or getattr(record, "failure", None) is not None
+        or getattr(record, "same_as", None) is not None  # its figures are another trial's
+    ):
         return ""
     count = len(list(folders.pairs(directory)))
     if count == measured.pair_count:
@@ -147,26 +142,16 @@ def lost_pairs(folders: Folders, record: Stamped) -> str:
     return f"was found from {measured.pair_count} pairs, but {directory} holds {count}"
 
 
-def _refuse_kept(path: Path) -> None:
-    """Raises RunDirectoryError for a run whose records a driver found gone and kept beside."""
-    if (path / KEPT_RECORDS).exists():
-        raise RunDirectoryError(
-            f"{path / RECORDS} was removed, cut or replaced while a driver wrote it, and "
-            f"{KEPT_RECORDS} holds its "
-            f"records; put them back (mv {path / KEPT_RECORDS} {path / RECORDS}), then the same "
-            "command goes on"
-        )
-
-
 def unnamed_folders(path: Path, records: Iterable[AnyRecord]) -> list[str]:
-    """Returns the folders of a run that hold raw pairs but are of no record; a driver that is
-    killed leaves such.
-    """
-    named = {PurePosixPath(d) for r in records if (d := getattr(r, "directory", None)) is not None}
-    held = {f.parent.relative_to(path) for name in FOLDERS for f in (path / name).rglob(PAIRS)}
-    return sorted(
-        str(f) for f in held if not named & {PurePosixPath(f), *map(PurePosixPath, f.parents)}
-    )
+    """Returns the folders of a run with raw pairs of no record, which a killed driver leaves."""
+    recorded = {getattr(record, "directory", None) for record in records}
+    folders = []
+    for name in FOLDERS:
+        for file in (path / name).rglob(PAIRS):
+            folder = file.parent.relative_to(path)
+            if recorded.isdisjoint(map(str, (folder, *folder.parents))):
+                folders.append(str(folder))
+    return sorted(folders)
 
 
 def _parse_line(kind: TypeAdapter[T], line: bytes, file: Path, number: int, *, what: str) -> T:
@@ -190,8 +175,8 @@ class StudyLostError(RunDirectoryError):
 
 
 def _no_study(file: Path, error: Exception) -> str:
-    what = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
-    return f"{file} must hold the study of this run but: {what}; delete it, and {_AGAIN}"
+    reason = f"{error!s:.1000}" if file.stat().st_size else "it is empty"
+    return f"{file} must hold the study of this run but: {reason}; delete it, and {_AGAIN}"
 
 
 class Store(Folders):
@@ -216,22 +201,25 @@ class Store(Folders):
         self._all: list[AnyRecord] = []
         self._by_type: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
         self._is_sole_writer = False
-        self._is_read = False
+        """Whether nobody else writes, so that all records are in memory once they were read."""
 
     # ------------------------------------------------------------------ opening
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        """Opens a run directory for reading; RunDirectoryError if it is not one, or has another
-        schema.
-        """
-        _refuse_kept(path)
+        """Opens a run directory for reading; RunDirectoryError if it is none of this schema."""
+        copy = path / KEPT_RECORDS
+        if copy.exists():
+            raise RunDirectoryError(
+                f"{path / RECORDS} was removed, cut or replaced while a driver wrote it, and "
+                f"{KEPT_RECORDS} holds its records; put them back (mv {copy} {path / RECORDS}), "
+                "then the same command goes on"
+            )
         file = path / STUDY
         if not file.is_file():
             raise StudyLostError(
                 f"{path} must be a run directory but holds no {STUDY}; `autotune status` lists "
-                "the runs of this "
-                f"folder; if the file was lost, {_AGAIN}"
+                f"the runs of this folder; if the file was lost, {_AGAIN}"
             )
         try:
             with reading(file):
@@ -242,9 +230,8 @@ class Store(Folders):
             if data["schema_version"] != SCHEMA_VERSION:
                 raise RunDirectoryError(
                     f"{path} must be of schema {SCHEMA_VERSION} but is of "
-                    f"{data['schema_version']}; "
-                    "read it with the version of autotune that wrote it, or start a new run "
-                    "directory"
+                    f"{data['schema_version']}; read it with the version of autotune that wrote "
+                    "it, or start a new run directory"
                 )
             return cls(path, StudySpec.model_validate(data["study"]), study_dir=data["study_dir"])
         except (ValueError, KeyError, TypeError) as error:
@@ -254,8 +241,10 @@ class Store(Folders):
     def create_or_resume(
         cls, path: Path, spec: StudySpec, *, study_dir: Path, watch: Stopwatch | None = None
     ) -> Store:
-        """Opens a run directory for writing, making it if needed, and locks it; `watch` goes on
-        from earlier sessions.
+        """Opens a run directory for writing, making it if needed, and locks it.
+
+        Args:
+            watch: It goes on from the time of earlier sessions.
 
         Raises:
             RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot
@@ -268,16 +257,18 @@ class Store(Folders):
                 f"the run directory must be writable but {path}: {error.strerror}; name another "
                 "with --run-dir"
             ) from error
-        for folder in (path, *(p for p in path.iterdir() if p.is_dir() and not p.is_symlink())):
-            refuse_links(folder)
+        refuse_links(path)
+        for folder in path.iterdir():
+            if folder.is_dir():
+                refuse_links(folder)
         lock = Lock(path)
         try:
             store = cls._prepare(path, spec, study_dir)
             store._lock = lock
-            store._is_sole_writer = True
             store.watch = watch or store.watch
             # The time of a killed session counts up to its last record.
             store.watch.earlier_s = store.recorded_s
+            store._is_sole_writer = True
         except BaseException:
             lock.close()
             raise
@@ -286,13 +277,12 @@ class Store(Folders):
     @classmethod
     def _prepare(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         store = cls._known(path, spec) or cls._new(path, spec, study_dir)
-        if not store.records() and (unnamed := unnamed_folders(path, ())):
+        unnamed = [] if store.records() else unnamed_folders(path, ())
+        if unnamed:
             raise RunDirectoryError(
                 f"{path / RECORDS} must hold the records of this run but has none, though "
-                f"{len(unnamed)} folders hold "
-                f"measurements ({', '.join(unnamed[:3])}); restore it from a copy, or name "
-                "another folder with "
-                "--run-dir"
+                f"{len(unnamed)} folders hold measurements ({', '.join(unnamed[:3])}); restore it "
+                "from a copy, or name another folder with --run-dir"
             )
         body = {
             "schema_version": SCHEMA_VERSION,
@@ -307,9 +297,7 @@ class Store(Folders):
 
     @classmethod
     def _known(cls, path: Path, spec: StudySpec) -> Store | None:
-        """Opens the run directory of a known study; None if it is new, or its study.json is
-        lost.
-        """
+        """Opens the run directory of a known study; None if it is new, or its study.json lost."""
         try:
             store = cls.open(path)
         except StudyLostError:  # the caller has its content
@@ -325,28 +313,28 @@ class Store(Folders):
                 f"{path} belongs to another study (different: {fields}); "
                 "name another folder with --run-dir, or restore the study file"
             )
-        new = cls(path, spec, study_dir=store.study_dir)
-        new.earlier = _set_aside(path)
-        return new
+        empty = cls(path, spec, study_dir=store.study_dir)
+        empty.earlier = _set_aside(path)
+        return empty
 
     @classmethod
     def _new(cls, path: Path, spec: StudySpec, study_dir: Path) -> Store:
         """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
-        records = store.records()
-        if records and {r.identity for r in records if isinstance(r, SessionRecord)} != {
-            spec.identity
-        }:
+        if store.records():
+            if {session.identity for session in store.of(SessionRecord)} != {spec.identity}:
+                raise RunDirectoryError(
+                    f"{path / STUDY} must hold the study of this run but is lost, and its records "
+                    "are not of this one; restore that file from a copy, or name another folder "
+                    "with --run-dir"
+                )
+            return store
+        # What an interrupted start leaves is no stranger.
+        names = {entry.name for entry in path.iterdir()} - {LOCK, STUDY, RECORDS, *FOLDERS}
+        strangers = [n for n in sorted(names) if not n.startswith((".study", f"{EARLIER}-"))]
+        if strangers:
             raise RunDirectoryError(
-                f"{path / STUDY} must hold the study of this run but is lost, and its records "
-                "are not of this one; "
-                "restore that file from a copy, or name another folder with --run-dir"
-            )
-        strangers = [p.name for p in path.iterdir() if not _is_own(p.name)]
-        if strangers and not records:
-            raise RunDirectoryError(
-                f"a new run directory must be empty but {path} holds "
-                f"{', '.join(sorted(strangers)[:3])}; "
+                f"a new run directory must be empty but {path} holds {', '.join(strangers[:3])}; "
                 "name another folder with --run-dir"
             )
         return store
@@ -358,14 +346,13 @@ class Store(Folders):
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
-        if self._lock is not None:
+        if self._lock:
             self._lock.close()
-            self._lock = None
         self._is_sole_writer = False
 
     def tell_stage(self, name: str) -> None:
         """Writes this driver's stage into the lock file, for `autotune status`."""
-        if self._lock is not None:
+        if self._lock:
             self._lock.tell_stage(name)
 
     # ------------------------------------------------------------------ records
@@ -378,23 +365,21 @@ class Store(Folders):
                 if someone else removed, cut or replaced the records: then those in memory are
                 written beside.
         """
-        stamped = record.model_copy(update={"at_s": round(self.watch.total_s, 3)})
-        if isinstance(stamped, ConclusionRecord):
-            stamped = stamped.model_copy(update={"record_count": len(self.records())})
-        stamped = _without_secrets(stamped)
+        stamps = {"at_s": round(self.watch.total_s, 3)}
+        if isinstance(record, ConclusionRecord):
+            stamps["record_count"] = len(self.records())
+        stamped = _without_secrets(record.model_copy(update=stamps))
         try:
             end = self._persist(stamped)
         except FileReplacedError as error:
             self._add(stamped)  # type: ignore[arg-type]
-            lines = [_line_of(kept) for kept in self._all]
-            write_atomically(self.path / KEPT_RECORDS, "".join(lines))
+            copy = self.path / KEPT_RECORDS
+            write_atomically(copy, "".join(map(_line_of, self._all)))
             raise RunDirectoryError(
                 f"{error}: the program of the study or someone else has removed or changed it. "
-                f"Its {len(lines)} "
-                f"records are kept; put them back (mv {self.path / KEPT_RECORDS} {self._file}), "
-                "keep the program from "
-                "writing there (name a folder outside of its own with --run-dir), and run the "
-                "same command again"
+                f"Its {len(self._all)} records are kept; put them back (mv {copy} {self._file}), "
+                "keep the program from writing there (name a folder outside of its own with "
+                "--run-dir), and run the same command again"
             ) from error
         if self._is_sole_writer:
             self._add(stamped)  # type: ignore[arg-type]
@@ -404,41 +389,40 @@ class Store(Folders):
         """Writes one record; returns how that left the file."""
         if self._is_sole_writer:
             refuse_replaced(self._file, self._end)
-        if (directory := getattr(record, "directory", None)) is not None:
-            if lost := lost_pairs(self, record):
-                raise RunDirectoryError(
-                    "raw pairs must stay where they are written but what was measured last "
-                    f"{lost}: the program of "
-                    "the study has removed them, or someone else; name a folder outside of the "
-                    "program's own with "
-                    "--run-dir, and have it write to {folder} or to a folder of another name"
-                )
-            sync_upwards(self.path / directory / PAIRS, self.path)  # a figure needs its raw samples
+        loss = lost_pairs(self, record)
+        if loss:
+            raise RunDirectoryError(
+                f"raw pairs must stay where they are written but what was measured last {loss}: "
+                "the program of the study has removed them, or someone else; name a folder outside "
+                "of the program's own with --run-dir, and have it write to {folder} or to a folder "
+                "of another name"
+            )
+        directory = getattr(record, "directory", None)
+        if directory is not None:  # a figure needs its raw samples
+            sync_upwards(self.path / directory / PAIRS, self.path)
         return append_synced(self._file, _line_of(record))
 
-    def append_news(self, record: R) -> None:
+    def append_news(self, record: Stamped) -> None:
         """Appends a record unless it is no news; see `append`."""
         if self.is_news(record):
             self.append(record)
 
     def is_news(self, record: Stamped) -> bool:
-        """Returns whether no earlier record, or not the newest conclusion, equals a record but for
-        stamps.
+        """Returns whether a record tells more than earlier ones, stamps and dates aside.
+
+        A conclusion is held to the newest one, which is stale if records before it are lost.
         """
-        stamps = [k for k in ("ended", "provenance", "record_count") if hasattr(record, k)]
-        bare = {"at_s": 0.0, "by": None, **dict.fromkeys(stamps)}
-        alike = [r.model_copy(update=bare) for r in self.of(type(record))]
+        earlier = self.of(type(record))
         if isinstance(record, ConclusionRecord):
-            last = self.last(ConclusionRecord)
-            if last is not None and last.record_count != self.records().index(last):
-                return True  # records that it was drawn from are lost
-            alike = alike[-1:]
-        return record.model_copy(update=bare) not in alike
+            newest = self.last(ConclusionRecord)
+            if newest and newest.record_count != self.records().index(newest):
+                return True
+            earlier = earlier[-1:]
+        facts = record.model_dump(exclude=_STAMPS)
+        return all(r.model_dump(exclude=_STAMPS) != facts for r in earlier)
 
     def records(self) -> list[AnyRecord]:
-        """Returns all records in order but a torn last one; RunDirectoryError if they are damaged
-        or unreadable.
-        """
+        """Returns all records in order but a torn one; RunDirectoryError if unreadable."""
         self._refresh()
         return list(self._all)
 
@@ -448,12 +432,9 @@ class Store(Folders):
         return max((record.at_s for record in self.records()), default=0.0)
 
     def _refresh(self) -> None:
-        """Reads appended lines (a sole writer does so once), or all if the file has become
-        shorter.
-        """
-        if self._is_sole_writer and self._is_read:
+        """Reads appended lines, or all if the file has become shorter."""
+        if self._is_sole_writer:
             return
-        self._is_read = True
         with reading(self._file):
             size = self._file.stat().st_size if self._file.exists() else 0
             if size == self._end.size:
@@ -465,9 +446,8 @@ class Store(Folders):
             with self._file.open("rb") as stream:
                 stream.seek(self._end.size)
                 lines = stream.read().split(b"\n")[:-1]
-        what = f"a record of schema {SCHEMA_VERSION}"
         for number, line in enumerate(lines, len(self._all) + 1):
-            self._add(_parse_line(RECORD, line, self._file, number, what=what))
+            self._add(_parse_line(RECORD, line, self._file, number, what=_KIND))
             self._end = FileEnd(self._end.size + len(line) + 1)
 
     def _add(self, record: AnyRecord) -> None:
@@ -476,39 +456,34 @@ class Store(Folders):
 
     def of(self, kind: type[R]) -> list[R]:
         """Returns all records of one type, in order."""
-        return self.since(kind, 0)
-
-    def since(self, kind: type[R], count: int) -> list[R]:
-        """Returns all records of one type after the first `count`."""
         self._refresh()
-        return self._by_type[kind][count:]  # type: ignore[return-value]
+        return list(self._by_type[kind])  # type: ignore[arg-type]
 
     def last(self, kind: type[R]) -> R | None:
         """Returns the newest record of one type, or None."""
         return next(reversed(self.of(kind)), None)
 
     def before(self, record: Stamped) -> Store:
-        """Returns a view of the records before one, or of all if it is not recorded; for reading
-        only.
-        """
+        """Returns a view of the records before one, or of all if it is not recorded, to read."""
         view = Store(self.path, self.spec, study_dir=self.study_dir)
-        view._is_sole_writer = True  # it never reads the file again
-        view._is_read = True
-        view._all = list(itertools.takewhile(lambda other: other != record, self.records()))
-        for earlier in view._all:
-            view._by_type[type(earlier)].append(earlier)
+        view._is_sole_writer = True  # it never reads the file
+        for earlier in itertools.takewhile(lambda r: r != record, self.records()):
+            view._add(earlier)
         return view
 
 
+def _secrets() -> list[str]:
+    """Returns the values of the caller's variables of secret names, which programs may print."""
+    return list(secret_variables(caller_environment()).values())
+
+
 def _without_secrets(record: R) -> R:
-    """Strikes out of a record what the caller's variables of secret names hold: programs print
-    it.
-    """
-    values = list(secret_variables(caller_environment()).values())
-    if not values:
+    """Strikes the values of the caller's secrets out of a record."""
+    secrets = _secrets()
+    if not secrets:
         return record
     data = record.model_dump(mode="json", exclude_none=True)
-    struck = strike(data, values)
+    struck = strike(data, secrets)
     return record if struck == data else type(record).model_validate_json(json.dumps(struck))
 
 
@@ -517,27 +492,18 @@ def _line_of(record: Stamped) -> str:
 
 
 def _set_aside(path: Path) -> Path:
-    """Moves what a study has written into a new folder of its run directory, its name last; returns
-    that folder.
-    """
-    folder = next(f for n in itertools.count(1) if not (f := path / f"{EARLIER}-{n}").exists())
+    """Moves what a study has written into a new folder of its run, study.json last; returns it."""
+    number = 1
+    while (path / f"{EARLIER}-{number}").exists():
+        number += 1
+    folder = path / f"{EARLIER}-{number}"
     with writing(folder):
         folder.mkdir(mode=0o700)
         for name in ("lanes", "optuna.log", *FOLDERS, RECORDS, STUDY):
             if (path / name).exists():
-                shutil.move(
-                    path / name, folder / name
-                )  # copies a folder of the lower layer of an overlay
+                # It copies a folder of the lower layer of an overlay.
+                shutil.move(path / name, folder / name)
     return folder
-
-
-def _is_own(name: str) -> bool:
-    """Returns whether an entry of a folder without a study may be the rest of an interrupted
-    start.
-    """
-    return name in (LOCK, STUDY, RECORDS, *FOLDERS) or name.startswith(
-        (f".{Path(STUDY).stem}", f"{EARLIER}-")
-    )
 
 
 @contextlib.contextmanager
@@ -558,14 +524,15 @@ def driver_session(store: Store, *, command: Sequence[str]) -> Iterator[None]:
 
 
 def earlier_runs(store: Store) -> int:
-    """Counts readable finished searches of the same study, whatever its seed and budget, beside a
-    run directory.
-    """
+    """Counts the finished searches of a study beside it, whatever their seed and budget."""
     count = 0
     for path in runs_in(store.path.parent):
         with contextlib.suppress(RunDirectoryError):
-            other = Store.open(path)
-            is_same = path.name != store.path.name and other.spec.question == store.spec.question
-            if is_same and other.of(TrialResult) and other.last(ConclusionRecord) is not None:
-                count += 1
+            neighbour = Store.open(path)
+            count += bool(
+                path.name != store.path.name
+                and neighbour.spec.question == store.spec.question
+                and neighbour.of(TrialResult)
+                and neighbour.of(ConclusionRecord)
+            )
     return count

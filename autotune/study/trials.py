@@ -83,7 +83,7 @@ class Trials:
         has to say.
         """
         self.settle()
-        results = self._store.since(TrialResult, self._results_seen)
+        results = self._store.of(TrialResult)[self._results_seen :]
         self._results_seen += len(results)
         for result in results:
             finished = self._proposer.tell(result)
