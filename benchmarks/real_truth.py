@@ -39,7 +39,7 @@ from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, Trial
 from autotune.model.spec import StudySpec, parse_study
 from autotune.rundir.store import Store
 from autotune.study import driver
-from autotune.study.driver import Driver, new_run, run_study
+from autotune.study.driver import new_run, prove, run_study
 from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 from harness.simulated import runner_of
@@ -102,7 +102,7 @@ def run(spec: StudySpec, slow: FlagSet | None = None) -> dict[str, Any]:
         if slow is not None:
             with contextlib.closing(begin(spec, folder)) as again:
                 driver.begin(again)
-                proven = Driver(again).prove(slow, trial=1, stage="slowdown")
+                proven = prove(again, slow, trial=1, stage="slowdown")
             found["proof"] = {
                 "verdict": str(proven.verdict),
                 "estimate": _interval(proven.estimate),
@@ -173,9 +173,7 @@ def proof_of_slowdown(iterations: int, *, pairs: int, processes: int) -> dict[st
         contextlib.closing(begin(spec, folder)) as session,
     ):
         driver.begin(session)
-        found = Driver(session).prove(
-            FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown"
-        )
+        found = prove(session, FlagSet({VARIABLE: str(iterations)}), trial=1, stage="slowdown")
         runs = [r.log_ratio for r in session.store.of(ConfirmRun)]
     return {
         "iterations": iterations,

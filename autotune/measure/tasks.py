@@ -7,9 +7,8 @@ other trials.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -204,7 +203,6 @@ class PendingTask:
     folder: tuple[str, ...]
     name: str
     """Seeds the order of blocks."""
-    done: Callable[[Any], None]
     lost: int = 0
     """Lanes that were lost over it."""
 

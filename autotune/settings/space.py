@@ -91,6 +91,10 @@ class Parameter:
         return self.default_choice if self.default_choice in self.choices else self.choices[0]
 
 
+NamedSets = Sequence[tuple[str, FlagSet]]
+"""Sets to try first, each after its origin."""
+
+
 class Expected(NamedTuple):
     """An expected effect of a set: the log of its ratio, with its standard deviation."""
 

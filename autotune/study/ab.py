@@ -1,5 +1,4 @@
-"""Compares two variants of one program, A and B, as the arms of one proof: is B slower, faster or
-no different.
+"""Compares two variants of one program, A and B, as the arms of one proof.
 
 B is the reference and A the candidate. So what a proof shows is the gain of going back to A, and
 its error is that of calling B slower where it is not.
@@ -9,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import StudyFileError
@@ -32,7 +30,7 @@ from autotune.model.units import format_bytes, format_change, format_seconds, fo
 from autotune.results.format import format_estimate, format_failure, format_finalist, time_of
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.study.conclude import RULED_OUT
-from autotune.study.driver import Driver, begin
+from autotune.study.driver import begin, prove, report_on
 from autotune.study.plan import most_pairs
 from autotune.study.profile import profile_once
 from autotune.study.run import StudyRun
@@ -41,26 +39,28 @@ from autotune.study.variants import Variant
 TRIAL = 1
 """Number of the trial of A, whose record has the facts of its process."""
 
-SCRIPT, TOKENS = "script", "tokens"
-"""Options of a study: the script of a variant, where more than settings differ, and the tokens of a
-step of it.
-"""
+SCRIPT = "script"
+"""Option of a study: the script of a variant, where more than settings differ."""
 
+TOKENS = "tokens"
+"""Option of a study: the tokens of a step of a variant."""
 
 LEAST_EFFECT = 0.0005
 """Share below which no difference is proven: a small slowdown is told, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variants:
-    """Both sides, as a proof knows them."""
+class Variants(NamedTuple):
+    """Both sides, as a proof knows them.
+
+    Attributes:
+        names: Of A and of B, in a sentence.
+        going_back: What makes A of B.
+    """
 
     a: Variant
     b: Variant
     names: tuple[str, str]
-    """Of A and of B, in a sentence."""
     going_back: FlagSet
-    """What makes A of B."""
 
 
 def prepare_variants(
@@ -74,11 +74,11 @@ def prepare_variants(
     time_budget: str | None = None,
     min_effect: float = LEAST_EFFECT,
 ) -> tuple[StudySpec, Variants]:
-    """Makes the study of two variants; scripts are written beside the run directory `path` where
-    they are needed.
+    """Makes the study of two variants, and writes their scripts where they are needed.
 
     Args:
         base: Study of the program B.
+        path: The run directory, beside which scripts are written.
         tokens: Of a step of A and of B.
         pairs: Most pairs of processes.
         min_effect: Difference, as a share, at which a proof ends once it is proven or excluded.
@@ -86,59 +86,51 @@ def prepare_variants(
     Raises:
         StudyFileError: If the variants are equal, or the run directory is of other ones.
     """
+    a_tokens, b_tokens = tokens
+    b_command = list(b.command)
     options: dict[str, list[Any]] = {}
-    command = list(b.command)
-    if a.body != b.body or tokens[0] != tokens[1]:
-        options[SCRIPT] = [str(_written(b, path, "b")), str(_written(a, path, "a"))]
-        command = ["/bin/sh", f"{{{SCRIPT}}}"]
+    if a.body != b.body or a_tokens != b_tokens:
+        options[SCRIPT] = [_written(b, path, "b"), _written(a, path, "a")]
+        b_command = ["/bin/sh", "{script}"]
     elif a.settings == b.settings:
         raise StudyFileError(
             "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- "
-            "A -- B; "
-            "--drop-each needs settings, such as those of --a-env-file"
+            "A -- B; --drop-each needs settings, such as those of --a-env-file"
         )
     elif b.first_command != b.command:
-        command = ["/bin/sh", str(_written(b, path, "b"))]
-    if tokens[0] != tokens[1]:
-        options[TOKENS] = [tokens[1], tokens[0]]
-        command.append(f"{{{TOKENS}}}")  # an argument that the script does not read
-    back = going_back(
-        a.settings, b.settings, **{name: values[1] for name, values in options.items()}
-    )
+        b_command = ["/bin/sh", _written(b, path, "b")]
+    tokens_per_step: int | str = b_tokens
+    if a_tokens != b_tokens:
+        options[TOKENS] = [b_tokens, a_tokens]
+        b_command.append("{tokens}")  # an argument that the script does not read
+        tokens_per_step = TOKENS
+    of_a = {
+        **option_sets({name: values[1] for name, values in options.items()}),
+        **{name: value for name, value in a.settings.items() if b.settings.get(name) != value},
+        **dict.fromkeys(b.settings.keys() - a.settings, DEFAULT),
+    }
     names = (a.name or "A", b.name or "B")
     if names[0] == names[1]:
         names = (f"A, {names[0]},", f"B, {names[1]},")
-    variants = Variants(a=a, b=b, names=names, going_back=back)
-    data = {
-        **base.model_dump(context=WITH_SECRETS),
-        "name": path.name,
-        "baseline": dict(b.settings),
-    }
+    data = base.model_dump(context=WITH_SECRETS)
+    data["name"] = path.name
     data["description"] = f"{names[1]} against {names[0]}"
-    data["workload"] |= {"command": command, "options": {}}
-    data["workload"] |= {"tokens_per_step": TOKENS if TOKENS in options else tokens[0]}
+    data["baseline"] = dict(b.settings)
+    data["workload"] |= {"command": b_command, "options": {}, "tokens_per_step": tokens_per_step}
     data["search"] |= {
         "trials": TRIAL,
         "time_budget": time_budget,
         "groups": [],
         "options": options,
     }
-    data["measure"] |= {"min_effect": min_effect}
+    data["measure"]["min_effect"] = min_effect
     data["confirm"] |= {"soak": 0, "finalists": 1, "processes": pairs or base.confirm.processes}
-    return parse_study(data, source="the study of two variants"), variants
+    study = parse_study(data, source="the study of two variants")
+    return study, Variants(a, b, names, FlagSet(of_a))
 
 
-def going_back(a: FlagSet, b: FlagSet, **options: Any) -> FlagSet:
-    """Returns what makes the settings of A of those of B, with options of A."""
-    unset = {name: DEFAULT for name in b if name not in a}
-    other = {name: value for name, value in a.items() if b.get(name) != value}
-    return FlagSet({**option_sets(options), **other, **unset})
-
-
-def _written(variant: Variant, path: Path, letter: str) -> Path:
-    """Writes the script of a variant beside a run directory; StudyFileError if another one is
-    there.
-    """
+def _written(variant: Variant, path: Path, letter: str) -> str:
+    """Writes a variant's script beside a run directory; StudyFileError if another one is there."""
     file = path.with_name(f"{path.name}-{letter}.sh")
     text = f"#!/bin/sh\n{variant.body}"
     if file.exists() and file.read_text(encoding="utf-8") != text:
@@ -148,7 +140,7 @@ def _written(variant: Variant, path: Path, letter: str) -> Path:
         )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
-    return file.absolute()
+    return str(file.absolute())
 
 
 def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = False) -> None:
@@ -165,14 +157,13 @@ def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = Fals
         reference = begin(run)
         variants.b.refuse_other(reference.versions.get("jaxlib"))
         trial = _trial(run, variants)
-        result = None
-        if trial.failure is None:
-            names = " against ".join(variants.names)
-            run.begin_stage(AB, f"{names}, {most_pairs(run.spec, AB)} pairs at most")
-            result = Driver(run).prove(trial.settings, trial=TRIAL, stage=AB)
-        _conclude(run, reference, trial, result, variants.names)
-        if profiled and run.conclusion.estimate is not None:
+        _conclude(run, reference, trial, variants.names)
+        if profiled and run.conclusion.estimate:
             profile_once(run, variants.names, (trial.settings, FlagSet()))
+
+
+def _begin_stage(run: StudyRun, subject: str) -> None:
+    run.begin_stage(AB, f"{subject}, {most_pairs(run.spec, AB)} pairs at most")
 
 
 def _trial(run: StudyRun, variants: Variants) -> TrialResult:
@@ -182,60 +173,58 @@ def _trial(run: StudyRun, variants: Variants) -> TrialResult:
         config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
         run.begin_stage("search", f"one trial of {a}: whether it runs, and trains as {b} does")
         run.view.trial_starts(config, TRIAL)
-        run.lanes.do(
-            PendingTask(TrialTask(config=config), ("trials", "0001"), "trial-1", run.record)
-        )
+        task = TrialTask(config=config)
+        run.lanes.do(PendingTask(task, ("trials", "0001"), "trial-1"))
     trial = run.store.of(TrialResult)[0]
-    variants.a.refuse_other(
-        trial.worker.versions.get("jaxlib") if trial.worker is not None else None
-    )
+    if trial.worker:
+        variants.a.refuse_other(trial.worker.versions.get("jaxlib"))
     return trial
 
 
 def _conclude(
-    run: StudyRun,
-    reference: WorkerReport,
-    trial: TrialResult,
-    result: FinalistResult | None,
-    names: tuple[str, str],
+    run: StudyRun, reference: WorkerReport, trial: TrialResult, names: tuple[str, str]
 ) -> None:
-    failure = trial.failure or (result.failure if result is not None else None)
+    """Proves A against B, if A runs, and records what is concluded of B."""
     outcome = Outcome.NOTHING_RAN
     sentence = ""
     estimate: Estimate | None = None
-    a, b = names
-    if failure is not None:
-        who = b if "/reference/" in (failure.log or "") else a
-        sentence = f"{b} and {a} are not compared: {format_failure(failure, f'under {who}')}"
-    elif result is not None:
-        report = Driver(run).report(result)
+    failure = trial.failure
+    if not failure:
+        _begin_stage(run, " against ".join(names))
+        result = prove(run, trial.settings, trial=TRIAL, stage=AB)
+        failure = result.failure
+    if failure:
+        a, b = names
+        name = b if "/reference/" in (failure.log or "") else a
+        sentence = f"{b} and {a} are not compared: {format_failure(failure, f'under {name}')}"
+    else:
+        report = report_on(run, result)
         estimate = report.estimate
-        if estimate is not None:
-            outcome, sentence = _answer(result, estimate, names)
-            if outcome is Outcome.WINNER and report.objection is not None:
-                outcome = Outcome.INCONCLUSIVE
-                estimate = None
-                sentence = f"not settled: {sentence}, but {report.objection.reason}"
-            sentence += f"; {trial.loss.words}" if trial.loss is not None else ""
-            sentence += format_beside(trial.worker, reference)
+    if estimate:
+        outcome, sentence = _answer(result, estimate, names)
+        if outcome is Outcome.WINNER and report.objection:
+            outcome = Outcome.INCONCLUSIVE
+            estimate = None
+            sentence = f"not settled: {sentence}, but {report.objection.reason}"
+        if trial.loss:
+            sentence += f"; {trial.loss.words}"
+        sentence += format_beside(trial.worker, reference)
     won = {"settings": trial.settings, "trial": TRIAL} if outcome is Outcome.WINNER else {}
-    run.conclude(outcome=outcome, sentence=sentence, trial_count=TRIAL, estimate=estimate, **won)
+    run.conclude(outcome=outcome, sentence=sentence, estimate=estimate, **won)
 
 
 def format_beside(a: WorkerReport | None, b: WorkerReport) -> str:
-    """Formats peak memory and compile time of both, where they are known and differ by a
-    hundredth.
-    """
+    """Formats peak memory and compile time of both, where they differ by a hundredth."""
     if a is None:
         return ""
-    told = ""
-    for what, before, after, form in (
+    text = ""
+    for quantity, before, after, form in (
         ("peak memory", a.peak_bytes, b.peak_bytes, format_bytes),
         ("compilation", a.compile_s, b.compile_s, format_seconds),
     ):
         if before and after and abs(after / before - 1.0) >= LEAST_CHANGE:
-            told += f"; {what} {form(before)} -> {form(after)}"
-    return told
+            text += f"; {quantity} {form(before)} -> {form(after)}"
+    return text
 
 
 LEAST_CHANGE = 0.01
@@ -243,36 +232,32 @@ LEAST_CHANGE = 0.01
 
 
 def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
-    """Returns what a proof says of B, given the ratio of going back to A; that wins where B is
-    slower.
-    """
+    """Returns what a proof says of B, given the ratio of going back to A."""
     a, b = names
     over = f"over {result.process_count} fresh pairs of processes on this machine"
-    of = "for this step" if result.work is None else "for each token"
+    unit = "for each token" if result.work else "for this step"
     outcome = Outcome.WINNER if result.is_passed else Outcome.NOTHING_BEATS_THE_DEFAULT
     if back.low > 1.0 or result.is_passed:
         low, high = sorted(abs(100.0 * (1.0 / end - 1.0)) for end in (back.low, back.high))
-        change = f"{b} is {format_change(1.0 / back.ratio)} than {a} {of} [{low:.1f}, {high:.1f}]"
-        return (
-            outcome,
-            f"{change}, {over}: going back has {time_of(result.work)} ratio "
-            f"{format_estimate(back)}",
+        return outcome, (
+            f"{b} is {format_change(1.0 / back.ratio)} than {a} {unit} [{low:.1f}, {high:.1f}], "
+            f"{over}: going back has {time_of(result.work)} ratio {format_estimate(back)}"
         )
-    slower, faster = 1.0 / back.low - 1.0, max(0.0, 1.0 - 1.0 / back.high)
-    excluded = (
-        f"more than {format_share(slower)} slower and more than {format_share(faster)} "
-        "faster are excluded"
+    slower = 1.0 / back.low - 1.0
+    faster = max(0.0, 1.0 - 1.0 / back.high)
+    text = (
+        f"between {b} and {a} {unit}, {over}: more than {format_share(slower)} slower and more "
+        f"than {format_share(faster)} faster are excluded"
     )
-    excluded += f"; it looked slower but {result.veto}" if result.veto is not None else ""
-    found = f"between {b} and {a} {of}, {over}: {excluded}"
+    if result.veto:
+        text += f"; it looked slower but {result.veto}"
     if slower > RULED_OUT:
-        return Outcome.INCONCLUSIVE, f"not settled: the difference {found}"
-    return outcome, f"no difference found {found}"
+        return Outcome.INCONCLUSIVE, f"not settled: the difference {text}"
+    return outcome, f"no difference found {text}"
 
 
 def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
-    """Leaves out each setting of the reference in turn, and says without which the program is
-    proven to be no slower.
+    """Leaves out each setting of the reference in turn, and says which are not needed.
 
     What is not needed stays out while the next ones are tried, and every set is compared with the
     whole one. So the last one that is no slower is proven as it is, whatever its settings do
@@ -287,38 +272,31 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
         outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
         estimate = None
         left_out = FlagSet()
-        clauses = list[str]()
+        clauses = ""
         for number, name in enumerate(everything):
             without = FlagSet({**left_out, name: DEFAULT})
-            run.begin_stage(
-                AB, f"without {', '.join(without)}, {most_pairs(run.spec, AB)} pairs at most"
-            )
-            result = Driver(run).prove(without, trial=0, stage=AB, count=len(everything) - number)
+            _begin_stage(run, f"without {', '.join(without)}")
+            result = prove(run, without, stage=AB, count=len(everything) - number)
             ratio = result.corrected
             need = "stays"
-            if not result.is_vetoed and ratio is not None and ratio.high <= 1.0 + max_slowdown:
-                need = "is not needed"
-                left_out = without
-                estimate = ratio
-            elif result.verdict is Verdict.UNRESOLVED and not result.is_vetoed:
-                outcome = Outcome.INCONCLUSIVE
-            clauses.append(f"{name} {need}: without it {format_finalist(result)}")
+            if not result.is_vetoed:
+                if ratio and ratio.high <= 1.0 + max_slowdown:
+                    need = "is not needed"
+                    left_out = without
+                    estimate = ratio
+                elif result.verdict is Verdict.UNRESOLVED:
+                    outcome = Outcome.INCONCLUSIVE
+            clauses += f"; {name} {need}: without it {format_finalist(result)}"
         environment = everything.merge(left_out).to_environment()
-        staying = (
-            " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-            or "none"
-        )
-        count = (
-            f"{len(left_out)} of {len(everything)} settings are not needed on this machine, "
-            f"these stay: {staying}"
-        )
-        sentence = "; ".join([count, *clauses])
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
         run.conclude(
             outcome=outcome,
-            sentence=sentence,
+            sentence=(
+                f"{len(left_out)} of {len(everything)} settings are not needed on this machine, "
+                f"these stay: {' '.join(assignments) or 'none'}{clauses}"
+            ),
             settings=left_out or None,
             estimate=estimate,
-            trial_count=0,
         )
 
 
@@ -331,14 +309,13 @@ WITHOUT_ESTIMATE = {
 
 
 def exit_status(conclusion: ConclusionRecord, *, max_slowdown: float) -> int:
-    """Returns the exit status of a comparison: 0 no slower than that, 1 slower, 2 not compared, 3
-    not settled.
-    """
+    """Returns a comparison's exit status: 0 no slower, 1 slower, 2 not compared, 3 not settled."""
     if conclusion.settings and conclusion.outcome is not Outcome.WINNER:
         return 0  # some settings are not needed
-    if conclusion.estimate is None:
+    estimate = conclusion.estimate
+    if estimate is None:
         return WITHOUT_ESTIMATE[conclusion.outcome]
-    least = 1.0 / (1.0 + max_slowdown)
-    if conclusion.estimate.low >= least:
+    bound = 1.0 / (1.0 + max_slowdown)
+    if estimate.low >= bound:
         return 0
-    return 1 if conclusion.estimate.high < least else 3
+    return 1 if estimate.high < bound else 3

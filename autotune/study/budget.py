@@ -46,8 +46,7 @@ LIMITED = (CONFIRM, ISOLATED, AB)
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """The time budget of a study at one moment, and its split; without a budget there is time for
-    everything.
+    """The time budget of a study at one moment, and its split; without one there is always time.
 
     Attributes:
         records: Of all sessions; only read.
@@ -72,9 +71,7 @@ class TimeLeft:
 
     @functools.cached_property
     def takes(self) -> Durations:
-        """Durations of this study's pieces of work; `NO_TIME` if they are not known, or there is no
-        budget.
-        """
+        """Durations of this study's pieces of work; `NO_TIME` if unknown, or without a budget."""
         aa_runs = self.records.of(AaRecord)
         if not aa_runs or self.budget_s == math.inf:
             return NO_TIME
@@ -82,12 +79,8 @@ class TimeLeft:
 
     # ------------------------------------------------------------------ time left
 
-    def is_used_up(
-        self, unit_s: float = 0.0, kept_s: float = 0.0, *, is_last: bool = False
-    ) -> bool:
-        """Whether `unit_s` does not fit in the budget beside `kept_s`; the last proof may exceed it
-        by `GRACE`.
-        """
+    def is_used_up(self, unit_s: float, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
+        """Whether `unit_s` and `kept_s` do not fit; the last proof may exceed it by `GRACE`."""
         limit_s = (1.0 + GRACE * is_last) * self.budget_s
         return self.elapsed_s + unit_s + kept_s >= limit_s
 
@@ -96,23 +89,23 @@ class TimeLeft:
         return seconds / max(1, self.lane_count)
 
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Returns the most pairs of blocks of a task that starts `starts` processes; None for no
-        limit.
+        """Returns the most pairs of blocks of a task with `starts` processes; None for no limit.
 
         The task may take `share` of the time left beside `kept_s`.
         """
         takes = self.takes
         if not takes.block_pair_s:
             return None
-        rest_s = self.budget_s - self.elapsed_s - kept_s
-        return max(1, int((share * rest_s - starts * takes.start_s) / takes.block_pair_s))
+        free_s = self.budget_s - self.elapsed_s - kept_s
+        return max(1, int((share * free_s - starts * takes.start_s) / takes.block_pair_s))
 
     # ------------------------------------------------------------------ time for what must follow
 
     @property
-    def _least_pairs(self) -> int:
-        """Fewest pairs of processes with which a set can be proven."""
-        return min(LEAST_PAIRS, max(FIRST_LOOK, self.records.spec.confirm.processes))
+    def _least_proof_s(self) -> float:
+        """Seconds of the fewest pairs of processes with which a set can be proven."""
+        pairs = min(LEAST_PAIRS, max(FIRST_LOOK, self.records.spec.confirm.processes))
+        return self._side_by_side(pairs * self.takes.pair_s)
 
     def kept_after(self, stage: str) -> float:
         """Returns the least seconds of what follows a piece of work of a stage."""
@@ -121,7 +114,7 @@ class TimeLeft:
         if stage != ISOLATED:
             after_s += self._side_by_side(takes.isolated_s)
         if stage not in LIMITED:
-            after_s += self._side_by_side(self._least_pairs * takes.pair_s)
+            after_s += self._least_proof_s
         return after_s
 
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
@@ -138,18 +131,14 @@ class TimeLeft:
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
 
     def allows_proof(self) -> bool:
-        """Returns whether there is time for the proof of one more set, and for all that must
-        follow.
-        """
-        pairs_s = self._side_by_side(self._least_pairs * self.takes.pair_s)
-        return not self.is_used_up(pairs_s, self.kept_after(CONFIRM), is_last=True)
+        """Returns whether the proof of one more set fits with all that must follow."""
+        return not self.is_used_up(self._least_proof_s, self.kept_after(CONFIRM), is_last=True)
 
     def allows_ablation(self) -> bool:
         """Returns whether leaving out a setting fits before the proof of the rest."""
         return not self.is_used_up(self.takes.ablation_s, self.kept_after("minimise"))
 
-    # ------------------------------------------------------------------ the split, the same in
-    # every session
+    # ------------------------------------------------------------------ the split of any session
 
     @property
     def used_s(self) -> float:
@@ -164,13 +153,12 @@ class TimeLeft:
     @property
     def reserved_s(self) -> float:
         """Seconds that are reserved for proofs."""
-        spec, takes = self.records.spec, self.takes
-        wanted_s = (
-            self._side_by_side(proofs_s(spec, takes)) + takes.soak_s + minimising_s(spec, takes)
-        )
-        return max(
-            self.least_s, min(wanted_s, BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s))
-        )
+        spec = self.records.spec
+        takes = self.takes
+        proofs_wall_s = self._side_by_side(proofs_s(spec, takes))
+        wanted_s = proofs_wall_s + takes.soak_s + minimising_s(spec, takes)
+        limit_s = BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s)
+        return max(self.least_s, min(wanted_s, limit_s))
 
     @property
     def still_kept_s(self) -> float:
@@ -188,9 +176,7 @@ class TimeLeft:
 
     @property
     def trials(self) -> int:
-        """Trials that fit beside `reserved_s`, at most the requested ones; there must be a
-        budget.
-        """
+        """Trials that fit beside `reserved_s`, at most the requested ones, in a budget."""
         search_s = max(0.0, self.budget_s - self.used_s - self.reserved_s)
         fitting = int(search_s / self.takes.trial_s) * max(1, self.lane_count)
         return min(self.records.spec.search.trials, fitting)
@@ -213,22 +199,19 @@ class TimeLeft:
 
 def format_timetable(time: TimeLeft) -> str:
     """Formats the split of a budget, or what a proof would need."""
-    whole = f"the time budget of {format_seconds(time.budget_s)}"
+    budget = f"the time budget of {format_seconds(time.budget_s)}"
     each = format_seconds(time.takes.trial_s)
     used = format_seconds(time.used_s)
     if not time.is_enough:
         return (
-            f"{whole} is too small for a proof here, so trials get it and the best set stays "
-            "unproven: "
-            f"{time.fewest_trials} trials ({each} each) and the least proof "
-            f"({format_seconds(time.least_s)}) after "
-            f"the A/A run ({used}) need {format_seconds(time.needed_s)}"
+            f"{budget} is too small for a proof here, so trials get it and the best set stays "
+            f"unproven: {time.fewest_trials} trials ({each} each) and the least proof "
+            f"({format_seconds(time.least_s)}) after the A/A run ({used}) need "
+            f"{format_seconds(time.needed_s)}"
         )
     search_s = time.budget_s - time.used_s - time.reserved_s
     return (
-        f"{whole} is split into A/A run {used}, screen and search {format_seconds(search_s)}, "
-        "proofs "
-        f"{format_seconds(time.reserved_s)}: time for up to {time.trials} of "
-        f"{time.records.spec.search.trials} trials "
-        f"(at least {each} each)"
+        f"{budget} is split into A/A run {used}, screen and search {format_seconds(search_s)}, "
+        f"proofs {format_seconds(time.reserved_s)}: time for up to {time.trials} of "
+        f"{time.records.spec.search.trials} trials (at least {each} each)"
     )

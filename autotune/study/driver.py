@@ -1,24 +1,21 @@
-"""Runs a study: gives the steps of `study/plan.py` to lanes and records their results, until it
-concludes.
-"""
+"""Runs a study: gives the steps of `study/plan.py` to lanes and records their results."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.measure.context import refuse_untold_work
 from autotune.measure.runner import pays
-from autotune.measure.tasks import AblationTask, AnyTask, PendingTask, TrialTask
+from autotune.measure.tasks import AblationTask, PendingTask
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import WorkerReport
-from autotune.model.proofs import Report, is_alone_due, report_of
+from autotune.model.proofs import Report, report_of
 from autotune.model.records import (
-    ISOLATED,
     AaRecord,
     AblationResult,
     Callbacks,
@@ -31,35 +28,35 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Store
 from autotune.study.budget import format_timetable
 from autotune.study.conclude import conclude
-from autotune.study.plan import (
-    Conclude,
-    EndSearch,
-    Give,
-    Plan,
-    Step,
-    TryNext,
-    Wait,
-    Write,
-    next_step,
-)
+from autotune.study.lanes import Tasks
+from autotune.study.plan import EndSearch, Give, Plan, Step, TryNext, Write
 from autotune.study.preflight import Setup, prepare
 from autotune.study.profile import profile_once
 from autotune.study.run import StudyRun
 from autotune.study.screen import StudyScreener
 from autotune.study.trials import Trials
 
+End = TypeVar("End")
+
 
 def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
-    """Runs a study to its conclusion, or goes on with it; AutotuneError if it cannot start or go
-    on; records stay.
+    """Runs a study to its conclusion, or goes on with it.
 
     Args:
         profiled: Whether its reference and its winner are traced after that, once.
+
+    Raises:
+        AutotuneError: If it cannot start or go on; its records stay.
     """
     with contextlib.closing(run):
         begin(run)
         with contextlib.closing(StudyScreener(run)) as screener:
-            end = SearchDriver(run, Trials(run, screener)).work()
+            trials = Trials(run, screener)
+            trials.refresh()
+            time = run.time
+            if time.has_budget and len(run.store.of(TrialResult)) < run.spec.search.trials:
+                run.view.note(format_timetable(time))
+            end = _do(run, Plan.next_step, trials)
         conclude(run, end)
         winner = run.conclusion.settings
         if profiled and winner:
@@ -68,10 +65,7 @@ def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
 
 
 def begin(run: StudyRun) -> WorkerReport:
-    """Checks the study, takes devices and run directory, makes the A/A run, and returns the
-    reference's report.
-    """
-    run.setup = run.prepare(run.view.note)
+    """Checks a study, opens its run, makes the A/A run, and returns the reference's report."""
     run.open()
     if not run.store.of(AaRecord):
         run.begin_stage(
@@ -82,146 +76,68 @@ def begin(run: StudyRun) -> WorkerReport:
     return reference
 
 
-class Driver:
-    """Does the steps of one session in which nothing is searched."""
+def prove(
+    run: StudyRun, settings: FlagSet, *, stage: str, trial: int = 0, count: int = 1
+) -> FinalistResult:
+    """Proves one set in fresh pairs of processes; goes on from its recorded pairs.
 
-    def __init__(self, run: StudyRun) -> None:
-        self._run = run
-        self._store = run.store
-        self._stage = ("", "")
-
-    @property
-    def _in_hand(self) -> Sequence[AnyTask]:
-        return self._run.lanes.in_hand
-
-    def prove(self, settings: FlagSet, *, trial: int, stage: str, count: int = 1) -> FinalistResult:
-        """Proves one set in fresh pairs of processes; goes on from its recorded pairs.
-
-        Args:
-            stage: Name of the runs in the records; runs of another stage are never used.
-            count: Proofs, with this one, that share the error which those before it left.
-        """
-
-        def plan() -> Step | None:
-            now = Plan(self._run.spec, self._store, self._run.time, self._in_hand)
-            return now.prove(stage, settings, trial, count=count)[0]
-
-        self._do(plan)
-        step, result = Plan(self._run.spec, self._store, self._run.time).prove(
-            stage, settings, trial
-        )
-        assert step is None
-        assert result is not None
-        return result
-
-    def report(self, proven: FinalistResult) -> Report:
-        """Runs each arm in isolation, unless the proof did or none are asked for, and says what is
-        to be reported.
-        """
-        isolated, asked = None, self._run.spec.confirm.isolated
-        if is_alone_due(
-            proven, self._store.last(AaRecord), self._store.of(ConfirmRun), asked=asked
-        ):
-            isolated = self.prove(proven.settings, trial=proven.trial, stage=ISOLATED)
-        return report_of(proven, isolated, self._store.of(ConfirmRun))
-
-    def _do(self, plan: Callable[[], Step | None]) -> Step | None:
-        """Does steps until `plan` returns None or a conclusion, which it returns."""
-        last: Step | None = None
-
-        def next_task() -> PendingTask | None:
-            nonlocal last
-            while True:
-                last = step = plan()
-                if step is None or isinstance(step, Wait | Conclude):
-                    return None
-                begun = self._begin(step)
-                if isinstance(begun, Wait):
-                    return None
-                if begun is not None:
-                    return begun
-
-        self._run.lanes.work(next_task)
-        return last
-
-    def _begin(self, step: Step) -> PendingTask | Wait | None:
-        """Returns the task of a step for a lane; None if the step is done without one, Wait if it
-        must wait.
-        """
-        match step:
-            case Write(records):
-                for record in records:
-                    self._run.record(record)
-            case Give(task=task):
-                if step.detail:
-                    self._begin_stage(step.stage, step.detail)
-                return PendingTask(task, step.folder, step.name, self._run.record)
-        return None
-
-    def _begin_stage(self, name: str, detail: str) -> None:
-        if name != self._stage[0] or (name != "search" and detail != self._stage[1]):
-            self._stage = (name, detail)
-            self._run.begin_stage(name, detail)
+    Args:
+        stage: Name of the runs in the records; runs of another stage are never used.
+        trial: Number of the trial that had the set first; 0 where there is none.
+        count: Proofs, with this one, that share the error which those before it left.
+    """
+    return _do(run, lambda plan: plan.prove(stage, settings, trial, count))
 
 
-class SearchDriver(Driver):
-    """Does the steps of one session of a study that searches."""
+def report_on(run: StudyRun, proven: FinalistResult) -> Report:
+    """Runs each arm in isolation if that is due, and returns what to report of a proven set."""
+    isolated = _do(run, lambda plan: plan.alone(proven))
+    return report_of(proven, isolated, run.store.of(ConfirmRun))
 
-    def __init__(self, run: StudyRun, trials: Trials) -> None:
-        super().__init__(run)
-        self._trials = trials
 
-    def work(self) -> Conclude:
-        """Works until the study concludes."""
-        spec = self._run.spec
-        self._trials.refresh()
-        if self._run.time.has_budget and len(self._store.of(TrialResult)) < spec.search.trials:
-            self._run.view.note(format_timetable(self._run.time))
+def _do(run: StudyRun, choose: Callable[[Plan], Step | End], trials: Trials | None = None) -> End:
+    """Does the steps that are chosen of the plan of each moment, until there is another end."""
+    ends: list[End] = []
 
-        def plan() -> Step | None:
-            return next_step(spec, self._store, self._run.time, self._in_hand)
+    def tasks() -> Tasks:
+        while True:
+            step = choose(Plan(run.time, run.lanes.in_hand))
+            if isinstance(step, Step):
+                yield from _begin(run, step, trials)
+            else:
+                ends.append(step)
+                yield None
 
-        end = self._do(plan)
-        assert isinstance(end, Conclude)
-        return end
+    run.lanes.work(tasks())
+    return ends[-1]
 
-    def _begin(self, step: Step) -> PendingTask | Wait | None:
-        """See `Driver`."""
-        match step:
-            case TryNext():
-                return self._try(step)
-            case EndSearch(reason):
-                if reason:
-                    self._run.view.note(reason)
-                self._trials.end_search()
-            case Give(task=AblationTask() as task) if self._trials.is_same_program(
-                task.settings, task.rest
-            ):
-                self._begin_stage(step.stage, step.detail)
-                kept, reason = pays(None, self._run.spec.measure.min_effect)
-                result = AblationResult(
-                    settings=task.settings, left_out=task.left_out, kept=kept, reason=reason
+
+def _begin(run: StudyRun, step: Step, trials: Trials | None) -> Tasks:
+    """Does a step, or yields its task for a lane, or None if it must wait."""
+    match step:
+        case Write(records):
+            for record in records:
+                run.lanes.record(record)
+        case TryNext() if trials:
+            yield from trials.try_next(step)
+        case EndSearch(reason) if trials:
+            if reason:
+                run.view.note(reason)
+            trials.end_search()
+        case Give(task, folder, name, stage, detail):
+            if detail:
+                run.begin_stage(stage, detail)
+            if trials and isinstance(task, AblationTask) and trials.is_same_program(task):
+                stays, reason = pays(None, run.spec.measure.min_effect)
+                run.lanes.record(
+                    AblationResult(
+                        settings=task.settings, left_out=task.left_out, kept=stays, reason=reason
+                    )
                 )
-                self._run.record(result)
-            case _:
-                return super()._begin(step)
-        return None
-
-    def _try(self, step: TryNext) -> PendingTask | Wait | None:
-        trials, asked = self._trials, self._run.spec.search.trials
-        trials.refresh()
-        self._begin_stage(
-            "search", f"{asked - len(self._store.of(TrialResult))} of {asked} trials to go"
-        )
-        trying = [task.config.settings for task in self._in_hand if isinstance(task, TrialTask)]
-        config = trials.propose(step, trying)
-        if config is not None:
-            return trials.begin(config, most=step.most)
-        if self._in_hand:
-            return Wait()  # what is being tried may fail, or open the space
-        if not trials.settle(wait=True):
-            trials.exhaust()
-        return None
+            else:
+                yield PendingTask(task, folder, name)
+        case _:
+            yield None
 
 
 def new_run(
@@ -235,8 +151,7 @@ def new_run(
     setup: Setup | None = None,
     **session: Any,
 ) -> StudyRun:
-    """Creates the session of a study, for `run_study`, without starting or writing anything; see
-    `StudyRun`.
+    """Creates the session of a study without starting or writing anything; see `StudyRun`.
 
     Args:
         path: The run directory, created or resumed.

@@ -26,12 +26,12 @@ from autotune.study.samplers import Points
 LIKELY_PAIR = 0.05
 """Least probability of an interaction for which a pair of settings is recorded."""
 
-_SEED = 0
-
 
 class StudyEffects:
-    """The model fitted to all trials of a study; the best set has no setting that gains less than
-    `least`, a share.
+    """The model fitted to all trials of a study.
+
+    Args:
+        least: Share that each setting of the best set must gain.
     """
 
     def __init__(
@@ -47,29 +47,23 @@ class StudyEffects:
         self._least = -math.log1p(-least)
         fitted = sampler.fit(trials)
         self._coded = fitted.coded
-        self._effects = Effects(fitted, seed=_SEED)
+        self._effects = Effects(fitted, seed=0)
         self._ran = list(zip(*self._coded.ran, strict=True))
 
     @property
-    def measured(self) -> int:
-        """Number of trials with a step time."""
-        return len(self._ran)
-
-    @property
     def best(self) -> FlagSet:
-        """The best expected set, tried or not, without settings that are not expected to gain
-        `least`.
-        """
+        """The best expected set, tried or not."""
         return self._points.point(self._coded.values(self._best))
 
     @functools.cached_property
     def _best(self) -> Codes:
-        ran = [codes for codes, _ in self._ran]
-        return self._effects.best(ran, least=self._least)
+        return self._effects.best([codes for codes, _ in self._ran], least=self._least)
 
-    def record(self) -> EffectsRecord:
-        """Returns all estimates."""
-        names, forecast = self._coded.names, self._effects.forecast(self._best)
+    def record(self) -> EffectsRecord | None:
+        """Returns all estimates; None if no trial has a step time."""
+        if not self._ran:
+            return None
+        names = self._coded.names
         settings = [self._setting(i, name) for i, name in enumerate(names)]
         pairs = [
             PairEffect(names=(names[i], names[j]), chance=round(chance, 3))
@@ -78,10 +72,10 @@ class StudyEffects:
         ]
         return EffectsRecord(
             trials=self._trial_count,
-            measured=self.measured,
+            measured=len(self._ran),
             settings=tuple(sorted(settings, key=lambda s: (-s.chance, s.name))),
             pairs=tuple(sorted(pairs, key=lambda p: (-p.chance, p.names))),
-            best=BestPredicted(settings=self.best, **_figures(forecast)),
+            best=BestPredicted(settings=self.best, **_figures(self._effects.forecast(self._best))),
             expected=tuple(
                 (t.user_attrs[NUMBER_KEY], self._expected(codes, t)) for codes, t in self._ran
             ),
@@ -94,7 +88,8 @@ class StudyEffects:
         differ; half of that counts as the set's.
         """
         model = self._effects.model
-        mean, error = model.mean.total(codes), trial.user_attrs.get(SD_KEY, USUAL_SD)
+        mean = model.mean.total(codes)
+        error = trial.user_attrs.get(SD_KEY, USUAL_SD)
         weight = 0.5 / (1.0 + (error / model.spread) ** 2)
         return as_ratio(mean + weight * ((trial.value or 0.0) - mean))
 

@@ -1,6 +1,4 @@
-"""Chooses the engine of a study: this process, groups of this machine's devices, nodes of a SLURM
-job, Dask workers.
-"""
+"""Chooses the engine of a study: this process, groups of devices, nodes of a job, Dask workers."""
 
 from __future__ import annotations
 
@@ -12,7 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.engine import Engine, Processes, lanes_here, lanes_of_groups, lanes_on_nodes
+from autotune.cluster.engine import (
+    Engine,
+    Place,
+    Processes,
+    lanes_here,
+    lanes_of_groups,
+    lanes_on_nodes,
+)
 from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
@@ -20,8 +25,8 @@ from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
-from autotune.study.preflight import launcher_name
-from autotune.study.run import StudyRun
+from autotune.study import preflight
+from autotune.study.run import MakeEngine, StudyRun
 from autotune.workers.srun import SRUN_VARIABLE
 
 HIGHEST_STEP = 0xFFFFFFF0
@@ -29,29 +34,19 @@ HIGHEST_STEP = 0xFFFFFFF0
 
 _ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
-MakeEngine = Callable[[StudyRun], Engine]
-
 
 def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
-    """Parses a group of devices for each lane: ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is
-    malformed.
-    """
+    """Parses groups of devices, ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
     if text is None:
         return ()
-    groups = tuple(parse_devices(part.replace("+", ",")) for part in text.split(","))
-    devices = [device for group in groups for device in group]
-    if len(set(devices)) != len(devices):
-        raise StudyFileError(
-            f"each device must be in one lane but got {text!r}; name each once, such as 0-3,4-7"
-        )
-    return groups
+    parse_devices(text.replace("+", ","))  # refuses a device in two lanes
+    return tuple(parse_devices(group.replace("+", ",")) for group in text.split(","))
 
 
 def choose_engine(
     spec: StudySpec, groups: Sequence[Sequence[str]], *, scheduler: str | None = None
 ) -> MakeEngine | None:
-    """Chooses the engine by the command line and the SLURM job around it; None is this process
-    alone.
+    """Chooses the engine by command line and SLURM job; None is this process alone.
 
     Args:
         scheduler: Address or file of a Dask cluster, or an `Engine` by MODULE:CLASS.
@@ -79,9 +74,8 @@ def choose_engine(
                 "are the lanes"
             )
         if len(groups) > 1:
-            name = socket.gethostname()
-            words = f"{len(groups)} lanes of this machine"
-            return lambda run: _engine(run, Processes, places=lanes_here(groups, name), words=words)
+            places = lanes_here(groups, socket.gethostname())
+            return lambda run: _processes(run, places, "lanes of this machine")
         restrict_devices(spec.device.platform, groups[0])
         return None
     nodes = _nodes_of_job()
@@ -91,54 +85,49 @@ def choose_engine(
 
 
 def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
-    """Builds the first message to a lane; `run` is the run directory, None if the lane cannot read
-    it.
-    """
+    """Builds the first message to a lane; `run` is None if the lane cannot read the directory."""
+    make_launcher = preflight.make_launcher  # a lane uses the same as its driver
     return {
         "type": "study",
         "study": spec.model_dump(mode="json", context=WITH_SECRETS),
         "study_dir": study_dir,
         "run": str(run) if run else None,
         "devices": [],
-        "launcher": launcher_name(),
+        "launcher": f"{make_launcher.__module__}:{make_launcher.__qualname__}",
     }
 
 
 def _nodes_of_job() -> tuple[str, ...]:
-    """Lists the nodes of the SLURM job around this process; none inside a step, whose nodes the
-    caller chose.
-    """
-    own = caller_environment()
-    step = own.get("SLURM_STEP_ID", "")
+    """Lists the nodes of the SLURM job here; none in a step, whose nodes the caller chose."""
+    environment = caller_environment()
+    step = environment.get("SLURM_STEP_ID", "")
     in_step = step.isdigit() and int(step) < HIGHEST_STEP
-    listed = own.get("SLURM_JOB_NODELIST", "")
-    if in_step or not listed or "SLURM_JOB_ID" not in own or not has_slurm():
+    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    if in_step or not nodes or "SLURM_JOB_ID" not in environment or not has_slurm():
         return ()
-    return slurm_hosts(listed, own)
+    return slurm_hosts(nodes, environment)
 
 
 def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
     """Refuses what a Dask cluster cannot do, before a run directory is created."""
-    is_file = (
-        scheduler.endswith(".json") and Path(scheduler).parent.is_dir()
-    )  # it may be about to be written
+    # The file may be about to be written.
+    is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()
     if not is_file and not _ADDRESS.fullmatch(scheduler):
         raise StudyFileError(
-            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json "
-            "file that `dask scheduler "
-            f"--scheduler-file` writes into a folder that is there, but got {scheduler!r}"
+            "--scheduler must be an address like tcp://HOST:8786, MODULE:CLASS, or the .json file "
+            "that `dask scheduler --scheduler-file` writes into a folder that is there, but got "
+            f"{scheduler!r}"
         )
     if spec.device.node_count > 1:
         raise StudyFileError(
             "a lane of a Dask cluster is one worker but a trial of this study spans "
-            f"{spec.device.node_count} nodes; "
-            "several nodes are SLURM's: `autotune submit`, or `autotune run` inside `salloc`"
+            f"{spec.device.node_count} nodes; several nodes are SLURM's: `autotune submit`, or "
+            "`autotune run` inside `salloc`"
         )
     if importlib.util.find_spec("distributed") is None:
         raise LaunchError(
             "--scheduler needs Dask but it is not installed here; run `pip install -e '.[dask]'` "
-            "in "
-            "autotune's folder, in the environment of the scheduler and of all workers, too"
+            "in autotune's folder, in the environment of the scheduler and of all workers, too"
         )
 
 
@@ -147,29 +136,29 @@ def _on_dask(run: StudyRun, scheduler: str) -> Engine:
     from autotune.cluster.dask_engine import DaskEngine  # no other study needs Dask to be installed
 
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
-    holds_gpus = run.spec.device.platform == "cuda"
-    engine = DaskEngine(study, scheduler, holds_gpus=holds_gpus)
+    engine = DaskEngine(study, scheduler, holds_gpus=run.spec.device.platform == "cuda")
     run.view.note(f"lanes are {engine.words}")
     return engine
 
 
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
-    """Places a lane on each node or, if a trial spans several, on each group of nodes, with ranks
-    started from here.
-    """
-    size, count = run.spec.device.node_count, run.spec.device.count
+    """Places a lane on each node or, if a trial spans several, on each group of nodes."""
+    device = run.spec.device
+    size = device.node_count
     try:
         extra = shlex.split(caller_environment().get(SRUN_VARIABLE, ""))
     except ValueError as error:
         raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
     if size == 1:
-        places = lanes_on_nodes(nodes, devices=count, extra=extra)
-        return _engine(run, Processes, places=places, words=f"{len(places)} nodes of this job")
+        places = lanes_on_nodes(nodes, devices=device.count, extra=extra)
+        return _processes(run, places, "nodes of this job")
     groups = [nodes[i : i + size] for i in range(0, len(nodes) - size + 1, size)]
-    places = lanes_of_groups(groups, devices=count)
-    return _engine(
-        run, Processes, places=places, words=f"{len(places)} groups of {size} nodes of this job"
-    )
+    places = lanes_of_groups(groups, devices=device.count)
+    return _processes(run, places, f"groups of {size} nodes of this job")
+
+
+def _processes(run: StudyRun, places: Sequence[Place], kind: str) -> Engine:
+    return _engine(run, Processes, places=places, words=f"{len(places)} {kind}")
 
 
 def _engine(run: StudyRun, kind: Callable[..., Engine], **lanes: Any) -> Engine:

@@ -1,5 +1,4 @@
-"""The driver's side of lanes: gives tasks to free lanes, records their results, and counts
-device-hours.
+"""The driver's side of lanes: gives them tasks, records their results, and counts device-hours.
 
 Only the driver decides and writes. The task of a lost lane goes to another lane, and later messages
 of the lost one are ignored. So no task is recorded twice and none is left out, whichever process
@@ -8,15 +7,14 @@ dies.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, LaneMessage
+from autotune.cluster.engine import ANSWERS, JOINED, LEFT, Engine, Message
 from autotune.machine.host import measured_versions
 from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
@@ -45,9 +43,7 @@ from autotune.model.stop import check_stop
 from autotune.rundir.store import Store
 
 MOST_LOST = 3
-"""Lanes that may be lost over one task; after that it is recorded as failed, for it may be what
-kills them.
-"""
+"""Lanes that may be lost over one task, which may be what kills them, before it has failed."""
 
 LISTEN_S = 1.0
 SILENT_S = 60.0
@@ -72,37 +68,19 @@ class _Lane:
     pending: PendingTask | None = None
 
 
-class Ledger:
-    """Counts device-seconds of a study over all sessions: a device counts while it is allocated,
-    busy or idle.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        last = store.last(LedgerRecord)
-        self.device_s = last.device_s if last else 0.0
-        self._counted_s = self._written_s = store.watch.total_s
-        self._lanes: tuple[str, ...] = ()
-
-    def count(self, lanes: Sequence[str], devices: int, *, is_last: bool = False) -> None:
-        """Adds the time since the last call; writes a record if the last one is old, or lanes have
-        come or gone.
-        """
-        now_s, lanes = self._store.watch.total_s, tuple(filter(None, lanes))
-        self.device_s += (now_s - self._counted_s) * devices
-        self._counted_s = now_s
-        if is_last or lanes != self._lanes or now_s - self._written_s >= WRITE_EVERY_S:
-            self._store.append(LedgerRecord(device_s=round(self.device_s, 3), lanes=lanes))
-            self._lanes, self._written_s = lanes, now_s
+Tasks = Iterator[PendingTask | None]
+"""Gives the next task, or None if there is none now; it is asked again after each result."""
 
 
 class Lanes:
-    """All lanes of one session; `runtime` selects the settings that are read when a program
-    runs.
+    """All lanes of one session; `runtime` selects the settings that are read at run time.
+
+    Attributes:
+        engine: Set before the first use.
+        phase: Shows what a lane is doing.
     """
 
     engine: Engine
-    """Set before the first use."""
 
     def __init__(
         self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]
@@ -115,47 +93,45 @@ class Lanes:
         self._pending: list[PendingTask] = []
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
         self._shown: set[str] = set()
-        self.ledger = Ledger(store)
+        ledger = store.last(LedgerRecord)
+        self._device_s = ledger.device_s if ledger else 0.0
+        self._counted_s = store.watch.total_s
+        self._written_s = self._counted_s
+        self._written_lanes: tuple[str, ...] = ()
+        self.phase = view.phase
 
     # ------------------------------------------------------------------ for stages
 
     def first_aa_run(self) -> AaRecord:
-        """Returns the first A/A run of a lane while others go on; LaunchError if the reference runs
-        on none of them.
-        """
+        """Returns the first A/A run of a lane; LaunchError if the reference runs on none."""
         while True:
             for lane in self._lanes.values():
-                if lane.aa_run is not None:
+                if lane.aa_run:
                     return lane.aa_run
-            self._begin_aa_runs()
             self._listen()
 
-    def work(self, source: Callable[[], PendingTask | None]) -> None:
-        """Gives tasks to free lanes until there is none left and all results are recorded.
-
-        Args:
-            source: Returns the next task, or None if there is none now; called again after each
-                result.
-        """
+    def work(self, tasks: Tasks) -> None:
+        """Gives tasks to free lanes until there is none left and all results are recorded."""
         while True:
-            self._begin_aa_runs()
-            while (lane := self._free()) is not None and (
-                pending := self._next(source)
-            ) is not None:
-                self._begin(lane, pending)
+            for lane in self._lanes.values():
+                if lane.pending is None and lane.aa_run:
+                    pending = self._next(tasks)
+                    if pending is None:
+                        break
+                    self._begin(lane, pending)
             if not self.in_hand:
-                if (pending := self._next(source)) is None:  # nothing to do, even if a lane joins
+                pending = self._next(tasks)
+                if pending is None:  # nothing to do, even if a lane joins
                     return
-                self._pending.insert(0, pending)
+                self._pending.append(pending)
             self._listen()
 
-    def _next(self, source: Callable[[], PendingTask | None]) -> PendingTask | None:
-        return self._pending.pop(0) if self._pending else source()
+    def _next(self, tasks: Tasks) -> PendingTask | None:
+        return self._pending.pop(0) if self._pending else next(tasks)
 
     def do(self, pending: PendingTask) -> None:
         """Runs one task."""
-        todo = [pending]
-        self.work(lambda: todo.pop() if todo else None)
+        self.work(itertools.chain([pending], itertools.repeat(None)))
 
     def close(self) -> None:
         """Ends every lane and writes the ledger."""
@@ -173,82 +149,75 @@ class Lanes:
     @property
     def in_hand(self) -> list[AnyTask]:
         """Tasks that were given to lanes and have no result yet; A/A runs do not count."""
-        pending = [
-            *self._pending,
-            *(x.pending for x in self._lanes.values() if x.pending is not None),
-        ]
-        return [p.task for p in pending if not isinstance(p.task, AaTask)]
+        pending = [*self._pending, *(x.pending for x in self._lanes.values())]
+        return [p.task for p in pending if p and not isinstance(p.task, AaTask)]
 
     @property
     def is_measuring(self) -> bool:
         """Whether a lane is busy."""
-        return any(x.pending is not None for x in self._lanes.values())
+        return any(x.pending for x in self._lanes.values())
 
     def _count(self, *, is_last: bool = False) -> None:
-        self.ledger.count(self.names, sum(x.devices for x in self._lanes.values()), is_last=is_last)
+        """Adds the time of all devices, busy or idle, since the last call, and records it at times.
+
+        A record is written if the last one is old, or lanes have come or gone.
+        """
+        now_s = self._store.watch.total_s
+        lanes = tuple(filter(None, self.names))
+        devices = sum(x.devices for x in self._lanes.values())
+        self._device_s += (now_s - self._counted_s) * devices
+        self._counted_s = now_s
+        if is_last or lanes != self._written_lanes or now_s - self._written_s >= WRITE_EVERY_S:
+            self._store.append(LedgerRecord(device_s=round(self._device_s, 3), lanes=lanes))
+            self._written_lanes = lanes
+            self._written_s = now_s
 
     # ------------------------------------------------------------------ giving
 
-    def _free(self) -> _Lane | None:
-        return next(
-            (x for x in self._lanes.values() if x.pending is None and x.aa_run is not None), None
-        )
-
-    def _begin_aa_runs(self) -> None:
-        for lane in [x for x in self._lanes.values() if x.aa_run is None and x.pending is None]:
-            done = functools.partial(self._first_result, lane)
-            self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run", done))
-
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
-        lane.pending, lane.heard_s = pending, self._store.watch.total_s
+        lane.pending = pending
+        lane.heard_s = self._store.watch.total_s
+        task = pending.task
+        settings = getattr(task, "settings", FlagSet())
+        programs: dict[str, int] = {}
+        if isinstance(task, TrialTask):
+            settings = task.config.settings
+            for result in self._store.of(TrialResult):
+                if result.program_key and result.status is TrialStatus.MEASURED:
+                    programs[result.program_key] = result.number
         assignment = Assignment(
-            task=pending.task,
+            task=task,
             lane=lane.name,
             folder=pending.own_folder,
             name=pending.name,
             aa_run=lane.aa_run,
-            runtime=tuple(self._runtime(self._settings_of(pending.task))),
-            programs=self._measured_programs() if isinstance(pending.task, TrialTask) else {},
+            runtime=tuple(self._runtime(self._store.spec.baseline.merge(settings))),
+            programs=programs,
             at_s=lane.heard_s,
         )
         self.engine.begin(
             lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")}
         )
 
-    def _settings_of(self, task: AnyTask) -> FlagSet:
-        """Returns the settings under which a task runs, baseline included."""
-        own = (
-            task.config.settings
-            if isinstance(task, TrialTask)
-            else getattr(task, "settings", FlagSet())
-        )
-        return self._store.spec.baseline.merge(own)
-
-    def _measured_programs(self) -> dict[str, int]:
-        results = self._store.of(TrialResult)
-        return {
-            r.program_key: r.number
-            for r in results
-            if r.program_key and r.status is TrialStatus.MEASURED
-        }
-
     # ------------------------------------------------------------------ hearing
 
     def _listen(self) -> None:
-        """Waits up to `LISTEN_S` for messages of lanes, and handles them."""
+        """Begins A/A runs, waits up to `LISTEN_S` for messages of lanes, and handles them."""
+        for lane in self._lanes.values():
+            if not (lane.aa_run or lane.pending):
+                self._begin(lane, PendingTask(AaTask(), aa_folder(lane.name), "aa_run"))
         check_stop()
-        for told in self.engine.news(LISTEN_S):
-            self._take(told)
+        for name, message in self.engine.news(LISTEN_S):
+            self._take(name, message)
         watch = self._store.watch
         watch.hold(not self._lanes)  # time without a lane is time in a queue
         self._count()
         for lane in list(self._lanes.values()):
-            if lane.pending is not None and lane.name and watch.total_s - lane.heard_s > SILENT_S:
+            if lane.pending and lane.name and watch.total_s - lane.heard_s > SILENT_S:
                 self.engine.give_up(lane.name, "silent")
-                self._lose(lane.name, f"silent for {SILENT_S:.0f} s")
+                self._lose(lane, f"silent for {SILENT_S:.0f} s")
 
-    def _take(self, told: LaneMessage) -> None:
-        name, message = told
+    def _take(self, name: str, message: Message) -> None:
         kind = message["type"]
         if kind == JOINED:
             self._join(name, message)
@@ -258,22 +227,22 @@ class Lanes:
             return  # given up
         lane.heard_s = self._store.watch.total_s
         if kind == LEFT:
-            self._lose(name, str(message["why"]))
+            self._lose(lane, message["why"])
         elif lane.pending is None:
             return  # of a task that was given up
         elif kind == "phase":
-            self.phase(str(message["what"]), name)
+            self.phase(message["what"], name)
         elif kind == "pair":
             folder = self._inside(lane.pending, message["folder"])
             work = WorkPerStep.model_validate(message["work"]) if message.get("work") else None
             self.pair(folder, Pair.model_validate(message["pair"]), work, name)
         elif kind == "incident":
-            self.incident(str(message["what"]), name)
+            self.incident(message["what"], name)
         elif kind == "file":
             folder = self._inside(lane.pending, message["folder"])
-            self._store.write_beside(folder, str(message["name"]), str(message["text"]))
+            self._store.write_beside(folder, message["name"], message["text"])
         elif kind in ANSWERS:
-            self._answer(lane, lane.pending, message)
+            self._answer(lane, message)
 
     def _inside(self, pending: PendingTask, parts: Sequence[str]) -> Path:
         """Returns the folder that a lane asks for; raises LaunchError if it is not its task's."""
@@ -284,16 +253,13 @@ class Lanes:
             )
         return self._store.folder(*parts)
 
-    def _join(self, name: str, message: Any) -> None:
+    def _join(self, name: str, message: Message) -> None:
         if name in self._dismissed:
             return
-        lane = _Lane(
-            name, str(message["host"]), int(message["devices"] or 0), self._store.watch.total_s
-        )
-        aa_runs = {f.by: f for f in self._store.of(AaRecord)}
-        aa_run = aa_runs.get(name or None)
-        if aa_run is not None and (not name or aa_run.provenance.get("host") == lane.host):
-            refuse_upgraded(aa_run, measured_versions())
+        lane = _Lane(name, message["host"], message["devices"] or 0, self._store.watch.total_s)
+        aa_run = {record.by: record for record in self._store.of(AaRecord)}.get(name or None)
+        if aa_run and (not name or aa_run.provenance.get("host") == lane.host):
+            _refuse_upgraded(aa_run)
             self._adopt(lane, aa_run)
         self._lanes[name] = lane
         if name:
@@ -306,68 +272,64 @@ class Lanes:
             return
         self._shown.add(lane.name)
         spec = self._store.spec
-        if (
-            aa_run.comparison.mode != INTERLEAVED
-            and spec.measure.mode == "auto"
-            and spec.workload.can_wait
-        ):
+        may_interleave = spec.measure.mode == "auto" and spec.workload.can_wait
+        if may_interleave and aa_run.comparison.mode != INTERLEAVED:
             self._view.note(
                 "two processes do not fit into the device's memory: they run one at a time, in "
                 "ABA runs"
             )
         self._view.result(aa_run)
 
-    def _lose(self, name: str, why: str) -> None:
-        """Removes a lost lane; its task goes to another, or is recorded as failed after `MOST_LOST`
-        losses.
-        """
-        lane = self._lanes.pop(name, None)
-        if lane is None:
-            return
-        self._view.note(f"lane {name} is lost: {why}")
+    def _lose(self, lane: _Lane, why: str) -> None:
+        """Removes a lost lane; its task goes to another, or fails after `MOST_LOST` losses."""
+        del self._lanes[lane.name]
+        self._view.note(f"lane {lane.name} is lost: {why}")
         pending = lane.pending
         if pending is None or isinstance(pending.task, AaTask):
             return
         self._store.append(
-            IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=name or None)
+            IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=lane.name or None)
         )
         pending.lost += 1
         if pending.lost < MOST_LOST:
             self._pending.insert(0, pending)
-        else:
-            said = (
-                f"{pending.lost} lanes were lost over this, one after the other; it is not "
-                "given to another"
-            )
-            failure = Failure(kind=FailureKind.NODE_LOST, message=said, phase="step")
-            pending.done(pending.task.failed(failure))
+            return
+        message = (
+            f"{pending.lost} lanes were lost over this, one after the other; it is not given to "
+            "another"
+        )
+        failure = Failure(kind=FailureKind.NODE_LOST, message=message, phase="step")
+        self.record(pending.task.failed(failure))
 
-    def _answer(self, lane: _Lane, pending: PendingTask, message: Any) -> None:
+    def _answer(self, lane: _Lane, message: Message) -> None:
         if message["type"] == "error":
-            self._dismiss(lane, str(message["message"]), is_stopped=bool(message.get("is_stopped")))
+            self._dismiss(lane, message["message"], is_stopped=bool(message.get("is_stopped")))
             return
         try:
             record: AnyRecord = RECORD.validate_python(message["record"])
-            record = record.model_copy(update={"by": lane.name or None})
         except (ValidationError, KeyError) as error:
             self._dismiss(lane, f"what it says cannot be read: {error}")
             return
         lane.pending = None
-        pending.done(record)
+        record = record.model_copy(update={"by": lane.name or None})
+        if isinstance(record, AaRecord):
+            self._first_result(lane, record)
+        else:
+            self.record(record)
 
-    def _first_result(self, lane: _Lane, aa_run: AnyRecord) -> None:
+    def _first_result(self, lane: _Lane, aa_run: AaRecord) -> None:
         """Records a lane's A/A run and admits the lane, unless it is another kind of machine."""
-        assert isinstance(aa_run, AaRecord)
+        earlier = self._store.of(AaRecord)
         try:
-            refuse_strangers(aa_run, self._store.of(AaRecord))
+            refuse_strangers(aa_run, earlier)
         except LaunchError as error:
             self._dismiss(lane, str(error))
             return
-        # `_join` finds it by the engine's name of the host, from which the machine's own may
-        # differ.
-        aa_run = aa_run.model_copy(update={"provenance": {**aa_run.provenance, "host": lane.host}})
-        if not self._store.of(AaRecord):
-            aa_run = aa_run.model_copy(update={"power": power_analysis(self._store.spec, aa_run)})
+        # `_join` finds it by the engine's name of the host; the machine's own may differ.
+        update: dict[str, object] = {"provenance": {**aa_run.provenance, "host": lane.host}}
+        if not earlier:
+            update["power"] = power_analysis(self._store.spec, aa_run)
+        aa_run = aa_run.model_copy(update=update)
         self._store.append(aa_run)
         self._adopt(lane, aa_run)
         for warning in (*aa_run.reference.warnings, *aa_run.comparison.warnings):
@@ -377,15 +339,11 @@ class Lanes:
         """Excludes a lane from the study; raises LaunchError if there is no other."""
         self._dismissed.add(lane.name)
         self.engine.give_up(lane.name, "of no use", for_good=True)
-        self._lose(lane.name, why)
+        self._lose(lane, why)
         if not self._lanes:
             raise StoppedError(why) if is_stopped else LaunchError(why)
 
     # ------------------------------------------------------------------ progress of a lane
-
-    def phase(self, what: str, lane: str = "") -> None:
-        """Shows what a lane is doing."""
-        self._view.phase(what, lane)
 
     def pair(
         self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = ""
@@ -398,51 +356,61 @@ class Lanes:
         ratios.append(log_ratio(pair, work))
         self._view.pair(ratios, lane)
 
+    def record(self, record: AnyRecord) -> None:
+        """Appends a record and shows it; a duplicate gets the figures of its trial."""
+        if isinstance(record, TrialResult) and record.same_as:
+            for trial in self._store.of(TrialResult):
+                if trial.number == record.same_as:
+                    figures = {"comparison": trial.comparison, "failure": trial.failure}
+                    record = record.model_copy(update=figures)
+        self._store.append(record)
+        self._view.result(record)
+
     def incident(self, what: str, lane: str = "") -> None:
         """Records an incident."""
         self._store.append(IncidentRecord(what=what[:500], by=lane or None))
 
 
-# ---------------------------------------------------------------------- which lanes may measure one
-# study
+# ---------------------------------------------------------------------- who may measure one study
 
 
-def refuse_strangers(own: AaRecord, others: Iterable[AaRecord]) -> None:
-    """Refuses a lane whose device or versions differ from those of the lanes before it, by a
-    LaunchError.
-    """
-    mine = _facts(own)
-    for other in others:
+def refuse_strangers(aa_run: AaRecord, others: Iterable[AaRecord]) -> None:
+    """Refuses a lane whose device or versions differ from other lanes', by a LaunchError."""
+    facts = _facts(aa_run)
+    for earlier in others:
         differing = "; ".join(
-            f"{w}: {x} there, {mine[w]} here" for w, x in _facts(other).items() if x != mine[w]
+            f"{name}: {value} there, {facts[name]} here"
+            for name, value in _facts(earlier).items()
+            if value != facts[name]
         )
         if differing:
             raise LaunchError(
                 "the lanes of one study must be alike but this one differs from "
-                f"{other.by or 'the one before'} "
-                f"({differing}); make a study of its own for this kind, with another --run-dir"
+                f"{earlier.by or 'the one before'} ({differing}); make a study of its own for this "
+                "kind, with another --run-dir"
             )
 
 
 def _facts(aa_run: AaRecord) -> dict[str, object]:
-    told = aa_run.reference
-    versions = {f"version of {n}": told.versions.get(n) for n in MUST_AGREE}
-    return {"kind of device": told.device_kind, "number of devices": told.device_count, **versions}
+    reference = aa_run.reference
+    return {
+        "kind of device": reference.device_kind,
+        "number of devices": reference.device_count,
+        **{f"version of {name}": reference.versions.get(name) for name in MUST_AGREE},
+    }
 
 
-def refuse_upgraded(known: AaRecord, versions: Mapping[str, str]) -> None:
-    """Refuses to resume after an upgrade of JAX, jaxlib or a CUDA plugin, by a LaunchError: nothing
-    is comparable.
-    """
-    before = known.provenance.get("versions", {})
+def _refuse_upgraded(aa_run: AaRecord) -> None:
+    """Refuses to resume after an upgrade, when nothing is comparable, by a LaunchError."""
+    versions = measured_versions()
     changed = [
         f"{name} was {version} and is {versions.get(name, 'not there')} now"
-        for name, version in before.items()
+        for name, version in aa_run.provenance.get("versions", {}).items()
         if (name in MUST_AGREE or name.startswith("jax-cuda")) and version != versions.get(name)
     ]
     if changed:
         raise LaunchError(
             f"a study must go on with the versions with which it began but {'; '.join(changed)}; "
-            "begin a new one with "
-            "another --run-dir, and see what changed with autotune compare OLD NEW --by jaxlib"
+            "begin a new one with another --run-dir, and see what changed with autotune compare "
+            "OLD NEW --by jaxlib"
         )

@@ -34,15 +34,12 @@ from autotune.results.format import (
 
 
 class LineView:
-    """`Callbacks` that print a plain line for each event and, on a terminal, show what a worker is
-    doing.
-    """
+    """`Callbacks` that print a line for each event, and on a terminal show what a worker does."""
 
     def __init__(self, console: Console, watch: Stopwatch, *, min_effect: float) -> None:
         self._console = console
-        self._status = console.status(
-            "", refresh_per_second=1
-        )  # its thread must not disturb what is measured
+        # The status's thread must not disturb what is measured.
+        self._status = console.status("", refresh_per_second=1)
         self._watch = watch
         self._min_effect = min_effect
         self._provable: float | None = None
@@ -82,16 +79,22 @@ class LineView:
         """See `Callbacks`."""
         match record:
             case AaRecord():
-                self._aa_run(record)
+                if self._provable is None:  # of the study's workload
+                    self._provable = record.provable
+                for text in format_aa_run(record, record.power):
+                    self.line(f"lane {record.by}: {text}" if record.by else text)
             case TrialResult():
-                self._trial(record)
+                lane = f"trial {record.number} on lane {record.by}: " if record.by else ""
+                finding = record.finding_at(min_effect=self._min_effect, provable=self._provable)
+                text = format_trial(record, finding)
+                self.line(f"  -> {lane}{text} ({format_seconds(record.duration_s)})")
+                for warning in record.comparison.warnings if record.comparison else ():
+                    self.note(warning)
             case ConfirmRun():
                 trial = f"trial {record.trial}, " if record.trial else ""
-                ratio = (
-                    "failed"
-                    if record.log_ratio is None
-                    else f"ratio {format_ratio(math.exp(record.log_ratio))}"
-                )
+                ratio = "failed"
+                if record.log_ratio is not None:
+                    ratio = f"ratio {format_ratio(math.exp(record.log_ratio))}"
                 self.line(f"  {trial}fresh pair {record.repeat + 1}: {ratio}")
             case FinalistResult():
                 trial = f" trial {record.trial}" if record.trial else ""  # a recheck is of no trial
@@ -102,22 +105,6 @@ class LineView:
                 self.note(format_soak(record))
             case FailingSetRecord():
                 self.note(format_failing_set(record))
-
-    def _aa_run(self, result: AaRecord) -> None:
-        self._provable = (
-            self._provable if self._provable is not None else result.provable
-        )  # of the study's workload
-        for text in format_aa_run(result, result.power):
-            self.line(f"lane {result.by}: {text}" if result.by else text)
-
-    def _trial(self, result: TrialResult) -> None:
-        whose = f"trial {result.number} on lane {result.by}: " if result.by else ""
-        words = format_trial(
-            result, result.finding_at(min_effect=self._min_effect, provable=self._provable)
-        )
-        self.line(f"  -> {whose}{words} ({format_seconds(result.duration_s)})")
-        for warning in result.comparison.warnings if result.comparison else ():
-            self.note(warning)
 
     def note(self, text: str) -> None:
         """See `Callbacks`."""

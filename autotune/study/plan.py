@@ -1,5 +1,4 @@
-"""Decides what a study does next, from its records, the time left and the tasks in hand: no I/O and
-no state.
+"""Decides a study's next step from its records, the time left and the tasks in hand, without I/O.
 
 A study that was killed, or has more trials or time than before, goes on by the same call. The best
 of many noisy estimates is biased, so the search's own figures decide only which sets are proven. A
@@ -14,8 +13,9 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
@@ -82,13 +82,12 @@ ENOUGH_TO_TELL = 12
 # ---------------------------------------------------------------------- steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TryNext:
-    """Try the sampler's next set as trial `number`, in at most `most` pairs of blocks (None: no
-    limit).
+class TryNext(NamedTuple):
+    """Try the sampler's next set as trial `number`.
 
     Attributes:
         is_last: Whether the best expected set is tried.
+        most: Pairs of blocks for which there is time; None for no limit.
     """
 
     number: int
@@ -96,42 +95,40 @@ class TryNext:
     most: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class EndSearch:
-    """Record the estimated effects and that the search ended; `reason` is empty if all trials were
-    made.
-    """
+class EndSearch(NamedTuple):
+    """Record the estimated effects and the end of the search; no reason if all trials were made."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Give:
-    """Give a task to a lane; `detail` is shown when its stage begins, empty where the caller has
-    shown it.
+class Give(NamedTuple):
+    """Give a task to a lane.
+
+    Attributes:
+        detail: Shown as the stage begins; empty where the caller has shown it.
     """
 
     task: AnyTask
     folder: tuple[str, ...]
     name: str
-    stage: str
-    detail: str
+    stage: str = ""
+    detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(NamedTuple):
     """Append records: the plan of a proof, or verdicts."""
 
     records: tuple[AnyRecord, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Wait:
     """Nothing can begin until a task in hand has ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conclude:
+Step = TryNext | EndSearch | Give | Write | Wait
+
+
+class Conclude(NamedTuple):
     """The study ends.
 
     Attributes:
@@ -142,148 +139,100 @@ class Conclude:
     """
 
     winner: FinalistResult | None = None
-    report: Report = field(default_factory=Report)
-    objections: Mapping[FlagSet, Objection] = field(default_factory=dict)
+    report: Report = Report()
+    objections: Mapping[FlagSet, Objection] = {}
     unproven: TrialResult | None = None
 
 
-Step = TryNext | EndSearch | Give | Write | Wait | Conclude
-
-
-def next_step(
-    study: StudySpec,
-    records: Store,
-    clock: TimeLeft,
-    in_hand: Sequence[AnyTask] = (),
-) -> Step:
-    """Returns the next step of a study whose A/A run is recorded.
-
-    Args:
-        records: Those of all sessions; only read.
-        clock: The time left now.
-        in_hand: Tasks that lanes are doing.
-    """
-    return Plan(study, records, clock, in_hand).next_step()
-
-
 class Plan:
-    """One look at a study.
+    """One look at a study whose A/A run is recorded.
 
     Sets are proven one after the other, best first, each in fresh pairs of processes until its
     sequential test is settled. Once one is proven, only sets that look better than it go on.
+
+    Args:
+        clock: The time left now, and the records of all sessions; only read.
+        in_hand: Tasks that lanes are doing.
     """
 
-    def __init__(
-        self,
-        study: StudySpec,
-        records: Store,
-        clock: TimeLeft,
-        in_hand: Sequence[AnyTask] = (),
-    ) -> None:
-        self._study = study
-        self._records = records
+    def __init__(self, clock: TimeLeft, in_hand: Sequence[AnyTask] = ()) -> None:
         self._clock = clock
+        self._records = clock.records
+        self._study = clock.records.spec
         self._in_hand = in_hand
-        self._min_effect = study.measure.min_effect
-        self._results = records.of(TrialResult)
+        self._min_effect = self._study.measure.min_effect
+        self._results = self._records.of(TrialResult)
+        self._runs = self._records.of(ConfirmRun)
         self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
         self._objections: dict[FlagSet, Objection] = {}
+        # The end of a search of as many trials and as much time as are asked for now.
+        self._end: SearchEnd | None = None
+        end = self._records.last(SearchEnd)
+        search = self._study.search
+        if end and (end.asked, end.budget_s) == (search.trials, search.time_budget):
+            self._end = end
 
-    def next_step(self) -> Step:
-        """See the function."""
-        if not self._is_search_closed:
-            return self._search(self._kept_for_proofs)
-        step = self._next_finalist(self._chosen(), has_winner=True) if self._is_round_due else None
-        step = step or self._next_of(CONFIRM, self._planned)
-        if step is not None:
-            return step
-        for proven in self._confirmed():
-            step = self._soak(proven)
-            if step is not None:
-                return step
-        step = self._next_finalist(self._chosen())
-        if step is None and self._clock.has_budget:
-            step = self._more_search() or self._next_finalist(
-                self._chosen([p.trial for p in self._planned])
-            )
-        unproven = self._unproven if self._clock.has_budget else None
-        return step or Conclude(objections=self._objections, unproven=unproven)
+    def next_step(self) -> Step | Conclude:
+        """Returns the next step of a study that searches."""
+        if self._end and self._end.trials == len(self._results):
+            return next(step for step in self._steps() if step)
+        kept_s = 0.0  # where no proof fits, the search names the best set so far
+        if self._clock.is_enough:
+            if self._end is None:
+                kept_s = self._clock.still_kept_s
+            elif self._clock.allows_proof():  # of one more set, where those before named no winner
+                kept_s = self._clock.least_s
+        return self._search(kept_s)
+
+    def _steps(self) -> Iterator[Step | Conclude | None]:
+        """Yields what comes after the search, most urgent first; None where nothing is due."""
+        if not any(isinstance(r, ConfirmRun) and r.stage == CONFIRM for r in self._since_search):
+            yield self._next_finalist(self._chosen(), has_winner=True)
+        yield self._next_of(CONFIRM, self._plans.values())
+        results = [self._standing(plan).result for plan in self._plans.values()]
+        results.sort(key=lambda r: r.corrected.ratio if r.corrected else 1.0)
+        for result in results:
+            if result.is_passed:
+                yield self._soak(result)
+        yield self._next_finalist(self._chosen())
+        unproven = None
+        if self._clock.has_budget:
+            if self._clock.is_enough and not (self._end and self._end.is_exhausted):
+                # Where no other proof fits, the search gets all of the time that proofs left.
+                for kept_s in (self._clock.least_s, 0.0):
+                    step = self._search(kept_s)
+                    yield None if isinstance(step, EndSearch) else step
+            yield self._next_finalist(self._chosen(without=self._plans))
+            unproven = self._unproven
+        yield Conclude(objections=self._objections, unproven=unproven)
 
     # ------------------------------------------------------------------ the search
-
-    @property
-    def _asked(self) -> int:
-        return self._study.search.trials
-
-    @property
-    def _last_end(self) -> SearchEnd | None:
-        """The end of a search of as many trials and as much time as are asked for now."""
-        end = self._records.last(SearchEnd)
-        if end is None or (end.asked, end.budget_s) != (
-            self._asked,
-            self._study.search.time_budget,
-        ):
-            return None
-        return end
-
-    @property
-    def _is_search_closed(self) -> bool:
-        return self._last_end is not None and self._last_end.trials == len(self._results)
-
-    @property
-    def _kept_for_proofs(self) -> float:
-        """Seconds that the search leaves to proofs: to one of them, where those before it named no
-        winner.
-
-        Where no proof fits, the search gets the time, and names the best set so far.
-        """
-        if not self._clock.is_enough:
-            return 0.0
-        if self._last_end is None:
-            return self._clock.still_kept_s
-        return self._clock.least_s if self._clock.allows_proof() else 0.0
-
-    def _more_search(self) -> Step | None:
-        """Returns a step of a search that goes on with the time that proofs left; None if it
-        cannot.
-
-        Where no other proof fits, the search gets all of it, and the best set stays unproven.
-        """
-        end = self._last_end
-        if not self._clock.is_enough or (end is not None and end.is_exhausted):
-            return None
-        steps = (self._search(kept_s) for kept_s in (self._clock.least_s, 0.0))
-        return next((step for step in steps if not isinstance(step, EndSearch)), None)
 
     def _search(self, kept_s: float) -> Step:
         count = len(self._results)
         trial_s = longer_trial_s(self._clock.takes.trial_s, self._results)
         numbers = {r.number for r in self._results}
         numbers.update(t.config.number for t in self._in_hand if isinstance(t, TrialTask))
-        left = self._asked - len(numbers)
-        if left <= 0:
-            return self._end_search("")
-        if self._clock.is_used_up(trial_s, kept_s):
-            kept = ", what is left is kept for proofs" if kept_s else ""
-            return self._end_search(
-                f"time budget used: the search ends after {count} of {self._asked} trials{kept}"
-            )
-        if (cause := self._failing_set(kept_s)) is not None:
-            return cause
-        is_last = left == 1 or self._clock.is_used_up(2 * trial_s, kept_s)
-        return TryNext(
-            number=_first_free(numbers, start=1),
+        trials = self._study.search.trials
+        to_go = trials - len(numbers)
+        reason = None
+        if to_go <= 0:
+            reason = ""
+        elif self._clock.is_used_up(trial_s, kept_s):
+            reason = f"time budget used: the search ends after {count} of {trials} trials"
+            if kept_s:
+                reason += ", what is left is kept for proofs"
+        if reason is not None:
+            return Wait() if self._in_hand else EndSearch(reason)
+        is_last = to_go == 1 or self._clock.is_used_up(2 * trial_s, kept_s)
+        return self._failing_set(kept_s) or TryNext(
+            number=_first_free(numbers, 1),
             is_last=is_last and count >= ENOUGH_TO_TELL,
             most=self._clock.pairs_for(kept_s, starts=1, share=TRIAL_SHARE),
         )
 
-    def _end_search(self, reason: str) -> Step:
-        return Wait() if self._in_hand else EndSearch(reason)
-
     def _failing_set(self, kept_s: float) -> Give | None:
-        """Returns the task of finding a minimal failing set, if a trial crashed or hung and there
-        is time for it.
-        """
+        """Returns the search for a minimal failing set, if a trial failed and there is time."""
         causes = self._records.of(FailingSetRecord)
         busy = {t.trial for t in self._in_hand if isinstance(t, FailingSetTask)}
         for trial in self._results:
@@ -295,23 +244,17 @@ class Plan:
                 start_s = time_limits_after(self._study, self._records.of(AaRecord)[0]).start_s
             if self._clock.is_used_up(most_starts(kind) * start_s, kept_s):
                 return None
-            task = failing_task(trial, kind, self._results)
             number = f"{trial.number:04d}"
-            return Give(
-                task=task,
-                folder=("failing", number),
-                name=f"failing-{number}",
-                stage="search",
-                detail="",
-            )
+            task = failing_task(trial, kind, self._results)
+            return Give(task, ("failing", number), f"failing-{number}")
         return None
 
     # ------------------------------------------------------------------ finalists
 
     @functools.cached_property
-    def _planned(self) -> list[ProofRecord]:
-        """The plans of the finalists' proofs."""
-        return [p for p in self._records.of(ProofRecord) if p.stage == CONFIRM]
+    def _plans(self) -> dict[int, ProofRecord]:
+        """The plans of the finalists' proofs, by the number of the trial."""
+        return {p.trial: p for p in self._records.of(ProofRecord) if p.stage == CONFIRM}
 
     @functools.cached_property
     def _since_search(self) -> Sequence[AnyRecord]:
@@ -320,34 +263,27 @@ class Plan:
         begins = [at + 1 for at, record in enumerate(records) if isinstance(record, SearchEnd)]
         return records[max(begins, default=0) :]
 
-    @property
-    def _is_round_due(self) -> bool:
-        """Whether no pair of a finalist's proof was run since the last search."""
-        return not any(isinstance(r, ConfirmRun) and r.stage == CONFIRM for r in self._since_search)
-
     def _chosen(self, without: Container[int] = ()) -> list[TrialResult]:
-        results = [r for r in self._results if r.number not in without]
-        effects = self._records.last(EffectsRecord)
         return worth_proving(
-            results, effects, count=self._study.confirm.finalists, min_effect=self._min_effect
+            [r for r in self._results if r.number not in without],
+            self._records.last(EffectsRecord),
+            count=self._study.confirm.finalists,
+            min_effect=self._min_effect,
         )
 
     def _next_finalist(
         self, chosen: Sequence[TrialResult], *, has_winner: bool = False
     ) -> Step | None:
-        """Returns a step that makes the best trial without a proof minimal, or plans its proof;
-        None if none is due.
+        """Returns a step that makes the best trial without a proof minimal, or plans its proof.
 
         Args:
             chosen: Trials worth a proof, best first.
             has_winner: Whether a set that passed its proof may win, so that no worse one is proven.
         """
-        plans = {p.trial: p for p in self._planned}
-        planned = {p.settings for p in self._planned}
-        left = sum(t.number not in plans for t in chosen)
+        count = sum(t.number not in self._plans for t in chosen)
         for trial in chosen:
-            plan = plans.get(trial.number)
-            if plan is not None:
+            plan = self._plans.get(trial.number)
+            if plan:
                 proof = self._standing(plan)
                 if not proof.is_over or (has_winner and proof.result.is_passed):
                     return None
@@ -357,18 +293,17 @@ class Plan:
             settings = self._minimal(trial.settings)
             if not isinstance(settings, FlagSet):
                 return settings
-            if settings not in planned:
-                return Write((self._plan(CONFIRM, settings, trial.number, left=left),))
+            if all(p.settings != settings for p in self._plans.values()):
+                return Write((self._plan(CONFIRM, settings, trial.number, count),))
         return None
 
     @property
     def _unproven(self) -> TrialResult | None:
         """The best trial that is waiting for its proof, or for the end of it."""
-        numbers = {p.trial for p in self._planned}
-        planned = {p.settings for p in self._planned}
-        unfinished = {p.trial for p in self._planned if self._next_pair(p) is not None}
+        planned = {p.settings for p in self._plans.values()}
+        unfinished = [n for n, p in self._plans.items() if self._next_pair(p) is not None]
         for trial in self._chosen():
-            is_planned = trial.number in numbers or self._minimal(trial.settings) in planned
+            is_planned = trial.number in self._plans or self._minimal(trial.settings) in planned
             if trial.number in unfinished or not is_planned:
                 return trial
         return next((r for r in self._results if r.number in unfinished), None)
@@ -376,8 +311,7 @@ class Plan:
     # ------------------------------------------------------------------ minimal sets
 
     def _minimal(self, settings: FlagSet) -> FlagSet | Step:
-        """Returns a set without the settings that do not pay, or the step that measures one of
-        them.
+        """Returns a set without the settings that do not pay, or the step that measures one.
 
         Settings of no expected use are left out first, together, by one measurement. If they pay
         after all, or nothing is expected, each setting in turn is measured against the set without
@@ -389,38 +323,34 @@ class Plan:
         detail = f"{len(settings)} settings, each left out once; no gain: dropped"
         group = self._of_no_use(settings)
         current = settings
-        waiting: list[LeftOut] = list(settings)
+        queue: list[LeftOut] = list(settings)
         if len(group) >= LEAST_GROUP:
-            waiting = [group, *settings.without(*group)]
-        while waiting and len(current) > 1:
-            left_out = waiting.pop(0)
-            result = self._ablation(current, left_out, 1.0 / (1 + len(waiting)), detail)
+            queue = [group, *settings.without(*group)]
+        while queue and len(current) > 1:
+            left_out = queue.pop(0)
+            result = self._ablation(current, left_out, 1.0 / (1 + len(queue)), detail)
             if not isinstance(result, AblationResult):
                 return result or current
             if not result.kept:
                 current = current.without(*names_left_out(left_out))
             elif left_out == group:
-                waiting = list(settings)
+                queue = list(settings)
         return current
 
     def _of_no_use(self, settings: FlagSet) -> tuple[str, ...]:
-        """Returns the settings of no expected use; if all are such, without the one that is
-        likeliest to act.
-        """
+        """Returns the settings of no expected use; at least the likeliest one to act is left."""
         effects = self._records.last(EffectsRecord)
         if effects is None:
             return ()
         useful = effects.useful(settings, least=self._min_effect)
-        likeliest = next((s.name for s in effects.settings if s.name in settings), None)
-        group = tuple(n for n in settings if n not in useful and (useful or n != likeliest))
+        likeliest = [s.name for s in effects.settings if s.name in settings][:1]
+        group = tuple(n for n in settings if n not in (useful or likeliest))
         return group if len(group) < len(settings) else ()
 
     def _ablation(
         self, settings: FlagSet, left_out: LeftOut, share: float, detail: str
     ) -> AblationResult | Step | None:
-        """Returns what leaving settings out did, or the step that measures it; None without time
-        for that.
-        """
+        """Returns what leaving settings out did, or the step that measures it, if there is time."""
         for result in self._records.of(AblationResult):
             if (result.settings, result.left_out) == (settings, left_out):
                 return result
@@ -428,138 +358,106 @@ class Plan:
             return Wait()
         if not self._clock.allows_ablation():
             return None
-        names = names_left_out(left_out)
-        what = (
-            names[0].lower()
-            if isinstance(left_out, str)
-            else f"{len(names)}-of-{settings.without(*names).digest}"
-        )
-        label = f"{settings.digest}-without-{what}"[:120]
-        most = self._clock.pairs_for(self._clock.kept_after("minimise"), starts=2, share=share)
-        task = AblationTask(settings=settings, left_out=left_out, most=most)
-        return Give(
-            task=task, folder=("minimise", label), name=label, stage="minimise", detail=detail
-        )
+        pairs = self._clock.pairs_for(self._clock.kept_after("minimise"), starts=2, share=share)
+        task = AblationTask(settings=settings, left_out=left_out, most=pairs)
+        if isinstance(left_out, str):
+            label = left_out.lower()
+        else:
+            label = f"{len(left_out)}-of-{task.rest.digest}"
+        name = f"{settings.digest}-without-{label}"[:120]
+        return Give(task, ("minimise", name), name, "minimise", detail)
 
-    # ------------------------------------------------------------------ confirmed, proven and
-    # soaked
+    # ------------------------------------------------------------------ proven and soaked
 
-    def _confirmed(self) -> list[FinalistResult]:
-        """Returns the proofs that sets have passed, fastest first."""
-        results = [self._standing(plan).result for plan in self._planned]
-        passed = [r for r in results if r.is_passed]
-        return sorted(passed, key=lambda r: r.corrected.ratio if r.corrected else 1.0)
+    def alone(self, proven: FinalistResult) -> Step | FinalistResult | None:
+        """Returns the proof of a proven set in isolated runs, or its next step; None if not due."""
+        count = self._study.confirm.isolated
+        if is_alone_due(proven, self._records.last(AaRecord), self._runs, asked=count):
+            return self.prove(ISOLATED, proven.settings, proven.trial)
+        return None
 
-    def _soak(self, proven: FinalistResult) -> Step | None:
-        """Returns the step after a set's proof: isolated runs, soak or win; None if something
-        speaks against it.
-        """
-        confirm = self._study.confirm
-        settings = proven.settings
-        runs = self._records.of(ConfirmRun)
-        isolated: FinalistResult | None = None
-        if is_alone_due(proven, self._records.last(AaRecord), runs, asked=confirm.isolated):
-            step, isolated = self.prove(ISOLATED, settings, proven.trial)
-            if step is not None:
-                return step
-        report = report_of(proven, isolated, runs)
-        if report.objection is not None:
-            self._objections[settings] = report.objection
+    def _soak(self, proven: FinalistResult) -> Step | Conclude | None:
+        """Returns an isolated run, a soak or the win of a proven set; None if it is refused."""
+        isolated = self.alone(proven)
+        if isinstance(isolated, Step):
+            return isolated
+        report = report_of(proven, isolated, self._runs)
+        if report.objection:
+            self._objections[proven.settings] = report.objection
             return None
-        if confirm.soak:
-            soak = self._last_soak(settings)
+        if self._study.confirm.soak:
+            soak = self._last_soak(proven.settings)
             if soak is None:
                 return Wait() if self._in_hand else self._soak_task(proven)
-            if soak.failure is not None or soak.unsettled is not None:
+            if soak.failure or soak.unsettled:
                 return None
-            report = report_of(proven, isolated, runs, soak.arms)
+            report = report_of(proven, isolated, self._runs, soak.arms)
         return Conclude(winner=proven, report=report, objections=self._objections)
 
     def _last_soak(self, settings: FlagSet) -> SoakRecord | None:
-        """Returns the newest soak of a set that failed, or was as long as the study asks for
-        now.
-        """
+        """Returns the newest soak of a set that failed, or was as long as is asked for now."""
         confirm = self._study.confirm
         for record in reversed(self._records.of(SoakRecord)):
-            steps_are_enough = record.step_count >= self._study.soak_steps(settings)
-            is_enough = record.failure is not None or (
-                record.steps_s >= confirm.soak and steps_are_enough
-            )
-            may_settle = (
-                record.unsettled is not None
-                and record.arms is not None
-                and record.arms.most < confirm.soaks
-            )
-            if record.settings == settings and is_enough and not may_settle:
+            is_long = record.step_count >= self._study.soak_steps(settings)
+            is_enough = is_long and record.steps_s >= confirm.soak
+            may_settle = record.unsettled and record.arms and record.arms.most < confirm.soaks
+            is_valid = (is_enough or record.failure) and not may_settle
+            if record.settings == settings and is_valid:
                 return record
         return None
 
     def _soak_task(self, proven: FinalistResult) -> Give:
-        settings, confirm = proven.settings, self._study.confirm
-        least_s, least_steps = confirm.soak, self._study.soak_steps(settings)
-        name = f"soak-{settings.digest}-{least_s:.0f}-{least_steps}-{confirm.soaks}"
-        runs = self._records.of(ConfirmRun)
-        runs_of_set = [r for r in runs if r.settings == settings]
-        bases = [r.loss.basis for r in runs_of_set if r.loss is not None]
-        step_counts = [
-            r.total.candidate.steps
-            for r in runs_of_set
-            if r.stage == proven.stage and r.total is not None
-        ]
+        settings = proven.settings
+        confirm = self._study.confirm
+        least_steps = self._study.soak_steps(settings)
+        name = f"soak-{settings.digest}-{confirm.soak:.0f}-{least_steps}-{confirm.soaks}"
+        runs = [r for r in self._runs if r.settings == settings]
+        bases = [r.loss.basis for r in runs if r.loss]
+        step_counts = [r.total.candidate.steps for r in runs if r.stage == proven.stage and r.total]
         task = SoakTask(
             settings=settings,
-            least_s=least_s,
+            least_s=confirm.soak,
             least_steps=least_steps,
             basis=bases[-1] if bases else LossBasis.STEPS,
             proven=proven.corrected,
-            process_sd=max(_spread(runs_of_set, proven.stage), _spread(runs_of_set, ISOLATED)),
-            proven_steps=round(statistics.median(step_counts)) if step_counts else 0,
+            process_sd=max(_spread(runs, proven.stage), _spread(runs, ISOLATED)),
+            proven_steps=round(statistics.median(step_counts or [0])),
             most=confirm.soaks,
         )
         detail = (
-            f"the winner in isolation for {format_seconds(least_s)} of steps, then the default: "
-            "looks for hangs, "
-            "divergence, stalls, slower steps and leaks"
+            f"the winner in isolation for {format_seconds(confirm.soak)} of steps, then the "
+            "default: looks for hangs, divergence, stalls, slower steps and leaks"
         )
-        return Give(task=task, folder=("soak", name), name=name, stage="soak", detail=detail)
+        return Give(task, ("soak", name), name, "soak", detail)
 
     # ------------------------------------------------------------------ proofs
 
-    def _runs(self, plan: ProofRecord) -> list[ConfirmRun]:
-        """Returns the pairs of processes of a plan's stage and set."""
-        runs = self._records.of(ConfirmRun)
-        return [r for r in runs if r.stage == plan.stage and r.settings == plan.settings]
-
     def _standing(self, plan: ProofRecord) -> Standing:
         """Returns the proof's verdict so far, and whether it is over."""
-        runs, most = self._runs(plan), most_pairs(self._study, plan.stage)
+        runs = [r for r in self._runs if (r.stage, r.settings) == (plan.stage, plan.settings)]
+        cap = most_pairs(self._study, plan.stage)
         standings = _STANDINGS.setdefault(self._records, {})
-        key = (plan.stage, plan.settings, len(runs), most)
+        key = (plan.stage, plan.settings, len(runs), cap)
         if key not in standings:
-            min_effect = self._study.measure.min_effect
-            standings[key] = standing(plan, runs, most=most, min_effect=min_effect)
+            standings[key] = standing(plan, runs, most=cap, min_effect=self._min_effect)
         return standings[key]
 
     def _ratio(self, plan: ProofRecord) -> float:
         """Returns the ratio so far, 1 of too few pairs."""
         estimate = self._standing(plan).result.estimate
-        return estimate.ratio if estimate is not None else 1.0
+        return estimate.ratio if estimate else 1.0
 
     def _next_pair(self, plan: ProofRecord) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""
         if self._standing(plan).is_over:
             return None
-        done = {r.repeat for r in self._runs(plan)}
-        done |= {
-            t.repeat for t in self._pairs if (t.stage, t.settings) == (plan.stage, plan.settings)
-        }
-        repeat = _first_free(done)
+        pairs: list[ConfirmRun | PairTask] = [*self._runs, *self._pairs]
+        key = (plan.stage, plan.settings)
+        repeat = _first_free({p.repeat for p in pairs if (p.stage, p.settings) == key}, 0)
         return repeat if repeat < most_pairs(self._study, plan.stage) else None
 
-    def _next_of(self, stage: str, plans: Sequence[ProofRecord]) -> Step | None:
-        """Returns the next pair, or the verdicts to record; None if these are all recorded, or
-        there are no plans.
-        """
+    def _next_of(self, stage: str, plans: Collection[ProofRecord]) -> Step | None:
+        """Returns the next pair, or the verdicts to record; None if there are none."""
         passed = [self._ratio(p) for p in plans if self._standing(p).result.is_passed]
         best = min(passed, default=math.inf)
         for plan in plans:
@@ -575,83 +473,66 @@ class Plan:
         return Write(news) if news else None
 
     def _pair(self, plan: ProofRecord, repeat: int) -> Give:
-        stage, settings = plan.stage, plan.settings
-        noise = self._records.of(AaRecord)[
-            0
-        ].noise  # of the first lane: the same on every lane, and in every session
+        stage = plan.stage
+        settings = plan.settings
+        noise = self._records.of(AaRecord)[0].noise  # of the first lane: the same in every session
         pairs = proof_size(noise, starts=self._study.block_sizes.starts)
         task = PairTask(
             stage=stage, settings=settings, trial=plan.trial, repeat=repeat, pairs=pairs
         )
+        count = most_pairs(self._study, stage)
         details = {
-            CONFIRM: f"{settings} in up to {most_pairs(self._study, stage)} fresh pairs of "
-            "processes",
+            CONFIRM: f"{settings} in up to {count} fresh pairs of processes",
             ISOLATED: "isolated runs of each arm, compared with the interleaved pairs",
         }
         name = f"{stage}-{settings.digest}-{repeat:02d}"
-        return Give(
-            task=task,
-            folder=("confirm", name),
-            name=name,
-            stage=CONFIRM,
-            detail=details.get(stage, ""),
-        )
+        return Give(task, ("confirm", name), name, CONFIRM, details.get(stage, ""))
 
     def prove(
-        self, stage: str, settings: FlagSet, trial: int, *, count: int = 1
-    ) -> tuple[Step | None, FinalistResult | None]:
+        self, stage: str, settings: FlagSet, trial: int, count: int = 1
+    ) -> Step | FinalistResult:
         """Returns the next step of the proof of one set, or its result; see `_plan`."""
-        plans = [
-            p for p in self._records.of(ProofRecord) if (p.stage, p.settings) == (stage, settings)
-        ]
-        if not plans:
-            return Write((self._plan(stage, settings, trial, left=count),)), None
-        step = self._next_of(stage, plans[:1])
-        return step, self._standing(plans[0]).result
+        for plan in self._records.of(ProofRecord):
+            if (plan.stage, plan.settings) == (stage, settings):
+                return self._next_of(stage, [plan]) or self._standing(plan).result
+        return Write((self._plan(stage, settings, trial, count),))
 
-    def _plan(self, stage: str, settings: FlagSet, trial: int, *, left: int = 1) -> ProofRecord:
-        """Returns the plan of a proof with its share of the study's error; `left` proofs are to
-        have as much each.
-        """
-        most = most_pairs(self._study, stage)
+    def _plan(self, stage: str, settings: FlagSet, trial: int, count: int) -> ProofRecord:
+        """Returns the plan of a proof, one of `count` that share what is left of the error."""
+        cap = most_pairs(self._study, stage)
         if stage == ISOLATED:
-            plan = alone_plan(most)
+            plan = alone_plan(cap)
         else:
-            other_side = OTHER_SIDE
-            if stage == AB:
-                other_side = EQUAL_SIDES
+            used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
+            recent = [
+                r for r in self._since_search if isinstance(r, ProofRecord) and r.stage == stage
+            ]
+            # That of the proofs since the last search, if there is so much left.
+            share = allot(ERROR, used - sum(p.error for p in recent), len(recent) + count)
+            if used + count * share > ERROR:
+                share = allot(ERROR, used, count)
             plan = ProofPlan(
-                base=most, error=self._share(stage, left), least=LEAST_PAIRS, other_side=other_side
+                base=cap,
+                error=share,
+                least=LEAST_PAIRS,
+                other_side=EQUAL_SIDES if stage == AB else OTHER_SIDE,
             )
         return ProofRecord(stage=stage, settings=settings, trial=trial, **asdict(plan))
 
-    def _share(self, stage: str, left: int) -> float:
-        """Returns the error of each of the `left` proofs: that of those before it since the last
-        search.
-        """
-        used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
-        begun = [r for r in self._since_search if isinstance(r, ProofRecord) and r.stage == stage]
-        share = allot(ERROR, used - sum(p.error for p in begun), len(begun) + left)
-        return share if used + left * share <= ERROR else allot(ERROR, used, left)
 
-
-def _first_free(numbers: Container[int], *, start: int = 0) -> int:
+def _first_free(numbers: Container[int], start: int) -> int:
     """Returns the least number from `start` on that is not among some."""
     return next(n for n in itertools.count(start) if n not in numbers)
 
 
 def _spread(runs: Sequence[ConfirmRun], stage: str) -> float:
-    """Returns the standard deviation of log ratios between the pairs of processes of a stage; 0 of
-    fewer than two.
-    """
+    """Returns the standard deviation of a stage's log ratios between pairs; 0 of fewer than two."""
     ratios = [r.log_ratio for r in runs if r.stage == stage and r.log_ratio is not None]
     return statistics.stdev(ratios) if len(ratios) > 1 else 0.0
 
 
 def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
-    """Returns the least seconds of the next trial: as planned, or of the shortest recent one if
-    longer.
-    """
+    """Returns the seconds of the next trial: as planned, or as the shortest recent one took."""
     took_s = [
         r.duration_s for r in results[-RECENT:] if r.status is TrialStatus.MEASURED and r.duration_s
     ]
@@ -661,8 +542,7 @@ def longer_trial_s(planned_s: float, results: Sequence[TrialResult]) -> float:
 def worth_proving(
     results: Sequence[TrialResult], effects: EffectsRecord | None, *, count: int, min_effect: float
 ) -> list[TrialResult]:
-    """Returns the best `count` measured trials whose intervals allow a gain of `min_effect` (a
-    share), best first.
+    """Returns the best `count` trials whose intervals allow a gain of `min_effect`, best first.
 
     A trial is one pair of processes, and where processes differ by as much as a gain, one set in
     eight that gains 2 % does not look promising after it. So an interval that only allows a gain is
@@ -676,28 +556,27 @@ def worth_proving(
     Args:
         effects: Estimates from all trials; None where none of them is a point of the space.
     """
+    bound = 1.0 - min_effect
     hopeful = [
         (r.comparison.estimate, r)
         for r in results
-        if r.status is TrialStatus.MEASURED
-        and r.comparison
-        and r.comparison.estimate.low < 1.0 - min_effect
+        if r.status is TrialStatus.MEASURED and r.comparison and r.comparison.estimate.low < bound
     ]
     hopeful.sort(key=lambda pair: pair[0].ratio)
     if effects is None or not hopeful:
         return [r for _, r in hopeful[:count]]
-    expected, best = dict(effects.expected), effects.best.settings
+    expected = dict(effects.expected)
     fastest, _ = hopeful[0]
 
     def rank(pair: tuple[Estimate, TrialResult]) -> tuple[bool, float, float]:
         estimate, result = pair
-        is_best = result.settings == best and least_ratio(estimate, fastest) <= 1.0
-        return not is_best, expected.get(result.number, estimate.ratio), estimate.ratio
+        is_other = result.settings != effects.best.settings or least_ratio(estimate, fastest) > 1.0
+        return is_other, expected.get(result.number, estimate.ratio), estimate.ratio
 
     different: dict[FlagSet, TrialResult] = {}
     for estimate, result in sorted(hopeful, key=rank):
         useful = effects.useful(result.settings, least=min_effect)
-        if useful or estimate.ratio < 1.0 - min_effect:
+        if useful or estimate.ratio < bound:
             different.setdefault(useful, result)
     return list(different.values())[:count]
 

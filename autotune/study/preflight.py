@@ -1,10 +1,8 @@
-"""Probes the installed build, checks settings and builds the search space before a study; previews
-that space.
-"""
+"""Probes the installed build, checks settings and builds the search space before a study."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from autotune.model.measurement import WorkerReport, WorkloadFacts
 from autotune.model.plugins import load_class
 from autotune.model.redaction import refuse_redacted
 from autotune.model.spec import StudySpec
+from autotune.model.texts import Note
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.store import Store
 from autotune.settings.catalog import Scope, Stage, find_recipe
@@ -25,7 +24,7 @@ from autotune.settings.doctor import nccl_file_findings
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.published import Here, with_published
-from autotune.settings.space import SearchSpace, build_space
+from autotune.settings.space import NamedSets, SearchSpace, build_space
 from autotune.stats.proof import FIRST_LOOK, LEAST_PAIRS
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
@@ -40,23 +39,20 @@ RECIPE = "recipe "
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a session is set up with; as it is, to measure given sets, without a search or a probe
-    of the build.
+    """What a session is set up with; by itself, to measure given sets without a search.
 
     Attributes:
         first: Sets to try before the sampler proposes, each with its origin.
     """
 
-    first: Sequence[tuple[str, FlagSet]] = ()
+    first: NamedSets = ()
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""
         return SearchSpace(())
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns the settings that are read when a program runs, and so are in no fingerprint of
-        it.
-        """
+        """Returns the settings that are read at run time, and so are in no fingerprint."""
         return settings
 
     def launcher(self, store: Store) -> Launcher:
@@ -66,13 +62,16 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight(Setup):
-    """The setup of a study that was checked against the installed build."""
+    """The setup of a study that was checked against the installed build.
+
+    Attributes:
+        known: Settings of the installed build.
+        python: Interpreter of that build, under which the study's program runs.
+    """
 
     spec: StudySpec
     known: KnownSettings
-    """Settings of the installed build."""
     python: str
-    """Interpreter of that build, under which the study's program runs."""
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `Setup`; unknown settings count as read at run time."""
@@ -81,45 +80,36 @@ class Preflight(Setup):
         )
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
-        """Builds the search space of this study on this build; StudyFileError if the reference ran
-        on another build.
-        """
+        """Builds the search space; StudyFileError if the reference ran on another build."""
         refuse_other_build(self.known.build.jaxlib, self.python, self.spec, facts)
         return space_here(self.spec, self.known, facts)
 
 
 def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | None) -> SearchSpace:
-    """Builds the space of a study on the machines that its reference ran on, or that it names; see
-    `build_space`.
-    """
+    """Builds the space of a study on the machines that its reference ran on, or that it names."""
     ran = facts if isinstance(facts, WorkerReport) else None
-    target, topology = (
-        cluster_that_ran(spec, ran) if spec.device.platform == "cuda" else (None, None)
-    )
-    if spec.workload.command is not None and spec.device.node_count == 1:
-        topology = None  # it may start processes elsewhere
-    machines = target.scopes(topology) if target is not None else {}
-    if ran is not None:
-        if ran.infiniband_ports is not None:
-            machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
-        if ran.cloud_networks is not None:
-            machines |= {
-                network: network in ran.cloud_networks for network in (Scope.EFA, Scope.GVNIC)
-            }
-    here = KnownSettings(known.build, target.name) if target is not None else known
-    space = build_space(spec, here, facts, machines=machines)
+    machines: dict[Scope, bool] = {}
+    if spec.device.platform == "cuda":
+        target, topology = cluster_that_ran(spec, ran)
+        if target:
+            # A command on one node may start processes elsewhere.
+            is_open = spec.workload.command is not None and spec.device.node_count == 1
+            machines = target.scopes(None if is_open else topology)
+            known = KnownSettings(known.build, target.name)
+    if ran and ran.infiniband_ports is not None:
+        machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
+    if ran and ran.cloud_networks is not None:
+        for network in (Scope.EFA, Scope.GVNIC):
+            machines[network] = network in ran.cloud_networks
+    space = build_space(spec, known, facts, machines=machines)
     mesh = spec.workload.mesh or {}
     is_mixture = spec.workload.entry == "moe" or mesh.get("expert", 1) > 1
-    return with_published(
-        space, here, machines, Here(gpus=spec.device.count or 0, experts=is_mixture)
-    )
+    place = Here(gpus=spec.device.count or 0, experts=is_mixture)
+    return with_published(space, known, machines, place)
 
 
-def prepare(
-    spec: StudySpec, *, study_dir: Path, storage: str | None, note: Callable[[str], None]
-) -> Preflight:
-    """Probes the build, checks every setting that the study names, and collects the sets to try
-    first.
+def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Note) -> Preflight:
+    """Probes the build, checks all settings that the study names, and collects its first sets.
 
     Raises:
         SettingError: If the study names settings that the installed build refuses; the message
@@ -130,40 +120,35 @@ def prepare(
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
-    if spec.confirm.processes < LEAST_PAIRS:
+    processes = spec.confirm.processes
+    if processes < LEAST_PAIRS:
         note(
             f"a proof needs {LEAST_PAIRS} fresh pairs of processes to see slow ones but "
-            "`confirm.processes` allows "
-            f"{spec.confirm.processes}: {max(FIRST_LOOK, spec.confirm.processes)} are made, and "
+            f"`confirm.processes` allows {processes}: {max(FIRST_LOOK, processes)} are made, and "
             "may settle nothing"
         )
     python = program_python(spec, study_dir, note=note)
-    known = known_settings(spec, python)
-    note(
-        f"{known.build.build}: {sum(f.in_xla_flags for f in known.build.flags.values())} XLA flags"
-    )
-    _refuse(spec, known)
-    for finding in (
-        nccl_file_findings(caller_environment()) if spec.device.platform == "cuda" else ()
-    ):
-        note(finding.problem)
-    first = tuple(_first_sets(spec, known, note))
-    space_here(spec, known, None)  # finds an unknown group before the reference runs
+    installed = known_settings(spec, python)
+    build = installed.build
+    note(f"{build.build}: {sum(f.in_xla_flags for f in build.flags.values())} XLA flags")
+    _refuse(spec, installed)
+    if spec.device.platform == "cuda":
+        for finding in nccl_file_findings(caller_environment()):
+            note(finding.problem)
+    first_sets = _first_sets(spec, installed, note)
+    space_here(spec, installed, None)  # finds an unknown group before the reference runs
     if storage is not None:
         open_study(spec, storage)  # finds a mistyped URL before it, too
-    return Preflight(spec=spec, known=known, python=python, first=first)
+    return Preflight(spec=spec, known=installed, python=python, first=first_sets)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
-    """Probes an interpreter's build for its settings on a study's platform; LaunchError if it
-    cannot be probed.
-    """
+    """Probes the settings of an interpreter's build; LaunchError if it cannot be probed."""
     return KnownSettings(probe_build(python, platform=spec.device.platform), spec.screen.target)
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Creates the launcher of a study; tests and benchmarks replace this function by a simulated
-    machine.
+    """Creates the launcher of a study; tests replace this function by a simulated machine.
 
     Args:
         devices: Devices to which this process and its workers are restricted; empty for no
@@ -186,17 +171,8 @@ def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) 
     return kind(spec, study_dir=study_dir, base=caller_environment())
 
 
-def launcher_name() -> str:
-    """Returns the name of the present `make_launcher`, so that a lane uses the same as its
-    driver.
-    """
-    return f"{make_launcher.__module__}:{make_launcher.__qualname__}"
-
-
 def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
-    """Refuses a study read from a record in which secrets were redacted; StudyFileError if one
-    was.
-    """
+    """Refuses a study from a record whose secrets were redacted, by a StudyFileError."""
     advice = "name the study file that has them (`recheck --study STUDY.toml`, or `run STUDY.toml`)"
     refuse_redacted(spec.workload.command, [spec.workload.options], source=source, advice=advice)
 
@@ -218,38 +194,27 @@ def _refuse(spec: StudySpec, known: KnownSettings) -> None:
         )
 
 
-def _first_sets(
-    spec: StudySpec, known: KnownSettings, note: Callable[[str], None]
-) -> Sequence[tuple[str, FlagSet]]:
-    """Returns the caller's settings, the study's named sets and its recipes, each without what the
-    build ignores.
-    """
+def _first_sets(spec: StudySpec, known: KnownSettings, note: Note) -> NamedSets:
+    """Returns the caller's settings, named sets and recipes, without what the build ignores."""
 
-    def here(settings: FlagSet, whose: str) -> FlagSet:
-        return for_build(
-            settings, known, over=spec.baseline, note=lambda text: note(f"{whose}: {text}")
+    def fitted(origin: str, settings: FlagSet) -> tuple[str, FlagSet]:
+        return origin, for_build(
+            settings, known, over=spec.baseline, note=lambda text: note(f"{origin}: {text}")
         )
 
-    own = steering_settings(caller_environment())
-    found = [("your environment", here(own, "your environment"))]
-    found += [(f"set {s.name}", s.whole) for s in spec.search.first]
-    for name in spec.search.recipes:
-        found.append((RECIPE + name, here(find_recipe(name).settings, RECIPE + name)))
-    return [(origin, settings) for origin, settings in found if settings]
+    sets = [fitted("your environment", steering_settings(caller_environment()))]
+    sets += [(f"set {s.name}", s.whole) for s in spec.search.first]
+    sets += [fitted(RECIPE + name, find_recipe(name).settings) for name in spec.search.recipes]
+    return [pair for pair in sets if pair[1]]
 
 
 # ---------------------------------------------------------------------- preview
 
 
 def preview_space(
-    spec: StudySpec,
-    *,
-    study_dir: Path,
-    python: str | None = None,
-    note: Callable[[str], None] | None = None,
+    spec: StudySpec, *, study_dir: Path, python: str | None = None, note: Note | None = None
 ) -> tuple[SearchSpace, str]:
-    """Builds the space of a study that has not run, before the screen; also returns the name of the
-    probed build.
+    """Builds the space of a study that has not run, and names the probed build.
 
     Args:
         python: Interpreter of the build to probe; None for the workload's.
@@ -261,5 +226,5 @@ def preview_space(
             value.
         LaunchError: If the installed build cannot be probed.
     """
-    known = known_settings(spec, python or program_python(spec, study_dir, note=note))
-    return space_here(spec, known, None), known.build.build
+    installed = known_settings(spec, python or program_python(spec, study_dir, note=note))
+    return space_here(spec, installed, None), installed.build.build

@@ -1,6 +1,4 @@
-"""Says where two variants of a program differ: a short trace of each, made once their comparison is
-over.
-"""
+"""Says where two variants of a program differ, by a short trace of each after their comparison."""
 
 from __future__ import annotations
 
@@ -43,18 +41,14 @@ def profile(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) 
 
 
 def rows_of(a: Step, b: Step) -> tuple[ProfileRow, ...]:
-    """Returns the kinds of work in a step of two programs, and the kernels that differ most; most
-    changed first.
-    """
+    """Returns kinds of work and kernels in a step of both, each time those that differ most."""
     rows = list[ProfileRow]()
-    for part in ("kinds", "kernels"):
-        pairs = {
-            n: [step[part].get(n, (0.0, 0.0)) for step in (a, b)]
-            for n in sorted({*a[part], *b[part]})
-        }
-        found = [
-            ProfileRow(name=name, seconds=(one[0], two[0]), counts=(one[1], two[1]))
-            for name, (one, two) in pairs.items()
-        ]
-        rows += sorted(found, key=lambda row: -abs(row.seconds[1] - row.seconds[0]))[:MOST_ROWS]
+    for table in ("kinds", "kernels"):
+        differing = []
+        for name in sorted({*a[table], *b[table]}):
+            a_s, a_count = a[table].get(name, (0.0, 0.0))
+            b_s, b_count = b[table].get(name, (0.0, 0.0))
+            differing.append(ProfileRow(name=name, seconds=(a_s, b_s), counts=(a_count, b_count)))
+        differing.sort(key=lambda row: -abs(row.seconds[1] - row.seconds[0]))
+        rows += differing[:MOST_ROWS]
     return tuple(rows)

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import optuna
@@ -31,7 +32,13 @@ from autotune.model.units import format_share
 from autotune.rundir.optuna_study import ENQUEUED_KEY, NUMBER_KEY, OptunaStudy
 from autotune.search.models import Models
 from autotune.search.sampler import MEMORY_KEY, AdditiveFlagSampler
-from autotune.settings.space import Parameter, SearchSpace, format_condition, format_domain
+from autotune.settings.space import (
+    NamedSets,
+    Parameter,
+    SearchSpace,
+    format_condition,
+    format_domain,
+)
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import ENOUGH_TO_TELL
 from autotune.study.samplers import (
@@ -40,7 +47,6 @@ from autotune.study.samplers import (
     Points,
     Replay,
     certainty_of,
-    flag_of,
     make_sampler,
     read_value,
     suggest,
@@ -62,22 +68,23 @@ LEAST_CHANCE = 0.02
 """Chance of another set to gain what a proof can show below which it is not worth a trial."""
 
 FEW_REPEATS = 5
-"""Known sets in a row after which a sampler counts as stuck on its favourite, and a random set is
-drawn.
-"""
+"""Known sets in a row after which a sampler counts as stuck, and a random set is drawn."""
 
 MAX_REPEATS = 1000
 """Known sets in a row after which the space counts as exhausted."""
 
 FAILURE_PENALTY = 0.1
-"""Added to the worst log ratio seen, for failed sets: worse than any other, yet on the same
-scale.
-"""
+"""Added to the worst log ratio seen, for failed sets: worse than any other, on the same scale."""
 
 
 class KnownMemory(NamedTuple):
-    """The reference's peak; over it its limit, and peaks known as if at that limit; `room`: a set's
-    limit over it.
+    """What an A/A run and the screen tell of memory.
+
+    Attributes:
+        default_bytes: The reference's peak.
+        limit: Its limit, over that peak.
+        peaks: Of some sets over the reference's, as if at its limit.
+        room: Gives the limit of a set over the reference's.
     """
 
     default_bytes: int
@@ -87,29 +94,23 @@ class KnownMemory(NamedTuple):
 
 
 def known_memory(
-    spec: StudySpec, space: SearchSpace, aa_run: AaRecord | None, screened: ScreenReport | None
+    spec: StudySpec, space: SearchSpace, aa_run: AaRecord, screened: ScreenReport | None
 ) -> KnownMemory | None:
-    """Returns what an A/A run and the screen tell of memory; None if no bound or no peak is
-    known.
-    """
-    if (
-        aa_run is None
-        or not (peak := aa_run.reference.peak_bytes)
-        or not (limit := limit_bytes(spec, aa_run, FlagSet()))
-    ):
+    """Returns what is known of memory; None if no bound or no peak is known."""
+    peak = aa_run.reference.peak_bytes
+    limit = limit_bytes(spec, aa_run, FlagSet())
+    if not (peak and limit):
         return None
 
     def room(settings: FlagSet) -> float:
         return (limit_bytes(spec, aa_run, settings) or limit) / limit
 
-    shares = [
-        FlagSet({p.name: v})
-        for p in space.parameters
-        if p.name in MEMORY_FRACTIONS
-        for v in p.choices
-    ]
-    peaks = [(part, 1 / room(part)) for part in shares]
-    if screened is not None and (usual := screened.reference.peak_bytes):
+    peaks = list[tuple[FlagSet, float]]()
+    for parameter in space.parameters:
+        if parameter.name in MEMORY_FRACTIONS:
+            shares = [FlagSet({parameter.name: value}) for value in parameter.choices]
+            peaks += [(share, 1 / room(share)) for share in shares]
+    if screened and (usual := screened.reference.peak_bytes):
         for setting in screened.settings:
             peaks += [
                 (FlagSet({setting.name: v.value}), v.peak_bytes / usual)
@@ -124,6 +125,11 @@ class Proposer:
 
     Args:
         provable: The smallest gain (a share) that proofs of the study can show.
+
+    Attributes:
+        why_none: Why no set was proposed when there was none.
+        failing: Minimal failing sets: proposals that contain one are passed over.
+        priors: The prior probability of each parameter to act, as far as there is one.
     """
 
     def __init__(
@@ -131,31 +137,25 @@ class Proposer:
         spec: StudySpec,
         space: SearchSpace,
         *,
-        first: Sequence[tuple[str, FlagSet]],
-        priors: Mapping[str, float] | None = None,
+        first: NamedSets,
+        priors: Mapping[str, float] = MappingProxyType({}),
         memory: KnownMemory | None = None,
         provable: float = 0.0,
     ) -> None:
         self._spec = spec
         self._points = Points(space)
-        self._least = max(spec.measure.min_effect, provable)
+        self._gain = max(spec.measure.min_effect, provable)
         self.why_none = ""
-        """Why no set was proposed when there was none."""
         self._first = list(first)
         self.failing: list[FlagSet] = []
-        """Minimal failing sets: proposals that contain one are passed over."""
         self._seen = {FlagSet()}
-        """Sets that are not proposed: the default, and all that were tried."""
         self._worst = 0.0
         self._history: list[FrozenTrial] = []
         self._replay = Replay(lambda number: make_sampler(spec.search, self._seed(number)))
-        self.priors = priors or {}
-        """The prior probability of each parameter to act, as far as there is one."""
+        self.priors = priors
         self._memory = memory
+        # Sets that somebody enqueued in the study's storage, with its values of them.
         self._enqueued: dict[FlagSet, Mapping[str, Any]] = {}
-        """Sets that somebody enqueued in the study's storage, with the values by which it names
-        them.
-        """
 
     @property
     def space(self) -> SearchSpace:
@@ -164,72 +164,80 @@ class Proposer:
 
     def begun(self, config: TrialConfig) -> FrozenTrial:
         """Returns a trial that begins, for the study's storage."""
-        return self._under_way(config.settings, _attributes(config))
+        return self._trial(config.settings, user_attrs=_attributes(config))
 
-    def _under_way(self, settings: FlagSet, attributes: dict[str, Any]) -> FrozenTrial:
+    def _trial(
+        self, settings: FlagSet, state: TrialState = TrialState.RUNNING, **fields: Any
+    ) -> FrozenTrial:
+        """Makes Optuna's trial of a set, with its values in the space, and how it was enqueued."""
+        params = self._points.located(settings)
+        enqueued = {}
+        if settings in self._enqueued:
+            enqueued[ENQUEUED_KEY] = self._enqueued[settings]
         return optuna.trial.create_trial(
-            state=TrialState.RUNNING, user_attrs=attributes, **self._as_optuna(settings)
+            state=state,
+            params=params,
+            distributions={n: self._points.distributions[n] for n in params},
+            system_attrs=enqueued,
+            **fields,
         )
 
     def tell(self, result: TrialResult) -> FrozenTrial | None:
-        """Adds a finished trial, a failed one as infeasible, for samplers ignore failed trials;
-        returns it as Optuna's.
+        """Adds a finished trial and returns it as Optuna's.
 
-        One that was ended from outside is not tried again, but tells the models nothing.
+        A failed one is infeasible, as samplers ignore failed trials. One that was ended from
+        outside is not tried again, but tells the models nothing.
         """
         self._seen.add(result.settings)
-        if result.failure is not None and result.failure.is_from_outside:
+        failure = result.failure
+        if failure and failure.is_from_outside:
             return None
-        value = math.log(result.comparison.estimate.ratio) if result.comparison is not None else 0.0
+        value = math.log(result.comparison.estimate.ratio) if result.comparison else 0.0
         self._worst = max(self._worst, value)
         attributes = {**_attributes(result), "status": str(result.status), **certainty_of(result)}
-        constraint = -1.0
-        if result.failure is not None:
-            value, constraint = self._worst + FAILURE_PENALTY, 1.0
-            attributes["failure"] = str(result.failure.kind)
-        if (peak := self._peak_of(result)) is not None:
+        if failure:
+            value = self._worst + FAILURE_PENALTY
+            attributes["failure"] = str(failure.kind)
+        peak = self._peak_of(result)
+        if peak is not None:
             attributes[MEMORY_KEY] = peak
-        trial = optuna.trial.create_trial(
-            state=TrialState.COMPLETE,
+        trial = self._trial(
+            result.settings,
+            TrialState.COMPLETE,
             value=value,
-            **self._as_optuna(result.settings),
             user_attrs=attributes,
-            constraints={"failure": constraint},
+            constraints={"failure": 1.0 if failure else -1.0},
         )
         trial.number = len(self._history)
         self._history.append(trial)
         return trial
 
     def _peak_of(self, result: TrialResult) -> float | None:
-        """Returns the peak of memory over the reference's, as it would be at the reference's
-        limit.
-        """
-        if self._memory is None:
+        """Returns the peak of memory over the reference's, as if at the reference's limit."""
+        memory = self._memory
+        if memory is None:
             return None
-        if result.failure is not None and result.failure.kind is FailureKind.OUT_OF_MEMORY:
-            return self._memory.limit
-        peak = result.worker.peak_bytes if result.worker is not None else None
-        return (
-            peak / self._memory.default_bytes / self._memory.room(result.settings) if peak else None
-        )
+        if result.failure and result.failure.kind is FailureKind.OUT_OF_MEMORY:
+            return memory.limit
+        if result.worker is None or not result.worker.peak_bytes:
+            return None
+        return result.worker.peak_bytes / memory.default_bytes / memory.room(result.settings)
 
     def move_to(
         self,
         space: SearchSpace,
         *,
-        first: Sequence[tuple[str, FlagSet]],
         priors: Mapping[str, float],
+        first: NamedSets = (),
     ) -> None:
-        """Searches another space from now on, after the sets of `first`; what was tried counts in
-        it.
-        """
+        """Searches another space from now on, after `first`; past trials count in it."""
         self.priors = priors
         self._points = Points(space)
         self._first += first
         for trial in self._history:
-            values = self._as_optuna(FlagSet(trial.user_attrs["settings"]))
-            trial.params = values["params"]
-            trial.distributions = values["distributions"]
+            moved = self._trial(FlagSet(trial.user_attrs["settings"]))
+            trial.params = moved.params
+            trial.distributions = moved.distributions
         self._replay.forget()
 
     def ask(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
@@ -238,33 +246,31 @@ class Proposer:
         Equal numbers after equal histories give equal proposals. `taken` are the sets that other
         lanes are trying.
         """
-        known = self._seen.union(taken)
-        mended = [
-            (origin, rest)
-            for origin, settings in self._first
-            for rest in self._without_failing(settings)
-        ]
-        for origin, settings in (*self._first, *mended):
-            if settings not in known:
+        excluded = self._seen.union(taken)
+        candidates = [*self._first]
+        for origin, settings in self._first:
+            candidates += [(origin, mended) for mended in self._without_failing(settings)]
+        for origin, settings in candidates:
+            if settings not in excluded:
                 return self._config(number, settings, origin)
         self.why_none = "the whole space is tried"
-        if all(point in known for point in self.space.points()):
+        if all(point in excluded for point in self.space.points()):
             return None
-        shown = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
-        if not self._is_gain_likely(number, shown):
+        history = [t for t in self._history if t.user_attrs[NUMBER_KEY] < number]
+        if not self._is_gain_likely(number, history):
             self.why_none = (
-                f"no gain of {format_share(self._least)} or more is expected from another set"
+                f"no gain of {format_share(self._gain)} or more is expected from another set"
             )
-            return self.ask_best(
-                number, taken=taken
-            )  # it has fewer settings to leave out than tried sets
-        others = [self._under_way(s, {}) for s in sorted(known - self._seen, key=str)]
+            # The best expected set has fewer settings to leave out than tried sets.
+            return self.ask_best(number, taken=taken)
+        running = [self._trial(s) for s in sorted(excluded - self._seen, key=str)]
         fitted: Models | None = None
-        for repeat, (settings, origin) in enumerate(self._proposals(number, shown, others)):
-            if settings in known or contains_failing(settings, self.failing):
+        proposals = self._proposals(number, history, running)
+        for repeat, (settings, origin) in enumerate(proposals):
+            if settings in excluded or contains_failing(settings, self.failing):
                 continue
-            if origin == RANDOM and self._memory is not None and repeat <= MAX_REPEATS // 2:
-                fitted = fitted or self._expecting(0).fit([*shown, *others])
+            if origin == RANDOM and self._memory and repeat <= MAX_REPEATS // 2:
+                fitted = fitted or self._expecting(0).fit([*history, *running])
                 if not fitted.may_fit(self._points.values(settings) or {}):
                     continue
             return self._config(number, settings, origin)
@@ -279,57 +285,50 @@ class Proposer:
                 return
         yield settings
 
-    def _is_gain_likely(self, number: int, shown: Sequence[FrozenTrial]) -> bool:
-        """Whether another set gains what a proof can show with a chance worth a trial; only the own
-        sampler can tell.
+    def _is_gain_likely(self, number: int, history: Sequence[FrozenTrial]) -> bool:
+        """Whether another set gains what a proof can show with a chance worth a trial.
 
-        With fewer trials than settings it cannot, either: it would go by what it expects of most
-        settings.
+        Only the additive sampler can tell. With fewer trials than settings it cannot, either: it
+        would go by what it expects of most settings.
         """
-        measured = sum("failure" not in t.user_attrs for t in shown)
-        if self._spec.search.sampler != ADDITIVE or measured < max(
-            ENOUGH_TO_TELL, len(self._points.parameters)
-        ):
+        measured = sum("failure" not in t.user_attrs for t in history)
+        enough = max(ENOUGH_TO_TELL, len(self._points.parameters))
+        if self._spec.search.sampler != ADDITIVE or measured < enough:
             return True
-        chance = self._expecting(self._seed(number)).chance_of_gain(
-            shown, least=-math.log1p(-self._least)
-        )
-        return chance >= LEAST_CHANCE
+        sampler = self._expecting(self._seed(number))
+        return sampler.chance_of_gain(history, least=-math.log1p(-self._gain)) >= LEAST_CHANCE
 
     def enqueued(self, number: int, values: Mapping[str, Any]) -> TrialConfig:
-        """Returns a trial of a set that somebody enqueued in the storage; SettingError if it is not
-        to be tried.
+        """Returns a trial of an enqueued set; SettingError if it is not to be tried.
 
         Args:
             values: Of the set's settings; others have their defaults.
         """
         parameters = self._points.parameters
-        if unknown := [n for n in values if n not in parameters]:
-            raise SettingError(
-                f"{unknown[0]} is not searched{close_matches(unknown[0], parameters)}"
-            )
         texts = {n: p.default_choice for n, p in parameters.items()}
+        for name in values:
+            if name not in parameters:
+                raise SettingError(f"{name} is not searched{close_matches(name, parameters)}")
         for name, value in values.items():
             text = read_value(parameters[name], value)
             if text is None:
-                raise SettingError(
-                    f"{name} must be one of {format_domain(parameters[name])} but is {value!r}"
-                )
+                domain = format_domain(parameters[name])
+                raise SettingError(f"{name} must be one of {domain} but is {value!r}")
             texts[name] = text
-        settings = self.space.suggest(lambda p: texts[p.name])
-        if idle := sorted(values.keys() - (self.space.locate(settings) or {})):
-            raise SettingError(f"{idle[0]} is searched {format_condition(parameters[idle[0]])}")
-        if settings in self._seen:
+        config = self._config(number, self.space.suggest(lambda p: texts[p.name]), ENQUEUED)
+        for name in sorted(values.keys() - config.params):
+            raise SettingError(f"{name} is searched {format_condition(parameters[name])}")
+        if config.settings in self._seen:
             raise SettingError("it is tried already")
-        if contains_failing(settings, self.failing):
+        if contains_failing(config.settings, self.failing):
             raise SettingError("a part of it fails")
-        self._enqueued[settings] = values
-        return self._config(number, settings, ENQUEUED)
+        self._enqueued[config.settings] = values
+        return config
 
     def ask_best(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
         """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
         settings = self._estimates().best
-        if settings in self._seen or settings in taken or contains_failing(settings, self.failing):
+        if settings in self._seen.union(taken) or contains_failing(settings, self.failing):
             return None
         return self._config(number, settings, PREDICTED_BEST)
 
@@ -338,55 +337,37 @@ class Proposer:
         return TrialConfig(number=number, settings=settings, origin=origin, params=params)
 
     def effects(self) -> EffectsRecord | None:
-        """Returns estimates from all trials, whichever sampler proposed them; None if none was
-        measured.
-        """
-        estimates = self._estimates()
-        return estimates.record() if estimates.measured else None
+        """Returns estimates from all trials of any sampler; None if none was measured."""
+        return self._estimates().record()
 
     def _estimates(self) -> StudyEffects:
         sampler = self._additive(self._seed("effects"))
-        return StudyEffects(
-            self._points, sampler, self._history, least=self._spec.measure.min_effect
-        )
+        min_effect = self._spec.measure.min_effect
+        return StudyEffects(self._points, sampler, self._history, least=min_effect)
 
     def _proposals(
-        self, number: int, shown: Sequence[FrozenTrial], others: Sequence[FrozenTrial]
+        self, number: int, history: Sequence[FrozenTrial], running: Sequence[FrozenTrial]
     ) -> Iterator[tuple[FlagSet, str]]:
-        """Yields points of the space for trial `number`, known or not, and their origins.
-
-        Args:
-            shown: Trials of which the sampler knows.
-            others: Trials that are running.
-        """
+        """Yields points of the space for trial `number`, known or not, and their origins."""
         name = self._spec.search.sampler
-        if name == RANDOM or (name != ADDITIVE and len(self._history) < STARTUP_TRIALS):
-            for repeat in range(FEW_REPEATS):
-                yield self._random(self._seed(f"{number}/{repeat}"), changes=CHANGES), RANDOM
-        elif name == ADDITIVE:  # the same trials, the same answer
-            yield (
-                self._points.point(self._expecting(self._seed(number)).propose([*shown, *others])),
-                name,
-            )
+        repeats = range(FEW_REPEATS, MAX_REPEATS)
+        if name == ADDITIVE:  # the same trials, the same answer
+            sampler = self._expecting(self._seed(number))
+            yield self._points.point(sampler.propose([*history, *running])), name
+        elif name == RANDOM or len(self._history) < STARTUP_TRIALS:
+            repeats = range(MAX_REPEATS)
         else:
-            study = self._replay.up_to(shown, number)
-            study.add_trials(others)
+            study = self._replay.up_to(history, number)
+            study.add_trials(running)
             for _ in range(FEW_REPEATS):
                 yield self.space.suggest(functools.partial(suggest, study.ask())), name
-        # A sampler that repeats itself is stuck near its favourite or the default: draw from the
-        # whole space.
-        for repeat in range(FEW_REPEATS, MAX_REPEATS):
-            yield (
-                self._random(
-                    self._seed(f"{number}/{repeat}"), changes=len(self._points.parameters)
-                ),
-                RANDOM,
-            )
+        for repeat in repeats:
+            # A sampler that repeats itself is stuck near its favourite or the default.
+            changes = CHANGES if repeat < FEW_REPEATS else len(self._points.parameters)
+            yield self._random(f"{number}/{repeat}", changes), RANDOM
 
     def _expecting(self, seed: int) -> AdditiveFlagSampler:
-        """Returns the additive sampler that knows what others published; estimates are of the
-        trials alone.
-        """
+        """Returns the additive sampler with published effects; estimates are of trials alone."""
         sampler = self._additive(seed)
         for expected in self.space.expected:
             values = self._points.values(expected.settings)
@@ -395,29 +376,28 @@ class Proposer:
         return sampler
 
     def _additive(self, seed: int) -> AdditiveFlagSampler:
-        """Returns the additive sampler, whose model also estimates effects for any other
-        sampler.
-        """
+        """Returns the additive sampler, which estimates effects for any other one, too."""
         points = self._points
-        flags = {
-            n: flag_of(p, self.priors.get(n), self._spec.baseline.get(n), among=points.parameters)
-            for n, p in points.parameters.items()
-        }
+        baseline = self._spec.baseline
+        flags = {n: points.flag(n, self.priors.get(n), baseline.get(n)) for n in points.parameters}
         sampler = AdditiveFlagSampler(points.distributions, flags, seed=seed, is_log_ratio=True)
         sampler.known_failing += [v for v in map(points.values, self.failing) if v is not None]
-        if self._memory is not None:
+        if self._memory:
             sampler.memory_limit = self._memory.limit
-            peaks = [(points.values(part), peak) for part, peak in self._memory.peaks]
-            sampler.known_peaks += [(v, peak) for v, peak in peaks if v is not None]
+            for settings, peak in self._memory.peaks:
+                values = points.values(settings)
+                if values is not None:
+                    sampler.known_peaks.append((values, peak))
         return sampler
 
-    def _random(self, seed: int, *, changes: int) -> FlagSet:
+    def _random(self, draw: str, changes: int) -> FlagSet:
         """Returns a random point with about `changes` settings changed from the default.
 
         Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad
         setting hides the others. OpenTuner's and GroupTuner's flag tuners start from the default
         for the same reason.
         """
+        seed = self._seed(draw)
         rng = random.Random(seed)
         trial = optuna.create_study(sampler=RandomSampler(seed)).ask()
         changed = rng.randint(1, 2 * changes - 1) / max(1, len(self._points.parameters))
@@ -430,23 +410,10 @@ class Proposer:
 
         return self.space.suggest(choose)
 
-    def _seed(self, what: object) -> int:
+    def _seed(self, draw: object) -> int:
         """Returns the seed of one of the study's draws."""
-        text = f"{self._spec.seed}/{what}"
+        text = f"{self._spec.seed}/{draw}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-    def _as_optuna(self, settings: FlagSet) -> dict[str, Any]:
-        """Returns what makes a trial of Optuna of a set: values that are in the space, and how it
-        was enqueued.
-        """
-        params = self._points.located(settings)
-        return {
-            "params": params,
-            "distributions": {n: self._points.distributions[n] for n in params},
-            "system_attrs": {ENQUEUED_KEY: self._enqueued[settings]}
-            if settings in self._enqueued
-            else {},
-        }
 
 
 def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
@@ -454,5 +421,5 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
     return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 
-def _attributes(trial: TrialConfig | TrialResult) -> dict[str, Any]:
+def _attributes(trial: TrialConfig) -> dict[str, Any]:
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}

@@ -13,8 +13,9 @@ from autotune.rundir.store import Store
 def find_trial(store: Store, number: int) -> TrialResult:
     """Returns one trial's result; numbers start at 1. Raises AutotuneError if there is none."""
     results = store.of(TrialResult)
-    if found := [r for r in results if r.number == number]:
-        return found[0]
+    for result in results:
+        if result.number == number:
+            return result
     raise AutotuneError(
         f"a trial's number must be between 1 and {len(results)} but got {number}; see `autotune "
         f"show {store.path}`"
@@ -22,22 +23,19 @@ def find_trial(store: Store, number: int) -> TrialResult:
 
 
 def by_hand(store: Store, result: TrialResult) -> list[str]:
-    """Returns lines of a shell that run a trial's program under its settings and the baseline,
-    secrets redacted.
-    """
-    under = store.spec.under(result.settings)
-    device, workload = under.device, under.workload
-    settings = store.spec.baseline.merge(result.settings)
+    """Returns lines of a shell that run a trial's program under its settings, secrets redacted."""
+    spec = store.spec.under(result.settings)
+    device = spec.device
     environment = child_environment(
         {},
-        settings,
+        store.spec.baseline.merge(result.settings),
         platform_name=device.platform,
         virtual_devices=(device.count or 1) if device.platform == "cpu" else None,
     )
-    if workload.command is not None:
-        command = shlex.join(workload.arguments(str(store.path / (result.directory or "."))))
-    else:
-        command = workload.command_line()
+    command = spec.workload.command_line()
+    if spec.workload.command is not None:
+        folder = store.path / (result.directory or ".")
+        command = shlex.join(spec.workload.arguments(str(folder)))
     exports = [
         f"export {n}={shlex.quote(v)}" for n, v in environment.items() if n != "PYTHONUNBUFFERED"
     ]

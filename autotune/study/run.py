@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.cluster.engine import Engine
@@ -13,14 +13,17 @@ from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpu_ids
 from autotune.machine.host import describe_machine, utc_now
 from autotune.measure.runner import LocalExecutor, TaskRunner
-from autotune.model.records import AnyRecord, Callbacks, ConclusionRecord
+from autotune.model.records import Callbacks, ConclusionRecord, TrialResult
 from autotune.model.spec import StudySpec
+from autotune.model.texts import Note
 from autotune.results.trackers import END_S, TrackerProcess, refuse_trackers
 from autotune.rundir.damage import damages
 from autotune.rundir.store import Store, driver_session
 from autotune.study.budget import TimeLeft
 from autotune.study.lanes import Lanes
 from autotune.study.preflight import Setup
+
+MakeEngine = Callable[["StudyRun"], Engine]
 
 
 @dataclass(kw_only=True)
@@ -42,22 +45,22 @@ class StudyRun:
     spec: StudySpec
     view: Callbacks
     open_store: Callable[[], Store]
-    prepare: Callable[[Callable[[str], None]], Setup]
+    prepare: Callable[[Note], Setup]
     storage: str | None = None
     devices: Sequence[Sequence[str]] = ()
-    make_engine: Callable[[StudyRun], Engine] | None = None
+    make_engine: MakeEngine | None = None
     command: Sequence[str] = ()
     trackers: Sequence[str] = ()
 
-    setup: Setup = field(init=False)
-    store: Store = field(init=False)
-    lanes: Lanes = field(init=False)
-    conclusion: ConclusionRecord = field(init=False)
-    _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
-    _trackers: list[TrackerProcess] = field(default_factory=list, init=False)
-
     def __post_init__(self) -> None:
         refuse_trackers(self.trackers)
+        self.setup: Setup
+        self.store: Store
+        self.lanes: Lanes
+        self.conclusion: ConclusionRecord
+        self._stage = ("", "")
+        self._resources = contextlib.ExitStack()
+        self._trackers: list[TrackerProcess] = []
 
     @property
     def time(self) -> TimeLeft:
@@ -65,13 +68,14 @@ class StudyRun:
         return TimeLeft(self.store, self.store.watch.total_s, len(self.lanes.names))
 
     def open(self) -> None:
-        """Takes the devices and the run directory, and begins a session."""
+        """Checks the study, takes the devices and the run directory, and begins a session."""
+        note = self.view.note
+        self.setup = self.prepare(note)
         hold = self._resources.enter_context
         hold(reserve_devices(self.spec.device.platform, self._to_hold()))
-        self.store = self.open_store()
-        self._resources.callback(self.store.close)
-        if self.store.earlier is not None:
-            self.view.note(
+        self.store = hold(contextlib.closing(self.open_store()))
+        if self.store.earlier:
+            note(
                 "the study before its edit had measured nothing; its files lie in "
                 f"{self.store.earlier}"
             )
@@ -80,46 +84,45 @@ class StudyRun:
         self.lanes.engine = (self.make_engine or _this_process)(self)
         self._resources.callback(self.lanes.close)
         for line in damages(self.store):
-            self.view.note(line)
-        self._trackers = [
-            TrackerProcess(n, self.store.path, self.view.note) for n in dict.fromkeys(self.trackers)
-        ]
+            note(line)
+        for name in dict.fromkeys(self.trackers):
+            self._trackers.append(TrackerProcess(name, self.store.path, note))
 
     def _to_hold(self) -> Sequence[str]:
-        """Returns the devices to reserve against other studies on this machine; CPU cores only if
-        they were named.
-        """
-        if "SLURM_JOB_ID" in caller_environment():
+        """Returns the devices to reserve against other studies; CPU cores only if named."""
+        environment = caller_environment()
+        if "SLURM_JOB_ID" in environment:
             return ()  # they are its own already, and two jobs may both number theirs from 0
-        if self.make_engine is not None and not self.devices:
-            return ()  # lanes are elsewhere, and their workers reserve devices
-        if self.devices or self.spec.device.platform != "cuda":
+        if self.devices:
             return [device for group in self.devices for device in group]
-        return visible_gpu_ids(caller_environment())
+        if self.make_engine is not None or self.spec.device.platform != "cuda":
+            return ()  # workers of lanes elsewhere reserve devices
+        return visible_gpu_ids(environment)
 
     def begin_stage(self, name: str, detail: str) -> None:
-        """Shows that a stage begins, here and in `autotune status`."""
+        """Shows a stage as it begins, here and in `autotune status`; of a search once."""
+        if (name, detail) == self._stage or name == self._stage[0] == "search":
+            return
+        self._stage = (name, detail)
         self.store.tell_stage(name)
         self.view.stage(name, detail)
         for tracker in self._trackers:
             tracker.look()
 
-    def record(self, record: AnyRecord) -> None:
-        """Appends a record and shows it."""
-        self.store.append(record)
-        self.view.result(record)
-
     def conclude(self, **fields: Any) -> None:
         """Records the conclusion, unless the newest one says the same; see `ConclusionRecord`."""
         self.store.append_news(
-            ConclusionRecord(ended=utc_now(), provenance=describe_machine(), **fields)
+            ConclusionRecord(
+                ended=utc_now(),
+                provenance=describe_machine(),
+                trial_count=len(self.store.of(TrialResult)),
+                **fields,
+            )
         )
         self.conclusion = self.store.of(ConclusionRecord)[-1]
 
     def close(self) -> None:
-        """Ends every process of the session and releases its devices; the records can still be
-        read.
-        """
+        """Ends every process of the session and releases its devices; records stay readable."""
         self._resources.close()
         for tracker in self._trackers:
             tracker.close(END_S if hasattr(self, "conclusion") else 0.0)

@@ -1,6 +1,4 @@
-"""Optuna samplers: making the one of a study, and the trials in which it is asked for points of the
-search space.
-"""
+"""Makes the Optuna sampler of a study, and the trials in which it is asked for points."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import MEMORY_FRACTIONS, OPTION, FlagSet, render_value
 from autotune.model.plugins import load_class
-from autotune.model.records import REFERENCE_NUMBER, TrialResult
+from autotune.model.records import TrialResult
 from autotune.model.sections import SAMPLERS, SearchSpec
 from autotune.rundir.optuna_study import fill_trial
 from autotune.search.sampler import DUPLICATE_KEY, NUMBER_KEY, SD_KEY
@@ -28,7 +26,8 @@ from autotune.search.space import Flag
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import standard_error
 
-ADDITIVE, RANDOM = "additive", "random"
+ADDITIVE = "additive"
+RANDOM = "random"
 
 REHEARSED = 12
 """Trials of a made-up study: more than the random ones with which Optuna's samplers begin."""
@@ -69,23 +68,21 @@ class Replay:
 
     def _tell(self, trial: FrozenTrial) -> None:
         study = _load(self._storage, self._make(trial.user_attrs[NUMBER_KEY]))
-        asked = study.ask()
-        asked.relative_params  # noqa: B018  # asks the sampler
-        fill_trial(self._storage, self._storage.get_trial(asked._trial_id), trial)
+        repeated = study.ask()
+        repeated.relative_params  # noqa: B018  # asks the sampler
+        fill_trial(self._storage, self._storage.get_trial(repeated._trial_id), trial)
         if trial.params:
-            study.tell(asked, trial.value)
+            study.tell(repeated, trial.value)
         else:
             # No point of the space: samplers look for what all trials have, and skip failed ones.
-            study.tell(asked, state=TrialState.FAIL)
+            study.tell(repeated, state=TrialState.FAIL)
         self._told.append(trial)
 
 
 _NAME = "replay"
 
 _unwarned = functools.partial(warnings.catch_warnings, action="ignore")
-"""Optuna warns of what is experimental, and of constraints that a sampler does not read: nothing
-that a user can do.
-"""
+"""Hides Optuna's warnings of what is experimental, and of constraints that are not read."""
 
 
 def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:
@@ -125,6 +122,33 @@ class Points:
             if located.get(n) in p.choices
         }
 
+    def flag(self, name: str, p_active: float | None, in_force: str | None = None) -> Flag:
+        """Returns prior knowledge of a parameter.
+
+        Args:
+            in_force: Its value in the study's baseline, if it has one.
+        """
+        parameter = self.parameters[name]
+        needs = {
+            parent: [from_text(self.parameters[parent], text) for text in texts]
+            for parent, texts in (parameter.condition or {}).items()
+            if parent in self.parameters
+        }
+        default = parameter.default_choice
+        if in_force is not None:
+            default = parameter.match(in_force) or default
+        place = None
+        if parameter.default and parameter.default.isdigit():
+            place = float(parameter.default)
+        return Flag(
+            default=from_text(parameter, default) if default in parameter.choices else None,
+            default_place=place,
+            group=parameter.group,
+            needs=needs,
+            p_active=p_active,
+            moves_memory=name.startswith(OPTION) or name in MEMORY_FRACTIONS,
+        )
+
 
 def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
     """Returns the value that a trial suggests for a parameter."""
@@ -133,8 +157,9 @@ def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
 
 
 class PinnedTpe(optuna.samplers.TPESampler):
-    """Optuna's TPE with pinned options, so that every Optuna searches alike; the proposer makes the
-    startup trials.
+    """Optuna's TPE with pinned options, so that every Optuna searches alike.
+
+    The proposer makes the startup trials.
     """
 
     def __init__(self, seed: int) -> None:
@@ -168,9 +193,7 @@ def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> Ba
 
 
 def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
-    """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked or
-    lacks a package.
-    """
+    """Asks a sampler by import path in a made-up study; StudyFileError if it cannot be asked."""
     if search.sampler in SAMPLERS:
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -183,53 +206,18 @@ def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
     except Exception as error:  # whatever a sampler's code raises
         lack = "install what it lacks" if isinstance(error, ImportError) else "mend it"
         raise StudyFileError(
-            f"the sampler {search.sampler} must propose sets in a study of Optuna but: "
-            f"{error!r}; {lack}, or name "
-            "another one in `search.sampler`"
+            f"the sampler {search.sampler} must propose sets in a study of Optuna but: {error!r}; "
+            f"{lack}, or name another one in `search.sampler`"
         ) from error
 
 
 def certainty_of(result: TrialResult) -> dict[str, float | int]:
     """Returns user attributes: a result's standard error, or the trial that it duplicates."""
+    if result.is_the_default:
+        return {SD_KEY: SURE_SD}
     if result.same_as is not None:
-        return (
-            {SD_KEY: SURE_SD}
-            if result.same_as == REFERENCE_NUMBER
-            else {DUPLICATE_KEY: result.same_as}
-        )
-    return {} if result.comparison is None else {SD_KEY: standard_error(result.comparison.estimate)}
-
-
-def flag_of(
-    parameter: Parameter,
-    p_active: float | None,
-    in_force: str | None = None,
-    *,
-    among: Mapping[str, Parameter],
-) -> Flag:
-    """Returns prior knowledge of a parameter.
-
-    Args:
-        in_force: Its value in the study's baseline, if it has one.
-        among: The parameters of the space by name; conditions on others do not count.
-    """
-    needs = {
-        name: [from_text(among[name], text) for text in texts]
-        for name, texts in (parameter.condition or {}).items()
-        if name in among
-    }
-    default = (
-        parameter.match(in_force) if in_force is not None else None
-    ) or parameter.default_choice
-    place = parameter.default if parameter.default and parameter.default.isdigit() else None
-    return Flag(
-        default=from_text(parameter, default) if default in parameter.choices else None,
-        default_place=float(place) if place is not None else None,
-        group=parameter.group,
-        needs=needs,
-        p_active=p_active,
-        moves_memory=parameter.name.startswith(OPTION) or parameter.name in MEMORY_FRACTIONS,
-    )
+        return {DUPLICATE_KEY: result.same_as}
+    return {SD_KEY: standard_error(result.comparison.estimate)} if result.comparison else {}
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
@@ -246,9 +234,7 @@ def from_text(parameter: Parameter, text: str) -> Any:
 
 
 def read_value(parameter: Parameter, value: Any) -> str | None:
-    """Converts what somebody enqueued to the recorded value; None if the parameter does not have
-    it.
-    """
+    """Converts what somebody enqueued to the recorded value; None if the parameter lacks it."""
     try:
         return parameter.match(render_value(value))
     except ValueError:

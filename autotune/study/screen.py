@@ -1,5 +1,4 @@
-"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement
-(`docs/screening.md`).
+"""The screen of a study: compiles sets without a GPU to decide which are worth a measurement.
 
 The search begins when the sets of one setting are compiled. What does nothing alone is searched
 last: groups of such settings are compiled beside the measurements of GPUs, on processors that these
@@ -18,9 +17,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from autotune.compiler.screen import (
     Effect,
@@ -46,7 +44,7 @@ from autotune.model.stop import result_of
 from autotune.results.screen_words import describe_screen
 from autotune.rundir.store import Store
 from autotune.search.additive import EXPECTED, MOST_LIKELY
-from autotune.settings.space import SearchSpace
+from autotune.settings.space import NamedSets, SearchSpace
 from autotune.stats.estimates import Verdict, judge
 from autotune.study.run import StudyRun
 
@@ -59,33 +57,30 @@ NO_OPS_TOGETHER = "no-ops together"
 """Origin of trials of all no-op settings at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Precheck:
-    """The result of compiling a set."""
+class Precheck(NamedTuple):
+    """The result of compiling a set.
+
+    Attributes:
+        key: Identifies its program and the settings read at run time; None if it is not known.
+        failure: Why it must not be launched.
+    """
 
     key: str | None = None
-    """Identifies its program and the settings read at run time; None if it is not known."""
     failure: Failure | None = None
-    """Why it must not be launched."""
 
 
 def is_wanted(spec: StudySpec) -> tuple[bool, str]:
     """Returns whether a study is screened, and why not if the user may expect it."""
-    asked = spec.screen.enabled
-    if asked is False:
-        return False, ""
+    enabled = spec.screen.enabled
     if spec.workload.entry is None:
-        return (
-            False,
-            "not screened: a screen compiles an `entry`, this study runs a command"
-            if asked is True
-            else "",
-        )
-    if asked == "auto":
-        if spec.device.platform != "cuda":
-            return False, ""
-        if problem := compiler_problem(compiler_versions()):
-            return False, f"not screened: {problem}"
+        reason = "not screened: a screen compiles an `entry`, this study runs a command"
+        return False, reason if enabled is True else ""
+    if enabled != "auto":
+        return enabled is True, ""
+    if spec.device.platform != "cuda":
+        return False, ""
+    if problem := compiler_problem(compiler_versions()):
+        return False, f"not screened: {problem}"
     return True, ""
 
 
@@ -112,15 +107,8 @@ class StudyScreener:
         self._groups_end_s = math.inf
         self._screen: Screener | None = None
 
-    @property
-    def _is_measuring(self) -> bool:
-        """Whether this machine is measuring now, which compiling must not disturb."""
-        return self._run.lanes.is_measuring
-
     def narrow(self, space: SearchSpace, reference: WorkerReport) -> SearchSpace:
-        """Screens a space, unless that was done or there is no time for it; returns the space to
-        search first.
-        """
+        """Screens a space, if that is due and there is time; returns the space to search first."""
         if not (self._is_on and self._run.time.is_enough):
             return space
         target: Target | None = None
@@ -128,16 +116,15 @@ class StudyScreener:
         try:
             if self._spec.device.platform == "cuda":
                 target, topology = self._cluster(reference)
-            screen = self._open(target, topology)
-            self.report = self._known(screen) or self._compile_alone(screen, space)
-            if self.report.of_effect(Effect.ALONE):
-                self._begin_groups(screen, self.report, space)
-                if not self._has_room_beside(screen):
-                    self.settled(wait=True)
-            left = self.left(space)
+            self._compile(space, target, topology)
+            narrower = self.left(space)
         except Exception as error:
-            self._give_up(
-                error, target.name if target else "cpu", str(topology or reference.device_count)
+            self._store.append(
+                ScreenRecord(
+                    target=target.name if target else "cpu",
+                    topology=str(topology or reference.device_count),
+                    reason=self._give_up(error),
+                )
             )
             return space
         if not self._believes_memory:
@@ -145,7 +132,7 @@ class StudyScreener:
                 "the screen says that the reference does not fit, but it runs: memory of the "
                 "screen is ignored"
             )
-        return left
+        return narrower
 
     @property
     def _believes_memory(self) -> bool:
@@ -155,40 +142,25 @@ class StudyScreener:
     def left(self, space: SearchSpace) -> SearchSpace:
         """Returns what of a space needs measurements by the report, and says so."""
         assert self.report is not None
-        left = narrowed(space, self.report)
+        narrower = narrowed(space, self.report)
         for line in describe_screen(self.report):
             self._view.note(line)
-        self._view.note(
-            f"the space has {len(left.parameters)} of {len(space.parameters)} settings left to "
-            "search"
-        )
-        return left
+        count = len(narrower.parameters)
+        self._view.note(f"the space has {count} of {len(space.parameters)} settings left to search")
+        return narrower
 
     def _has_room_beside(self, screen: Screener) -> bool:
         """Returns whether groups can be compiled beside a measurement without disturbing it."""
-        return screen.job.target is not None and bool(
-            spare_processors(screen.job.topology.gpus_per_node)
-        )
-
-    def _begin_groups(self, screen: Screener, report: ScreenReport, space: SearchSpace) -> None:
-        self._groups = self._beside.submit(
-            screen.together,
-            report,
-            domains(space),
-            chains(space),
-            on=self._wait,
-            progress=self._show,
-            is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
-        )
+        job = screen.job
+        return bool(job.target and spare_processors(job.topology.gpus_per_node))
 
     def _show(self, done: str) -> None:
         """Shows what is compiled, unless something is measured, which is shown then."""
-        if not self._is_measuring:
+        if not self._run.lanes.is_measuring:
             self._view.phase(f"screening, {done[:80]}")
 
     def settled(self, *, wait: bool = False) -> bool:
-        """Returns whether verdicts on what does nothing alone have come since the last call: the
-        report then has them.
+        """Returns whether the report has new verdicts on what does nothing alone.
 
         Args:
             wait: Whether to wait for that, within the limit of a screen's time.
@@ -209,9 +181,11 @@ class StudyScreener:
         self._record(self.report, started)
         return True
 
-    def _open(self, target: Target | None, topology: Topology | None) -> Screener:
-        """Opens the compile workers for a cluster, or for this CPU, without compiling anything."""
-        _, self._screen = self._resources.enter_context(
+    def _compile(
+        self, space: SearchSpace, target: Target | None, topology: Topology | None
+    ) -> None:
+        """Opens compile workers for a cluster or this CPU, and compiles what is not known yet."""
+        _, screen = self._resources.enter_context(
             open_screener(
                 self._spec,
                 study_dir=Path(self._store.study_dir),
@@ -221,7 +195,20 @@ class StudyScreener:
                 progress=self._show,
             )
         )
-        return self._screen
+        self._screen = screen
+        self.report = self._known(screen) or self._compile_alone(screen, space)
+        if self.report.of_effect(Effect.ALONE):
+            self._groups = self._beside.submit(
+                screen.together,
+                self.report,
+                domains(space),
+                chains(space),
+                on=self._wait,
+                progress=self._show,
+                is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
+            )
+            if not self._has_room_beside(screen):
+                self.settled(wait=True)
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
         """Returns the target and topology that the study names, or those of the machine."""
@@ -234,26 +221,18 @@ class StudyScreener:
         return target, topology
 
     def _known(self, screen: Screener) -> ScreenReport | None:
-        """Returns the report of an earlier session, if it had the same GPU, topology and
-        versions.
-        """
+        """Returns an earlier session's report for the same GPU, topology and versions."""
         gpu = screen.job.target
-        here = (gpu.digest if gpu else "", str(screen.job.topology), compiler_versions())
+        cluster = (gpu.digest if gpu else "", str(screen.job.topology), compiler_versions())
         for record in reversed(self._store.of(ScreenRecord)):
-            report = (
-                ScreenReport.model_validate(record.report) if record.report is not None else None
-            )
-            if (
-                report is not None
-                and (report.target_digest, record.topology, record.versions) == here
-            ):
+            report = _report_of(record)
+            if report and (report.target_digest, record.topology, record.versions) == cluster:
                 return report
         return None
 
     def _compile_alone(self, screen: Screener, space: SearchSpace) -> ScreenReport:
         values = domains(space)
-        self._store.tell_stage("screen")
-        self._view.stage("screen", f"{len(values)} settings are compiled, none is launched")
+        self._run.begin_stage("screen", f"{len(values)} settings are compiled, none is launched")
         started = time.monotonic()
         limit_s = self._limit_s()
         report = self._wait(
@@ -277,38 +256,31 @@ class StudyScreener:
 
     def _limit_s(self) -> float:
         """Seconds for which the study may still wait for its screen."""
-        budget_s = self._spec.search.time_budget
-        if budget_s is None:
-            return math.inf
         time_left = self._run.time
         kept_s = time_left.reserved_s + FEWEST_TRIALS * time_left.takes.trial_s
-        left_s = budget_s - time_left.elapsed_s - kept_s
         waited_s = sum(r.duration_s for r in self._store.of(ScreenRecord))
-        return max(0.0, min(SHARE_OF_BUDGET * budget_s - waited_s, left_s))
+        share_s = SHARE_OF_BUDGET * time_left.budget_s - waited_s
+        return max(0.0, min(share_s, time_left.budget_s - time_left.elapsed_s - kept_s))
 
-    def _give_up(self, error: Exception, target: str = "", topology: str = "") -> None:
+    def _give_up(self, error: Exception) -> str:
+        """Compiles nothing more, and says why; returns the reason."""
         self._is_on = False
-        reason = (
-            str(error) if isinstance(error, AutotuneError) else f"{type(error).__name__}: {error}"
-        )
+        reason = str(error)
+        if not isinstance(error, AutotuneError):
+            reason = f"{type(error).__name__}: {error}"
         self._view.note(f"the study continues without a screen: {reason}")
-        if target:
-            self._store.append(ScreenRecord(target=target, topology=topology, reason=reason))
+        return reason
 
     def _wait(self, work: Callable[[], R]) -> R:
-        """Runs work on the compiling thread, beside a measurement on processors that it can spare,
-        and waits for it.
-        """
-        if self._screen is not None:
-            here = self._screen.job.topology
-            spare = spare_processors(here.gpus_per_node) if self._is_measuring else ()
+        """Runs work on the compiling thread, beside measurements on processors that they spare."""
+        if self._screen:
+            gpus = self._screen.job.topology.gpus_per_node
+            spare = spare_processors(gpus) if self._run.lanes.is_measuring else ()
             self._screen.compiler.kept_to = frozenset(spare)
         return result_of(self._pool.submit(work))
 
     def precheck(self, settings: FlagSet) -> Precheck:
-        """Returns a set's program, and why it must not be launched, if anything is known of
-        them.
-        """
+        """Returns a set's program, and why it must not be launched, as far as they are known."""
         screen = self._screen
         if screen is None or not self._is_on:
             return Precheck()
@@ -323,7 +295,7 @@ class StudyScreener:
     def close(self) -> None:
         """Ends the compile worker."""
         self._is_on = False
-        if self._screen is not None:
+        if self._screen:
             self._screen.compiler.abort()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._beside.shutdown(wait=True, cancel_futures=True)
@@ -333,9 +305,8 @@ class StudyScreener:
 # ---------------------------------------------------------------------- no-op recheck
 
 
-def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tuple[str, FlagSet]]:
-    """Returns one or two sets of all no-ops that a screen removed from a space, for the actual GPU
-    may differ.
+def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> NamedSets:
+    """Returns one or two sets of all no-ops that a screen removed, for the actual GPU may differ.
 
     There are none without a screen, and where it compiled for the very CPU that runs.
     """
@@ -348,18 +319,16 @@ def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> list[tup
 
 
 def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
-    """Returns whether a trial of no-op settings failed, or ran faster or slower than the
-    reference.
-    """
-    tried = [r for r in results if r.origin == NO_OPS_TOGETHER]
-    verdicts = {
-        judge(r.comparison.estimate, min_effect=min_effect)
-        for r in tried
-        if r.comparison is not None
-    }
-    return any(r.failure is not None for r in tried) or not verdicts.isdisjoint(
-        {Verdict.FASTER, Verdict.SLOWER}
-    )
+    """Returns whether a trial of no-ops failed, or was faster or slower than the reference."""
+    for result in results:
+        if result.origin == NO_OPS_TOGETHER:
+            if result.failure:
+                return True
+            if result.comparison:
+                verdict = judge(result.comparison.estimate, min_effect=min_effect)
+                if verdict in (Verdict.FASTER, Verdict.SLOWER):
+                    return True
+    return False
 
 
 # ---------------------------------------------------------------------- priors
@@ -367,10 +336,14 @@ def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
 LARGEST_PRIOR = 0.5
 """Upper limit of the prior probability of a setting to act."""
 
-ACTS, ACTS_TOGETHER, UNKNOWN, USELESS = 2.0, 1.0, 1.0, 0.5
-"""Weights of settings that change the compiled program, that change it only with others, of which
-compiling says nothing, and that do not change it or do not compile.
-"""
+ACTS = 2.0
+"""Weight of a setting that changes the compiled program."""
+
+UNCLEAR = 1.0
+"""Weight of one that changes it only with others, or of which compiling says nothing."""
+
+USELESS = 0.5
+"""Weight of one that does not change it, or does not compile."""
 
 
 def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, float]:
@@ -380,7 +353,7 @@ def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, floa
     spread over them by weights, which are judgements: they decide what is tried first, and trials
     soon outweigh them.
     """
-    screened = {s.name: s for s in report.settings} if report is not None else {}
+    screened = {s.name: s for s in report.settings} if report else {}
     weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}
     expected = min(EXPECTED, MOST_LIKELY * len(weights))
     total = sum(weights.values())
@@ -390,14 +363,16 @@ def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, floa
 def screened_by(store: Store) -> ScreenReport | None:
     """Returns the newest report of a study's screen."""
     record = store.last(ScreenRecord)
-    return (
-        ScreenReport.model_validate(record.report) if record is not None and record.report else None
-    )
+    return _report_of(record) if record else None
+
+
+def _report_of(record: ScreenRecord) -> ScreenReport | None:
+    return ScreenReport.model_validate(record.report) if record.report else None
 
 
 def _weight(report: SettingReport | None) -> float:
     if report is None or report.effect is Effect.MEASURE:
-        return UNKNOWN
+        return UNCLEAR
     if report.effect is not Effect.ACTIVE:
         return USELESS
-    return ACTS_TOGETHER if report.interacts_with else ACTS
+    return UNCLEAR if report.interacts_with else ACTS

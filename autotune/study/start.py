@@ -54,32 +54,29 @@ def run(
     from autotune.results.api import Study  # imports pandas, which no command line needs
 
     if isinstance(study, Mapping):
-        spec, folder = parse_study(dict(study)), Path.cwd()
+        spec = parse_study(dict(study))
+        folder = Path.cwd()
     else:
-        spec, folder = load_study(Path(study)), Path(study).resolve().parent
+        spec = load_study(Path(study))
+        folder = Path(study).resolve().parent
     spec = study_with(spec, trials=trials, time_budget=time_budget)
     path = Path(run_dir) if run_dir is not None else Path(RUNS, spec.name)
-    as_text: dict[str, Any] = {
-        "markup": False,
-        "highlight": False,
-        "emoji": False,
-        "force_jupyter": False,
-    }
-    console = Console(**as_text, quiet=not progress)
+    console = Console(
+        markup=False, highlight=False, emoji=False, force_jupyter=False, quiet=not progress
+    )
     if spec.device.platform == "cuda" and "jax" in sys.modules:
         console.print(
             "note: this process has imported jax; once it uses GPUs, it holds the memory that "
             "the study needs"
         )
-    trackers = [tracker] if isinstance(tracker, str) else tracker
     try:
-        done = run_shown(
+        session = run_shown(
             spec,
             path,
             console,
             study_dir=folder,
             make_engine=choose_engine(spec, ()),
-            trackers=trackers,
+            trackers=[tracker] if isinstance(tracker, str) else tracker,
         )
     except AutotuneError as error:
         error.args = (
@@ -93,7 +90,7 @@ def run(
             file=sys.stderr,
         )
         raise
-    return Study(done.store.path)
+    return Study(session.store.path)
 
 
 def _argument_of(option: re.Match[str]) -> str:
@@ -104,8 +101,10 @@ def _argument_of(option: re.Match[str]) -> str:
 def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:
     """Gives a study another size, None its own; raises StudyFileError if that is not legal."""
     data = spec.model_dump(context=WITH_SECRETS)
-    given = {"trials": trials, "time_budget": time_budget}
-    data["search"] |= {key: value for key, value in given.items() if value is not None}
+    if trials is not None:
+        data["search"]["trials"] = trials
+    if time_budget is not None:
+        data["search"]["time_budget"] = time_budget
     return parse_study(data, source="the study with the options of the command line")
 
 
@@ -117,8 +116,7 @@ def run_shown(
     do: Callable[[StudyRun], object] = run_study,
     **session: Any,
 ) -> StudyRun:
-    """Runs a study, or what else `do` does with its session, with its progress on a console; see
-    `new_run`.
+    """Runs a study, or what else `do` does with its session, with its progress on a console.
 
     Raises:
         AutotuneError: If the study cannot start or go on; its records stay.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from autotune.model.records import AaRecord, LedgerRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
@@ -18,9 +20,7 @@ from autotune.stats.estimates import Estimate
 from autotune.study.trials import incumbent
 
 SLOW = 0.03
-"""Excess of a lane's reference step time over the median lane's from which its machine is called
-slow.
-"""
+"""Excess of a lane's reference step time over the median lane's from which it is called slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +55,19 @@ class StudyStatus:
     run: str
     name: str
     state: str
-    stage: str | None
-    since: str | None
-    left_s: float | None
+    stage: str | None = None
+    since: str | None = None
+    left_s: float | None = None
     trials: int
     asked_trials: int
     failed: int
     elapsed_s: float
     device_hours: float
-    best: Estimate | None
+    best: Estimate | None = None
     screen: str | None
     lanes: tuple[LaneStatus, ...]
-    outcome: str | None
-    sentence: str
+    outcome: str | None = None
+    sentence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,52 +81,49 @@ class UnreadableRun:
 def study_status(path: Path) -> StudyStatus:
     """Reads the status of a study; raises RunDirectoryError if the path is no run directory."""
     store = Store.open(path)
-    results, session, (state, ended) = (
-        store.of(TrialResult),
-        store.last(SessionRecord),
-        run_state(store),
-    )
+    spec = store.spec
+    results = store.of(TrialResult)
+    session = store.last(SessionRecord)
+    state, ended = run_state(store)
     elapsed_s = store.recorded_s
-    ledger = store.last(LedgerRecord)
+    ledger = store.last(LedgerRecord) or LedgerRecord(device_s=0.0)
     stage = read_stage(store.path)
-    left_s = None
-    if stage is not None and store.spec.search.time_budget is not None:
-        since_last_s = time.time() - (store.path / RECORDS).stat().st_mtime
-        left_s = round(
-            max(0.0, store.spec.search.time_budget - elapsed_s - max(0.0, since_last_s)), 1
-        )
+    fields: dict[str, Any] = {}
+    if stage:
+        fields = {"stage": stage.name, "since": stage.since}
+        if spec.search.time_budget is not None:
+            since_last_s = time.time() - (store.path / RECORDS).stat().st_mtime
+            used_s = elapsed_s + max(0.0, since_last_s)
+            fields["left_s"] = round(max(0.0, spec.search.time_budget - used_s), 1)
+    if ended:
+        fields |= {"outcome": str(ended.outcome), "sentence": ended.sentence}
     best = incumbent(results)
+    if best.ratio < 1:
+        fields["best"] = best
     return StudyStatus(
         run=str(path),
-        name=store.spec.name,
+        name=spec.name,
         state=state,
-        stage=stage.name if stage is not None else None,
-        since=stage.since if stage is not None else None,
-        left_s=left_s,
         trials=len(results),
-        asked_trials=session.asked_trials if session else store.spec.search.trials,
+        asked_trials=session.asked_trials if session else spec.search.trials,
         failed=sum(r.failure is not None for r in results),
         elapsed_s=elapsed_s,
-        device_hours=round(ledger.device_s / 3600, 4) if ledger else 0.0,
-        best=best if best.ratio < 1 else None,
+        device_hours=round(ledger.device_s / 3600, 4),
         screen=next(iter(screen_lines(store)), None),
-        lanes=_lanes(store, is_running=state == RUNNING),
-        outcome=str(ended.outcome) if ended else None,
-        sentence=ended.sentence if ended else "",
+        lanes=_lanes(store, ledger.lanes if state == RUNNING else ()),
+        **fields,
     )
 
 
-def _lanes(store: Store, *, is_running: bool) -> tuple[LaneStatus, ...]:
+def _lanes(store: Store, present: Sequence[str]) -> tuple[LaneStatus, ...]:
     aa_runs = {f.by: f for f in store.of(AaRecord) if f.by is not None}
     steps_s = {name: aa_run.comparison.reference_step_s for name, aa_run in aa_runs.items()}
-    limit_s = (1 + SLOW) * statistics.median(steps_s.values()) if aa_runs else 0.0
-    ledger = store.last(LedgerRecord)
-    here = ledger.lanes if ledger and is_running else ()
+    limit_s = (1 + SLOW) * statistics.median(steps_s.values() or [0.0])
     return tuple(
         LaneStatus(
             lane=name,
             host=str(aa_run.provenance.get("host", "")),
-            is_here=name in here,
+            is_here=name in present,
             is_slow=steps_s[name] > limit_s,
         )
         for name, aa_run in sorted(aa_runs.items())
@@ -139,7 +136,9 @@ def format_stage(status: StudyStatus) -> str:
         return ""
     if status.stage is None or status.since is None:
         return "starting"
-    left = "" if status.left_s is None else f", at most about {format_seconds(status.left_s)} left"
+    remaining = ""
+    if status.left_s is not None:
+        remaining = f", at most about {format_seconds(status.left_s)} left"
     since = datetime.fromisoformat(status.since).astimezone()
     stage_s = max(0.0, (datetime.now(UTC) - since).total_seconds())
-    return f"{status.stage} since {since:%H:%M} ({format_seconds(stage_s)}){left}"
+    return f"{status.stage} since {since:%H:%M} ({format_seconds(stage_s)}){remaining}"

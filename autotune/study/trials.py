@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from optuna.trial import TrialState
 
 from autotune.compiler.screen import narrowed
-from autotune.measure.tasks import PendingTask, TrialTask
+from autotune.measure.tasks import AblationTask, PendingTask, TrialTask
 from autotune.model.errors import SettingError
 from autotune.model.flags import FlagSet
 from autotune.model.records import (
@@ -17,13 +17,13 @@ from autotune.model.records import (
     FailingSetRecord,
     SearchEnd,
     TrialConfig,
-    TrialOutcome,
     TrialResult,
     TrialStatus,
 )
 from autotune.rundir.optuna_study import ENQUEUED_KEY, JOURNAL
-from autotune.settings.space import format_cannot_act
+from autotune.settings.space import SearchSpace, format_cannot_act
 from autotune.stats.estimates import REFERENCE, Estimate
+from autotune.study.lanes import Tasks
 from autotune.study.plan import TryNext
 from autotune.study.preflight import RECIPE
 from autotune.study.proposer import Proposer, known_memory, open_study
@@ -44,199 +44,175 @@ class Trials:
     def __init__(self, run: StudyRun, screener: StudyScreener) -> None:
         self._run = run
         self._store = run.store
+        self._note = run.view.note
         self._screener = screener
-        self._whole = run.setup.space(run.store.of(AaRecord)[-1].reference)
+        reference = run.store.of(AaRecord)[-1].reference
+        self._whole = run.setup.space(reference)
         self._stored = open_study(run.spec, run.storage or run.store.path / JOURNAL)
-        self._proposer = self._open_proposer()
-        self._results_seen = 0
-
-    def _open_proposer(self) -> Proposer:
-        """Removes by compiling what needs no trial from the space, and opens the search of the
-        rest.
-        """
-        run, whole = self._run, self._whole
-        for name, remark in whole.notes.items():
-            run.view.note(f"{name}: {remark}")
-        if cannot_act := format_cannot_act(whole):
-            run.view.note(f"left out: {cannot_act}")
-        space = self._screener.narrow(whole, run.store.of(AaRecord)[-1].reference)
-        ideas = [
-            (origin, settings)
-            for origin, settings in space.first
-            if space.locate(settings) is not None
-        ]
-        first = [*run.setup.first, *ideas]
-        first.sort(key=lambda pair: pair[0].startswith(RECIPE))  # recipes come last
-        aa_run, report = run.store.of(AaRecord)[0], screened_by(run.store)
-        provable = aa_run.power.smallest if aa_run.power is not None else None
-        return Proposer(
+        for name, remark in self._whole.notes.items():
+            self._note(f"{name}: {remark}")
+        if cannot_act := format_cannot_act(self._whole):
+            self._note(f"left out: {cannot_act}")
+        space = screener.narrow(self._whole, reference)
+        origins = [*run.setup.first]
+        origins += [pair for pair in space.first if space.locate(pair[1]) is not None]
+        origins.sort(key=lambda pair: pair[0].startswith(RECIPE))  # recipes come last
+        origins += no_ops_together(self._whole, screener.report)
+        aa_run = run.store.of(AaRecord)[0]
+        report = screened_by(run.store)
+        provable = aa_run.power.smallest if aa_run.power else None
+        self._proposer = Proposer(
             run.spec,
             space,
-            first=[*first, *no_ops_together(whole, self._screener.report)],
+            first=origins,
             priors=priors_of(space, report),
             memory=known_memory(run.spec, space, aa_run, report),
             provable=provable or 0.0,
         )
+        self._results_seen = 0
+
+    @property
+    def _results(self) -> list[TrialResult]:
+        return self._store.of(TrialResult)
 
     def refresh(self) -> None:
-        """Tells the proposer what was recorded since the last call, and the user what the storage
-        has to say.
-        """
-        self.settle()
-        results = self._store.of(TrialResult)[self._results_seen :]
+        """Tells the proposer what was recorded since the last call; shows notes of the storage."""
+        self._settle()
+        results = self._results[self._results_seen :]
         self._results_seen += len(results)
         for result in results:
             finished = self._proposer.tell(result)
-            if finished is not None:
+            if finished:
                 self._stored.put(finished)
-        if self._is_screen_refuted:
-            self._widen()
-        self._proposer.failing = list(
-            dict.fromkeys(c.smallest for c in self._store.of(FailingSetRecord))
-        )
-        self._tell_news()
+        report = self._screener.report
+        if report and self._is_screen_refuted:
+            self._widen(narrowed(self._whole, report, keeps_no_ops=True))
+        failing = (record.smallest for record in self._store.of(FailingSetRecord))
+        self._proposer.failing = list(dict.fromkeys(failing))
+        self._show_news()
 
-    def _tell_news(self) -> None:
+    def _show_news(self) -> None:
         for text in self._stored.news():
-            self._run.view.note(text)
+            self._note(text)
 
-    def _widen(self) -> None:
-        """Searches the settings that the screen called no-ops, too, unless they are: a measurement
-        contradicts it.
-        """
-        if self._screener.report is None:
-            return
-        whole = narrowed(self._whole, self._screener.report, keeps_no_ops=True)
-        more = len(whole.parameters) - len(self._proposer.space.parameters)
-        if more:
-            self._run.view.note(
-                f"no-ops of the screen are active on this GPU: {more} settings are searched "
+    def _widen(self, space: SearchSpace) -> None:
+        """Searches the screen's no-ops, too, as a measurement contradicts it."""
+        added = len(space.parameters) - len(self._proposer.space.parameters)
+        if added:
+            self._note(
+                f"no-ops of the screen are active on this GPU: {added} settings are searched "
                 "after all"
             )
-            self._proposer.move_to(whole, first=(), priors=self._proposer.priors)
+            self._proposer.move_to(space, priors=self._proposer.priors)
 
-    def settle(self, *, wait: bool = False) -> bool:
-        """Takes in what the screen has shown beside the search, once; returns whether there was
-        anything.
-
-        Args:
-            wait: Whether to wait for it.
-        """
-        if not self._screener.settled(wait=wait):
+    def _settle(self, *, wait: bool = False) -> bool:
+        """Takes in what the screen has shown beside the search, once; returns whether it has."""
+        screener = self._screener
+        if not screener.settled(wait=wait):
             return False
-        space, report = self._screener.left(self._whole), self._screener.report
-        first = no_ops_together(self._whole, report)
-        self._proposer.move_to(space, first=first, priors=priors_of(space, report))
+        space = screener.left(self._whole)
+        self._proposer.move_to(
+            space,
+            priors=priors_of(space, screener.report),
+            first=no_ops_together(self._whole, screener.report),
+        )
         return True
 
-    def begin(self, config: TrialConfig, *, most: int | None) -> PendingTask | None:
-        """Returns a trial for a lane; None if its result is known already, which it records."""
-        self._run.view.trial_starts(config, self._run.spec.search.trials)
-        trial = self._evaluate(config, most)
-        if isinstance(trial, TrialResult):
-            self._end(trial)
-            return None
-        self._stored.put(self._proposer.begun(config))
-        return PendingTask(
-            trial, ("trials", f"{config.number:04d}"), f"trial-{config.number}", self._end
-        )
-
-    def propose(self, step: TryNext, trying: Sequence[FlagSet] = ()) -> TrialConfig | None:
-        """Returns the set to try next while lanes try the sets `trying`; None if there is none."""
+    def try_next(self, step: TryNext) -> Tasks:
+        """Begins a trial: yields its task, or None if a task in hand must end before it."""
+        self.refresh()
+        trials = self._run.spec.search.trials
+        count = len(self._results)
+        self._run.begin_stage("search", f"{trials - count} of {trials} trials to go")
+        tasks = self._run.lanes.in_hand
+        trying = [t.config.settings for t in tasks if isinstance(t, TrialTask)]
         config = self._enqueued(step.number, trying)
         if config is None and step.is_last:
             config = self._proposer.ask_best(step.number, taken=trying)
-        return config or self._proposer.ask(step.number, taken=trying)
+        config = config or self._proposer.ask(step.number, taken=trying)
+        if config:
+            self._run.view.trial_starts(config, trials)
+            yield from self._evaluate(config, step.most)
+        elif tasks:
+            yield None  # what is being tried may fail, or open the space
+        elif not self._settle(wait=True):
+            self._note(
+                f"{self._proposer.why_none}: the search ends after {count} of {trials} trials"
+            )
+            self.end_search(is_exhausted=True)
 
-    def _enqueued(self, number: int, trying: Sequence[FlagSet]) -> TrialConfig | None:
-        """Returns the first set that somebody enqueued in the study's storage; those that cannot be
-        run are refused.
-        """
+    def _enqueued(self, number: int, trying: Collection[FlagSet]) -> TrialConfig | None:
+        """Returns the first set that somebody enqueued in the storage; refuses impossible ones."""
         for trial in self._stored.enqueued():
             values = trial.system_attrs[ENQUEUED_KEY]
             try:
                 config = self._proposer.enqueued(number, values)
             except SettingError as error:
                 if trial.state is TrialState.WAITING:
-                    self._run.view.note(
-                        f"the enqueued trial {trial.number} ({values}) is not run: {error}"
-                    )
+                    self._note(f"the enqueued trial {trial.number} ({values}) is not run: {error}")
                     self._stored.refuse(trial)
                 continue
             if config.settings not in trying:
                 return config
         return None
 
-    def _evaluate(self, config: TrialConfig, most: int | None) -> TrialResult | TrialTask:
-        """Returns a set's result if it needs no measurement, or the task of a lane."""
+    def _evaluate(self, config: TrialConfig, most: int | None) -> Tasks:
+        """Yields the task of a set, or records its result if that needs no measurement."""
         precheck = self._screener.precheck(config.settings)
         is_recheck = config.origin == NO_OPS_TOGETHER
         key = precheck.key
         if is_recheck or self._is_screen_refuted:
             key = None  # equal programs are what the recheck is about
-        outcome = self._same_program(key)
-        if precheck.failure is not None:
-            outcome = TrialOutcome(status=TrialStatus.FAILED, failure=precheck.failure)
-        if outcome is not None:
-            return TrialResult(**dict(config), **dict(outcome), compiled_key=key)
+        outcome: dict[str, object] = {}
+        same_as = self._same_program(key)
+        if precheck.failure:
+            outcome = {"status": TrialStatus.FAILED, "failure": precheck.failure}
+        elif same_as is not None:
+            outcome = {"status": TrialStatus.SAME_PROGRAM, "same_as": same_as}
+        if outcome:
+            result = {**dict(config), **outcome, "compiled_key": key}
+            self._run.lanes.record(TrialResult.model_validate(result))
+            return
         # A trial surely worse than the best one is given up.
-        best = incumbent(self._store.of(TrialResult)) if not is_recheck else None
-        return TrialTask(config=config, incumbent=best, compiled_key=key, most=most)
+        best = None if is_recheck else incumbent(self._results)
+        task = TrialTask(config=config, incumbent=best, compiled_key=key, most=most)
+        self._stored.put(self._proposer.begun(config))
+        name = f"trial-{config.number}"
+        yield PendingTask(task, ("trials", f"{config.number:04d}"), name)
 
-    def _same_program(self, key: str | None) -> TrialOutcome | None:
-        """Returns the reference or the trial with the same key of a compiled program, if there is
-        one.
-        """
+    def _same_program(self, key: str | None) -> int | None:
+        """Returns the number of the trial, or of the reference, that has the same program."""
         if key is None:
             return None
         if key == self._screener.precheck(FlagSet()).key:
-            return TrialOutcome(status=TrialStatus.SAME_PROGRAM, same_as=REFERENCE_NUMBER)
-        for result in self._store.of(TrialResult):
+            return REFERENCE_NUMBER
+        for result in self._results:
             if result.compiled_key == key and result.status is TrialStatus.MEASURED:
-                return _duplicate_of(result)
+                return result.number
         return None
 
     @property
     def _is_screen_refuted(self) -> bool:
         """Whether settings that the screen calls no-ops turned out to act."""
-        return contradicts(
-            self._store.of(TrialResult), min_effect=self._run.spec.measure.min_effect
-        )
+        return contradicts(self._results, min_effect=self._run.spec.measure.min_effect)
 
-    def is_same_program(self, one: FlagSet, other: FlagSet) -> bool:
-        """Returns whether by the screen two sets give the same program, so that one measurement
-        serves both.
-        """
+    def is_same_program(self, task: AblationTask) -> bool:
+        """Returns whether by the screen the program is the same without what is left out."""
         if self._is_screen_refuted:
             return False
-        key = self._screener.precheck(one).key
-        return key is not None and key == self._screener.precheck(other).key
-
-    def _end(self, result: TrialResult) -> None:
-        if result.same_as:  # a lane does not know the figures of another trial
-            original = next(r for r in self._store.of(TrialResult) if r.number == result.same_as)
-            result = result.model_copy(update=dict(_duplicate_of(original)))
-        self._run.record(result)
-
-    def exhaust(self) -> None:
-        """Ends the search because nothing was proposed."""
-        count, asked = len(self._store.of(TrialResult)), self._run.spec.search.trials
-        self._run.view.note(
-            f"{self._proposer.why_none}: the search ends after {count} of {asked} trials"
-        )
-        self.end_search(is_exhausted=True)
+        key = self._screener.precheck(task.settings).key
+        return key is not None and key == self._screener.precheck(task.rest).key
 
     def end_search(self, *, is_exhausted: bool = False) -> None:
-        """Records the estimated effects and the end of the search, and brings the study's storage
-        up to date.
-        """
+        """Records the estimated effects and the end of the search, and completes the storage."""
         self.refresh()
-        count, search = len(self._store.of(TrialResult)), self._run.spec.search
+        count = len(self._results)
         effects = self._store.last(EffectsRecord)
         if effects is None or effects.trials != count:
             effects = self._proposer.effects()
-            if effects is not None:
+            if effects:
                 self._store.append(effects)
+        search = self._run.spec.search
         self._store.append(
             SearchEnd(
                 trials=count,
@@ -246,23 +222,12 @@ class Trials:
             )
         )
         self._stored.finish()
-        self._tell_news()
-
-
-def _duplicate_of(earlier: TrialResult) -> TrialOutcome:
-    return TrialOutcome(
-        status=TrialStatus.SAME_PROGRAM,
-        same_as=earlier.number,
-        comparison=earlier.comparison,
-        failure=earlier.failure,
-    )
+        self._show_news()
 
 
 def incumbent(results: Iterable[TrialResult]) -> Estimate:
     """Returns the best estimate so far, or the reference's own while nothing is better."""
     measured = [
-        r.comparison.estimate
-        for r in results
-        if r.status is TrialStatus.MEASURED and r.comparison is not None
+        r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
     ]
     return min([REFERENCE, *measured], key=lambda e: e.ratio)

@@ -1,6 +1,4 @@
-"""Variants of a program, as a comparison runs them: command, environment, interpreter and git
-revision.
-"""
+"""Variants of a program, as a comparison runs them: command, environment, interpreter, revision."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from autotune.machine.environment import STEERING, caller_environment, steering_
 from autotune.machine.files import remove_tree
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.flags import FlagSet, is_variable, reaches_out
+from autotune.model.texts import Note
 from autotune.programs.arrival import DEVICE_COUNT
 from autotune.settings.assignments import UNREAD, read_assignments
 from autotune.settings.check import for_build
@@ -27,28 +26,27 @@ ENTERING = """cd {tree} || exit
 export PYTHONPATH="$PWD/src:$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 cd {below} || exit
 """
-"""Packages of the worktree come before those that `pip install --editable` takes from the caller's
-folder.
-"""
+"""Packages of the worktree come before editable ones of the caller's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One side of a comparison: what is run, with which variables and settings."""
+    """One side of a comparison: what is run, with which variables and settings.
+
+    Attributes:
+        settings: XLA flags and variables that steer performance, those of the caller included.
+        variables: Other variables, added to the caller's environment.
+        name: In a sentence; empty for A or B.
+        entering: Shell commands that enter the worktree of its revision; empty without one.
+        build: Packages of its interpreter; None where the command says what it runs on.
+    """
 
     command: tuple[str, ...]
     settings: FlagSet = field(default_factory=FlagSet)
-    """XLA flags and variables that steer performance, those of the caller included."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Other variables, added to the caller's environment."""
     name: str = ""
-    """In a sentence; empty for A or B."""
     entering: str = ""
-    """Shell commands that enter the worktree of its revision; empty for the caller's folder as it
-    is.
-    """
     build: ProbeReport | None = None
-    """Packages of its interpreter; None where the command says what it runs on."""
 
     @property
     def body(self) -> str:
@@ -63,27 +61,23 @@ class Variant:
         return self.command if is_plain else ("/bin/sh", "-c", self.body)
 
     def refuse_other(self, ran_on: str | None) -> None:
-        """Refuses a program that ran on another jaxlib, by a StudyFileError; None where it is not
-        known on which.
-        """
-        if self.build is not None and ran_on not in (None, self.build.jaxlib):
+        """Refuses a program that ran on another jaxlib, by a StudyFileError; None is not known."""
+        if self.build and ran_on not in (None, self.build.jaxlib):
             raise StudyFileError(
                 f"under {self.command[0]} the program must run on jaxlib {self.build.jaxlib} but "
-                "it ran on jaxlib "
-                f"{ran_on}: let it start no other interpreter; if the packages were changed "
-                "since, give a new --name"
+                f"it ran on jaxlib {ran_on}: let it start no other interpreter; if the packages "
+                "were changed since, give a new --name"
             )
 
 
 def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
-    """Returns a variant in the caller's environment, with the variables of a file and then those
-    given.
+    """Returns a variant in the caller's environment, with variables of a file, then those given.
 
     Raises:
         StudyFileError: If a variable is not ``NAME=VALUE``, or the file cannot be read.
     """
     try:
-        assigned = read_assignments(file.read_text(encoding="utf-8")) if file is not None else []
+        assigned = read_assignments(file.read_text(encoding="utf-8")) if file else []
     except (OSError, ValueError) as error:
         raise StudyFileError(
             f"{file} must be a text file that sets variables but cannot be read: {error}"
@@ -95,23 +89,19 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
             raise StudyFileError(f"a variable must be NAME=VALUE but is {text!r}")
         variables[name] = value
     steering = [name for name in variables if STEERING.fullmatch(name) and is_variable(name)]
-    own = steering_settings(caller_environment())
-    own = own.without(DEVICE_COUNT, *filter(reaches_out, own))
-    settings = own.merge(FlagSet.from_environment(variables, steering))
-    others = {
-        name: value for name, value in variables.items() if name not in ("XLA_FLAGS", *steering)
-    }
-    return Variant(command=tuple(command), settings=settings, variables=others)
+    settings = steering_settings(caller_environment())
+    settings = settings.without(DEVICE_COUNT, *filter(reaches_out, settings))
+    settings = settings.merge(FlagSet.from_environment(variables, steering))
+    for name in ("XLA_FLAGS", *steering):
+        variables.pop(name, None)
+    return Variant(command=tuple(command), settings=settings, variables=variables)
 
 
 # ---------------------------------------------------------------------- interpreters
 
 
-def with_interpreter(
-    variant: Variant, python: str, platform: str, *, note: Callable[[str], None]
-) -> Variant:
-    """Returns the variant with its words after an interpreter, and its settings as the packages of
-    that name them.
+def with_interpreter(variant: Variant, python: str, platform: str, *, note: Note) -> Variant:
+    """Returns the variant run by an interpreter, with its settings as those packages name them.
 
     Args:
         note: Receives what is renamed or left out.
@@ -119,12 +109,13 @@ def with_interpreter(
     Raises:
         LaunchError: If the interpreter cannot be started, or has no jaxlib.
     """
-    if (found := shutil.which(python)) is None:
+    program = shutil.which(python)
+    if program is None:
         raise LaunchError(
             f"a build must be an interpreter but {python} cannot be started; give the path of a "
             "Python"
         )
-    path = os.path.abspath(found)  # noqa: PTH100  # a Path follows links
+    path = os.path.abspath(program)  # noqa: PTH100  # a Path follows links
     build = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
     settings = for_build(
         variant.settings, KnownSettings(build), note=lambda text: note(f"for {build.build}: {text}")
@@ -139,10 +130,10 @@ def with_interpreter(
 
 @contextlib.contextmanager
 def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator[Variant]:
-    """Yields the variant in a worktree of a git revision, which is removed afterwards; None for the
-    caller's folder.
+    """Yields the variant in a worktree of a git revision, which is removed afterwards.
 
     Args:
+        revision: None for the caller's folder.
         place: Path of the worktree without the commit, below the caller's folder.
 
     Raises:
@@ -157,8 +148,7 @@ def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator
     if modules := [line.partition("\t")[2] for line in listed if line.startswith("160000")]:
         raise StudyFileError(
             f"a revision must be whole in a worktree but {revision} has submodules "
-            f"({modules[0]}): check out both "
-            "revisions yourself, and compare the two command lines"
+            f"({modules[0]}): check out both revisions yourself, and compare the two command lines"
         )
     tree = place.with_name(f"{place.name}-{commit[:12]}")
     _remove_worktree(tree)
@@ -187,20 +177,19 @@ def _remove_worktree(tree: Path) -> None:
 
 
 def _git(*arguments: str, may_fail: bool = False) -> str:
-    """Returns what a command of git prints in the caller's folder; StudyFileError if it fails,
-    unless it may.
-    """
+    """Returns what a command of git prints; StudyFileError if it fails, unless it may."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
         raise StudyFileError(
             f"git must be there for revisions but cannot be started: {error.strerror}"
         ) from error
-    if done.returncode != 0 and not may_fail:
-        said = done.stderr.strip().splitlines() or ["no reason given"]
+    if process.returncode != 0 and not may_fail:
+        lines = process.stderr.strip().splitlines() or ["no reason given"]
         raise StudyFileError(
-            f"a revision must be one of this folder's git repository, checked out whole: {said[-1]}"
+            "a revision must be one of this folder's git repository, checked out whole: "
+            f"{lines[-1]}"
         )
-    return done.stdout
+    return process.stdout

@@ -386,7 +386,7 @@ def first_step(spec: StudySpec) -> int:
 
 def _memory_of(blocks: Sequence[Message]) -> MemoryUse | None:
     """Sums the memory of all ranks at the end of a block; None if a rank does not report it."""
-    ranks = [block.get("memory") for block in blocks]
+    ranks: list[Message] = [block.get("memory") or {} for block in blocks]
     if not all(ranks):
         return None
     sums: dict[str, int] = {}

@@ -28,7 +28,7 @@ def study(baseline: dict[str, str]) -> StudySpec:
 @pytest.fixture
 def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it were installed: what is compiled for is told before anything is compiled."""
-    monkeypatch.setattr(compiler, "compiler_problem", lambda versions: "")
+    monkeypatch.setattr(compiler, "compiler_problem", lambda versions: None)
 
 
 @pytest.mark.usefixtures("_plugin")

@@ -11,7 +11,7 @@ import pytest
 import autotune
 from autotune.model.errors import RunDirectoryError
 from autotune.model.flags import FlagSet
-from autotune.model.records import EffectsRecord, FinalistResult, Objection, Outcome, TrialResult
+from autotune.model.records import EffectsRecord, FinalistResult, Objection, Outcome
 from autotune.model.units import format_gain
 from autotune.results.effects import effect_lines, refused_sets
 from autotune.rundir.store import Store
@@ -46,7 +46,7 @@ class Changed:
 def concluded(end: Conclude, **change: Any) -> dict[str, Any]:
     records = Changed(**change)
     run: Any = SimpleNamespace(store=records, spec=records.spec)
-    return conclude._found(run, end, list(records.of(TrialResult)))
+    return conclude._fields(run, end)
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["name"])

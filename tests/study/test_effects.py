@@ -29,7 +29,7 @@ from autotune.settings.space import Parameter, SearchSpace
 from autotune.study.effects import StudyEffects
 from autotune.study.plan import worth_proving
 from autotune.study.proposer import PREDICTED_BEST, Proposer
-from autotune.study.samplers import Points, distribution_of, flag_of, from_text
+from autotune.study.samplers import Points, distribution_of, from_text
 from autotune.study.screen import LARGEST_PRIOR
 from tests.runs import Run, record, replay_study, there
 from tests.tables import toml_beside
@@ -79,7 +79,8 @@ def test_what_was_planted_acts_and_the_rest_is_inert(wide: Store) -> None:
 def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio: float, shown: set[str]) -> None:
     space = SearchSpace(tuple(Parameter(name=f"xla_{i}", choices=("0", "1"), default="0", group="g") for i in range(4)))
     distributions = {p.name: distribution_of(p) for p in space.parameters}
-    flags = {p.name: flag_of(p, LARGEST_PRIOR, among={q.name: q for q in space.parameters}) for p in space.parameters}
+    points = Points(space)
+    flags = {p.name: points.flag(p.name, LARGEST_PRIOR) for p in space.parameters}
     trial = optuna.trial.create_trial(
         params={p.name: from_text(p, "1" if p.name == "xla_0" else "0") for p in space.parameters},
         distributions=distributions,
@@ -88,7 +89,7 @@ def test_a_setting_that_no_trial_shows_is_never_told_to_be_probably_active(ratio
     )
     sampler = AdditiveFlagSampler(distributions, flags, seed=0, is_log_ratio=True)
     assert min(sampler.fit([trial]).effects.p_active()[1:]) > 0.5  # the prior's, with that of pairs
-    found = StudyEffects(Points(space), sampler, [trial], least=0.0).record()
+    found = there(StudyEffects(points, sampler, [trial], least=0.0).record())
     assert {s.name for s in found.settings if s.chance > 0.5} == shown
 
 

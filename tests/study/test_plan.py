@@ -24,7 +24,7 @@ from autotune.model.records import (
 )
 from autotune.study.budget import TimeLeft
 from autotune.study.driver import run_study
-from autotune.study.plan import Conclude, EndSearch, Give, Step, TryNext, Wait, Write, next_step
+from autotune.study.plan import Conclude, EndSearch, Give, Plan, Step, TryNext, Wait, Write
 from harness.numbered_studies import study_of
 from harness.simulated import MemoryStore, given_run, silent
 
@@ -32,7 +32,7 @@ STUDIES = [0, 1, 2, 5, 7, 10, 12, 15, 17, 20, 22, 25]
 """Of `harness.numbered_studies`: with gains, without, and with failures, one lane each."""
 
 
-def does(step: Step, record: AnyRecord) -> bool:
+def does(step: Step | Conclude, record: AnyRecord) -> bool:
     """Whether a record is what a step makes."""
     match step, record:
         case TryNext(number=number), TrialResult():
@@ -63,11 +63,11 @@ def test_after_each_record_the_next_step_is_what_the_study_did_next(number: int)
     store = MemoryStore(spec)
     for at, record in enumerate(records):
         if at and not isinstance(records[at - 1], EffectsRecord):  # it is written together with the search's end
-            step = next_step(spec, store, TimeLeft(store, 0.0, 1))
+            step = Plan(TimeLeft(store, 0.0, 1)).next_step()
             assert does(step, record), f"before record {at}: {step} but {record}"
         store.append(record)
     assert isinstance(records[0], AaRecord)
-    assert isinstance(next_step(spec, store, TimeLeft(store, 0.0, 1)), Conclude)
+    assert isinstance(Plan(TimeLeft(store, 0.0, 1)).next_step(), Conclude)
 
 
 def test_what_is_in_hand_is_not_given_twice() -> None:
@@ -79,8 +79,8 @@ def test_what_is_in_hand_is_not_given_twice() -> None:
     clock = TimeLeft(store, 0.0, 2)
     trials = run.store.of(TrialResult)
     tasks: list[Any] = [TrialTask(config=trials[0]), TrialTask(config=trials[1])]
-    third = next_step(spec, store, clock, tasks)
+    third = Plan(clock, tasks).next_step()
     assert isinstance(third, TryNext)
     assert third.number == 3
     every: list[Any] = [TrialTask(config=t) for t in trials]
-    assert isinstance(next_step(spec, store, clock, every), Wait)
+    assert isinstance(Plan(clock, every).next_step(), Wait)

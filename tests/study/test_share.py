@@ -219,7 +219,6 @@ def test_compiled_peaks_are_known_before_the_first_trial() -> None:
     assert known.limit == pytest.approx(4)
     assert known.peaks == [(FlagSet({"xla_a": "1"}), 1.5)]
     assert known_memory(study(), none, first_run("aba", None), report) is None  # no bound is known
-    assert known_memory(limited("40GiB"), none, None, report) is None
 
 
 def test_a_searched_share_of_the_gpu_is_the_limit_of_its_sets() -> None:
