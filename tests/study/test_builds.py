@@ -144,7 +144,7 @@ def test_a_new_build_that_fails_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_the_same_call_goes_on_and_a_larger_cap_continues_the_proof(tmp_path: Path) -> None:
-    noise = {"white_sd": 0.01, "process_sd": 0.02}
+    noise = {"white_sd": 0.01, "process_sd": 0.03}
     few = BUILDS_BASE.model_copy(update={"confirm": BUILDS_BASE.confirm.model_copy(update={"processes": 4})})
     first, variants = builds_session(tmp_path / "run", base=few, noise=noise, effects={OLD_BUILD: 0.99})
     assert compared(first, variants).outcome is Outcome.INCONCLUSIVE
