@@ -1,9 +1,8 @@
 """Runs all tests, set by set, and keeps their last runs, for `make test-all` and `.ci/run`.
 
-test_all.py [SET ...]        run the sets that did not run at this commit yet; `SET` again in any
-case test_all.py --age            how many commits ago the set passed that last did; exit status 1
-if that is too long test_all.py --changed PATH.. whether one of these may have changed since all
-passed (exit status 0: yes)
+test_all.py [SET ...]         runs the sets that did not run at this commit yet; a SET always
+test_all.py --age             how many commits ago each set passed last; status 1 if too many
+test_all.py --changed PATH..  whether one of these may have changed since (status 0: yes)
 """
 
 from __future__ import annotations

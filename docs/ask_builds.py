@@ -5,9 +5,10 @@ hand::
 
     # Install the release in a folder of its own, for this Python.
     python docs/ask_builds.py --jaxlib 0.13.0
-    python docs/ask_builds.py --xla CLONE COMMIT    # lines and help texts, from a clone of
-    openxla/xla python docs/ask_builds.py --nccl CLONE          # all releases, from a clone of
-    NVIDIA/nccl with its tags
+    # Lines and help texts, from a clone of openxla/xla.
+    python docs/ask_builds.py --xla CLONE COMMIT
+    # All releases, from a clone of NVIDIA/nccl with its tags.
+    python docs/ask_builds.py --nccl CLONE
 
 A flag has a type, its default by release, the release that it came or went with, and the line that
 defines it. A variable of NCCL has the first release that reads it, the first that no longer does,
