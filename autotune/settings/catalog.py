@@ -145,13 +145,9 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     values: Texts = ()
     """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
     words: Texts = ()
-    """Words of which NCCL reads lists, for all of its functions or for each, as in
-    ``Ring;allreduce:Tree,Ring``, or of which an XLA flag with a `form` is made.
-    """
+    """Words of NCCL's lists (``Ring;allreduce:Tree,Ring``), or of an XLA flag with a `form`."""
     form: str = ""
-    """Pattern of each item of a flag's list, in any case, where a build does not list what it
-    takes.
-    """
+    """Pattern, in any case, of each item of a flag's list whose words a build does not list."""
     minimum: float | None = None
     """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
     maximum: float | None = None
@@ -161,10 +157,7 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     """Value to what it needs besides, or else it says no more than another one."""
     stage: Stage = Stage.PROGRAM
     since: str = ""
-    """First jaxlib that has it, of those that `docs/ask_builds.py` asked; empty if the oldest of
-    them has it. Of a variable the library and its release: ``NCCL 2.28.3``,
-    ``Transformer Engine 1.10``.
-    """
+    """First asked jaxlib that has it, empty if the oldest has; of a variable: ``NCCL 2.28.3``."""
     removed: str = ""
     """First asked jaxlib (or NCCL) that lacks it after one that has it."""
     defaults: Defaults = {}
@@ -202,20 +195,14 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
     layer_bytes: str = ""
     """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
     merges: str = ""
-    """Kind of collectives that it merges up to so many bytes: more than all of the program is no
-    other value.
-    """
+    """Kind of collectives that it merges up to so many bytes, at most all of the program's."""
     pool_step_mib: int = 0
     """Steps of its values, if it is memory for all collectives of the program; else 0."""
     together: TextMap = {}
-    """Settings that it needs or profits from, with values: a published set with it is tried with
-    these.
-    """
+    """Settings that it needs or profits from: a published set with it is tried with these."""
     sources: Texts = ()
     source_line: str = ""
-    """``FILE:LINE`` at the commit of the first of `sources` that has one, or ``FILE:LINE@COMMIT``;
-    may be empty.
-    """
+    """``FILE:LINE`` at the commit of the first source that has one, or ``FILE:LINE@COMMIT``."""
 
     @property
     def kind(self) -> str:

@@ -128,8 +128,7 @@ class ProbeReport:
 
 _REPORT = TypeAdapter(ProbeReport)
 
-# Field 1 (name) "xla/xla.proto", field 2 (package) "xla", then field 4 (message_type), whose own
-# field 1 (name) is "DebugOptions".
+# Fields 1 (name) and 2 (package) of the file, then 4 (message_type), which begins with its name.
 _DEBUG_OPTIONS = re.compile(
     rb"(?s)\x0a\x0dxla/xla\.proto\x12\x03xla.*?"
     rb"\x22(?P<length>[\x80-\xff]{0,4}[\x00-\x7f])\x0a\x0cDebugOptions"
