@@ -264,20 +264,14 @@ def check_xla_flags(text: str, known: KnownSettings) -> Checks:
             checks.append(SettingCheck(name, None, verdict, reason, advice, starts=False))
         else:
             merged[name] = combine(name, merged.get(name), value)
-            if merged[name] == value:
-                _override(checks, name, value)
+            reason = f"a later --{name}={value} overrides it"
+            verdict = SettingVerdict.NO_EFFECT
+            for at, check in enumerate(checks):
+                if merged[name] == value and check.name == name and check.starts:
+                    checks[at] = SettingCheck(name, check.value, verdict, reason, "remove it")
             check = check_setting(name, merged[name], known, as_flag=True)
             checks.append(replace(check, value=token.value))
     return checks
-
-
-def _override(checks: Checks, name: str, value: str) -> None:
-    """Gives earlier values of a flag no effect."""
-    reason = f"a later --{name}={value} overrides it"
-    for at, check in enumerate(checks):
-        if check.name == name and check.starts:
-            verdict = SettingVerdict.NO_EFFECT
-            checks[at] = SettingCheck(name, check.value, verdict, reason, "remove it")
 
 
 def _check_stray(token: FlagToken, *, is_first: bool, known: KnownSettings) -> SettingCheck:

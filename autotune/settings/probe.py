@@ -461,24 +461,18 @@ def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
 def _from_field(
     option: FlagInfo, base: Answer, parser: ParserProcess, *, is_known: bool
 ) -> FlagInfo:
+    """Adds default and spelling of an option; enums have full names of values, or short ones."""
     default = base.options.get(option.name, "" if option.repeated else None)
     info = option.model_copy(update={"default": default, "values": (), "in_xla_flags": is_known})
     if not is_known or option.type in _UNSET_MEANS:
         return info
-    names = option.values
-    if default and option.repeated and option.type == "enum":
-        # An enum of another file shows its names only in the default list.
-        names = names or tuple(default.split(","))
-    return _with_spelling(info, names, parser)
-
-
-def _with_spelling(info: FlagInfo, names: Sequence[str], parser: ParserProcess) -> FlagInfo:
-    """Finds how XLA_FLAGS spells the values of an enum: by full names, or by short ones."""
 
     def takes(value: str) -> bool:
         return parser.ask(f"--{info.name}={value}").starts
 
-    legal = [name for name in names if not name.endswith("INVALID")]
+    legal = [name for name in option.values if not name.endswith("INVALID")]
+    if not option.values and default and option.repeated and option.type == "enum":
+        legal = default.split(",")  # an enum of another file shows its names only there
     prefix = "".join(os.path.commonprefix(legal).rpartition("_")[:2])  # noqa: RUF071  # of texts
     spellings: Values = {}
     values = {}
@@ -500,8 +494,8 @@ def _with_spelling(info: FlagInfo, names: Sequence[str], parser: ParserProcess) 
         update["values"] = tuple(values.values())
         update["spellings"] = spellings
         update["edits"] = info.repeated and takes(f"+{last}")
-        if info.default:
-            update["default"] = ",".join(values.get(d, d) for d in info.default.split(","))
+        if default:
+            update["default"] = ",".join(values.get(item, item) for item in default.split(","))
     return info.model_copy(update=update)
 
 

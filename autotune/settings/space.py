@@ -265,8 +265,11 @@ def build_space(
     for name, entry in known.catalog.items():
         if name not in builder.parameters and not groups.isdisjoint((entry.group, *entry.also_in)):
             builder.add_from_catalog(known[name])
-    for parameter in _option_parameters(spec):
-        builder.parameters[parameter.name] = parameter
+    for name, values in search.options.items():
+        default = option_text(spec.reference_options[name])
+        choices = tuple(dict.fromkeys([default, *map(option_text, values)]))
+        option = Parameter(name=option_setting(name), choices=choices, default=default)
+        builder.parameters[option.name] = option
     return builder.space()
 
 
@@ -508,15 +511,6 @@ def _spelled(value: str, setting: KnownSetting) -> str | None:
     if (flag.type == "enum" and not flag.spellings) or setting.refused(value):
         return None  # the build does not name the values of some enums: try none
     return canonical_value(value, setting.spellings)
-
-
-def _option_parameters(spec: StudySpec) -> Iterator[Parameter]:
-    """One parameter for each searched option; its default is the reference's value."""
-    reference = spec.reference_options
-    for name, values in spec.search.options.items():
-        default = option_text(reference[name])
-        choices = tuple(dict.fromkeys([default, *map(option_text, values)]))
-        yield Parameter(name=option_setting(name), choices=choices, default=default)
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
