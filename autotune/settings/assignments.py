@@ -441,11 +441,10 @@ class _Reader:
                     self._set(_constant(key), self._value(value))
             case ast.Call():
                 self._visit_call(node)
-            case ast.Tuple(elts=items) if [is_setting(self._value(item)) for item in items] == [
-                True,
-                False,
-            ]:
-                self._set(*map(self._value, items))
+            case ast.Tuple(elts=[name, value]) if is_setting(self._value(name)) and not is_setting(
+                self._value(value)
+            ):
+                self._set(self._value(name), self._value(value))
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
             case ast.Delete(targets=targets):

@@ -39,7 +39,6 @@ _SHOWN_APART = {
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 """Functions that may have their own list in NCCL_ALGO and NCCL_PROTO."""
 
-_PASS_LISTS = ("xla_disable_hlo_passes", "xla_enable_hlo_passes_only", "xla_fuel")
 
 UNSET = "(unset)"
 """The catalogue's default of a setting that is unset by default."""
@@ -137,7 +136,7 @@ class KnownSetting(NamedTuple):
     def unknown_pass(self, value: str) -> str:
         """Which compiler pass the build's libraries do not name, as a clause; empty if none."""
         build = self.among.build
-        if self.name in _PASS_LISTS and (build.platform == "cpu" or build.plugin is not None):
+        if self.name == "xla_disable_hlo_passes":
             for name in re.findall(r"(?:^|[,/])(?![^,]*/)([^,/:=@]+)", value):
                 # Some names begin with a text of the library and end with a type.
                 if build.lacks(name) and build.lacks(name[: name.rfind("-") + 1] or name):

@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -120,10 +120,9 @@ class ProbeReport:
 
     def lacks(self, text: str) -> bool:
         """Returns whether no library holds a text; False if that cannot be told."""
-        try:
-            return bool(self.libraries) and not any(_holds(path, text) for path in self.libraries)
-        except OSError:
+        if self.platform == "cuda" and self.plugin is None:
             return False
+        return bool(self.libraries) and not any(_may_hold(path, text) for path in self.libraries)
 
 
 _REPORT = TypeAdapter(ProbeReport)
@@ -137,13 +136,19 @@ _ALIKE = {"double": "float", "uint32": "int32", "uint64": "int64"}
 """Types of a field to what `FlagInfo.type` calls them, where that differs."""
 
 
+@contextlib.contextmanager
+def _mapped(library: Path) -> Iterator[mmap.mmap]:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        yield data
+
+
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
     """Reads the fields of DebugOptions and its removed names; LaunchError without a descriptor.
 
     Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are
     filled.
     """
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _mapped(library) as data:
         head = _DEBUG_OPTIONS.search(data)
         if head is None:
             raise LaunchError(
@@ -172,17 +177,17 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
 
 
 @functools.cache
-def _holds(library: str, text: str) -> bool:
-    with (
-        Path(library).open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        return data.find(f"{text}\0".encode()) >= 0
+def _may_hold(library: str, text: str) -> bool:
+    try:
+        with _mapped(Path(library)) as data:
+            return data.find(f"{text}\0".encode()) >= 0
+    except OSError:
+        return True
 
 
 def library_strings(library: Path) -> set[str]:
     """Finds the whole NUL-terminated strings of a library that may be names of XLA's flags."""
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with _mapped(library) as data:
         return {m.decode() for m in re.findall(rb"\x00(xla_[a-z0-9_]+)(?=\x00)", data)}
 
 
