@@ -186,8 +186,8 @@ def compile_in_fork(lower: Lower, order: Message, facts: Message) -> Message:
 def _run_fork(lower: Lower, order: Message, facts: Message, parent: int) -> None:
     """Runs the fork; never returns."""
     status = 1
-    folder = Path(order["folder"])
     try:
+        folder = Path(order["folder"])
         die_with_parent(parent)
         give_way(order)
         keep_to_limits(order.get("processor_s"))
