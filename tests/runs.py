@@ -43,9 +43,15 @@ def there(found: Found | None) -> Found:
 
 
 def interleaved_pairs(
-    reference: Worker, candidate: Worker, stop: Callable[[list[float]], str | None], *, steps: int = 3, seed: int = 0
+    reference: Worker,
+    candidate: Worker,
+    stop: Callable[[list[float]], str | None],
+    *,
+    steps: int = 3,
+    seed: int = 0,
+    traces: list[LossTrace] | None = None,
 ) -> tuple[list[Pair], str]:
-    """Interleaved pairs of two workers, and why they ended."""
+    """Interleaved pairs of two workers, and why they ended; their `traces` can be kept in a list."""
     spec = replay_study(study={"seed": seed})
     context: Any = SimpleNamespace(
         spec=spec,
@@ -59,8 +65,10 @@ def interleaved_pairs(
         progress=SimpleNamespace(pair=lambda *_: None),
     )
     request = ComparisonRequest(candidate=FlagSet(), rule=StoppingRule(stop, estimate_pairs))
-    traces = (LossTrace(spec, reference), LossTrace(spec, candidate))
-    return Interleaved(context).run_blocks(request, traces, seed="test")
+    both = (LossTrace(spec, reference), LossTrace(spec, candidate))
+    if traces is not None:
+        traces += both
+    return Interleaved(context).run_blocks(request, both, seed="test")
 
 
 class Noting(SimulatedLauncher):

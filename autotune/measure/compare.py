@@ -465,8 +465,6 @@ class Interleaved(Comparer):
         while True:
             order = [*Arm] if coin.random() < 0.5 else [*reversed(Arm)]
             runs = [self._block(arm, traces[arm is Arm.CANDIDATE], steps) for arm in order]
-            for trace in traces:
-                trace.take(steps)
             pair = self._keep(request, begin + len(pairs), runs, work)
             pairs.append(pair)
             ratios.append(log_ratio(pair, work))
@@ -488,6 +486,8 @@ class Interleaved(Comparer):
             if arm is Arm.REFERENCE:
                 raise ReferenceFailed(error) from error
             raise
+        # At once: the reference lives on where the candidate dies in its block of the same pair.
+        trace.take(steps)
         clock_s = worker.last_clock_s
         if worker.report.line_s and joules is not None and clock_s is not None:
             joules *= clock_s / (time.monotonic() - begun_s)  # of lines that count, too

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from autotune.measure.compare import aa_pairs, fixed, noise_of_aba_runs, pair_duration_s, sequential
 from autotune.measure.durations import power_analysis
+from autotune.measure.loss_gate import LossTrace
 from autotune.measure.runner import pays
 from autotune.model.block_sizes import CPU_SIZES, LONGEST_BLOCK_STEPS
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Arm, Comparison, FailureKind, Pair, log_ratio
+from autotune.model.measurement import Arm, Comparison, Failure, FailureKind, Pair, log_ratio
 from autotune.model.records import (
     REFERENCE_NUMBER,
     AaRecord,
@@ -34,7 +35,8 @@ from autotune.rundir.store import Store
 from autotune.stats.aa_noise import AaNoise, proof_size, read_aa_noise, spread_of
 from autotune.stats.estimates import Estimate, SequentialPlan, Verdict, estimate_aba, estimate_pairs, widen
 from autotune.stats.proof import smallest_gain
-from autotune.workers.base import Worker
+from autotune.workers.base import Worker, WorkerFailed
+from autotune.workers.local import first_step
 from harness.proofs import study_power
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
 from tests.runs import Noting, Run, failed, interleaved_pairs, replay_study, there, worker_report
@@ -143,6 +145,24 @@ def interleaved(count: int, seed: int = 0) -> tuple[list[Pair], list[str]]:
     diary: list[str] = []
     pairs, _ = interleaved_pairs(Clockwork(diary, "r"), Clockwork(diary, "c"), fixed(count).stop, seed=seed)
     return pairs, diary
+
+
+def test_the_reference_has_done_its_blocks_where_the_candidate_died_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    diary: list[str] = []
+    candidate = Clockwork(diary, "c")
+    failure = Failure(kind=FailureKind.CRASH, message="gone", phase="step")
+
+    def run_block(steps: int) -> tuple[float, ...]:
+        if diary.count("c") == 2 and diary[-1] == "r":
+            raise WorkerFailed(failure)
+        return Clockwork.run_block(candidate, steps)
+
+    monkeypatch.setattr(candidate, "run_block", run_block)
+    traces: list[LossTrace] = []
+    with pytest.raises(WorkerFailed):
+        interleaved_pairs(Clockwork(diary, "r"), candidate, fixed(99).stop, steps=3, traces=traces)
+    assert traces[0].done - first_step(replay_study()) == 3 * diary.count("r")
+    assert traces[1].done - first_step(replay_study()) == 3 * diary.count("c")
 
 
 @pytest.mark.parametrize(("step_s", "steps"), [(0.001, 50), (0.0167, 3), (0.013, 4), (10, 3), (0, LONGEST_BLOCK_STEPS)])
