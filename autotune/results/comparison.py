@@ -67,17 +67,19 @@ class ComparisonTable(NamedTuple):
     """
 
     def to_markdown(self) -> str:
-        """Renders the comparison as Markdown."""
+        """Renders the comparison as Markdown: ratio first, and of the axes those that differ."""
         settings = self.settings.reset_index().astype(str).to_dict("records")
+        axes = [field for field in self.by if field not in self.same]
         rows = []
         for row in self.frame.to_dict("records"):
             interval = "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"])
             rows.append(
                 {
-                    **{column: str(row[column]) for column in ("study", *self.by, "winner")},
-                    "outcome": spaced(row["outcome"]),
+                    "study": str(row["study"]),
                     "ratio": format_ratio(row["ratio"]),
                     "interval": interval,
+                    **{column: str(row[column]) for column in (*axes, "winner")},
+                    "outcome": spaced(row["outcome"]),
                     "trials": str(row["trials"]),
                     "default's step": format_seconds(row["default_step_s"]),
                     "gain proven 9 times in 10": format_provable(row["provable"]),
