@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ def run(
     trials: int | None = None,
     time_budget: str | None = None,
     progress: bool = True,
+    profile: bool = False,
     tracker: str | Sequence[str] = (),
 ) -> Study:
     """Runs a study, or continues it where it was stopped, with the checks of `autotune run`.
@@ -45,6 +47,7 @@ def run(
         run_dir: Default: ``runs/NAME``.
         trials: Trials in all, over all sessions; default: those of the study.
         time_budget: Wall time of the whole study, such as ``30m``; default: that of the study.
+        profile: Whether the default and the winner are traced in the end, as by ``--profile``.
         tracker: One or several of ``wandb``, ``mlflow`` and ``tensorboard``.
 
     Raises:
@@ -74,6 +77,7 @@ def run(
             spec,
             path,
             console,
+            do=functools.partial(run_study, profiled=profile),
             study_dir=folder,
             make_engine=choose_engine(spec, ()),
             trackers=[tracker] if isinstance(tracker, str) else tracker,

@@ -25,6 +25,7 @@ from autotune.model.spec import StudySpec, parse_study
 from autotune.programs.look import program_python, refuse_other_build
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
+from autotune.study import driver
 from autotune.study.live import LineView
 from harness.simulated_machine import write_study
 from tests.console import autotune as command_line
@@ -57,6 +58,15 @@ def test_a_study_runs_as_on_the_command_line(
     typed = autotune.load("typed")
     assert typed.store.spec.identity == found.store.spec.identity
     assert list(typed.trials["settings"]) == list(found.trials["settings"])
+
+
+def test_the_default_and_the_winner_are_traced_if_asked_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[tuple[str, str]] = []
+    monkeypatch.setattr(driver, "profile_once", lambda run, names, sets: traced.append(names))
+    winner = there(autotune.run("small.toml", progress=False).winner)
+    assert traced == []
+    autotune.run("small.toml", progress=False, profile=True)
+    assert traced == [("the default", str(winner.settings))]
 
 
 def test_a_mapping_is_the_same_study_as_its_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
