@@ -48,6 +48,7 @@ _PREFIX = re.compile(
 )
 # NUL separates the words of a command: `set -x NAME VALUE`, `setenv NAME VALUE`, `%env NAME VALUE`.
 _SETS = re.compile(rf"(?s)[%!]*(?i:env|setenv|set)(?:\0-[^\0]*)*\0({_NAME.pattern})\0(.*)")
+_UNSETS = re.compile(r"env\0(?:-u\0?|--unset[=\0])(\w+)\0")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
@@ -55,6 +56,12 @@ _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
 _OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _LAUNCHES = re.compile(
     r"(?:.*/)?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun|docker|podman|bash|sh|cat|tee|FROM)|\./.+"
+)
+_STARTS_PROGRAM = re.compile(
+    r"(?m)^[ \t]*(?:exec |time |nohup )?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun) "
+)
+_PLAIN = re.compile(
+    r"""(?m)^[ \t]*([A-Z]\w*)\+?=(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
 )
 _OPENS = ("if", "case", "for", "while", "until", "{")
 _CLOSES = ("fi", "esac", "done", "}")
@@ -99,6 +106,8 @@ UNREAD = {
     "late": "it is set after JAX has started its backend, which reads it once: set it above the "
     "first use of jax",
     "build": "it holds while the image is built, not when it runs: write ENV NAME=VALUE",
+    "not exported": "the script never exports it, so the program does not get it: write export "
+    "NAME=VALUE",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
     "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
     "docker": "docker run passes on only what -e names: add -e NAME",
@@ -133,7 +142,9 @@ def read_assignments(text: str) -> list[Pair]:
     """
     reader = _Reader()
     with contextlib.suppress(RecursionError):
-        reader.read(text.replace("\r\n", "\n"))
+        text = text.replace("\r\n", "\n")
+        reader.leave_out(text)
+        reader.read(text)
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
     values = [re.sub(r"(=\S+)$", r"\1 ", " ".join(value.split())) for _, value in pairs]
     return [
@@ -192,6 +203,20 @@ class _Reader:
         """Values in front of each `if` and `case` that is open: an alternative begins with them."""
         self._has_started = False
         """Whether JAX has started its backend."""
+        self._not_exported: set[str] = set()
+        """Variables of a shell script that starts programs without them."""
+
+    def leave_out(self, text: str) -> None:
+        """Finds the variables that a shell script sets for itself alone."""
+        if not (_SCRIPT.search(text) and _STARTS_PROGRAM.search(text)) or re.search(
+            "allexport|<<", text
+        ):
+            return
+        for line in _PLAIN.finditer(text):
+            name = line[1]
+            exported = rf"(?m)^[ \t]*(?:export|declare -x|typeset -x)\b.*\b{name}\b|^[ \t]*set -a"
+            if f"${name}" not in line[0] and not re.search(exported, text):
+                self._not_exported.add(name)
 
     def read(self, text: str) -> None:
         """Reads a text in the language that it parses as, else as a shell does."""
@@ -242,6 +267,8 @@ class _Reader:
             unread = "late"
         elif is_misspelt(name):
             unread = "misspelt"
+        elif name in self._not_exported:
+            unread = "not exported"
         elif self._branches == 0:
             self._unset(name)
         self._values[name] = value
@@ -326,6 +353,9 @@ class _Reader:
 
     def _run(self, command: str) -> None:
         """Runs a command, its words joined by NUL."""
+        while removed := _UNSETS.match(command):
+            self._unset(removed[1])
+            command = f"env\0{command[removed.end() :]}"
         command = re.sub(r"^(?:or|and)\0", "", command)
         if setting := _SETS.fullmatch(command):
             self._set(setting[1], setting[2].replace("\0", " "))
