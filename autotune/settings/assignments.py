@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import json
 import re
 import textwrap
@@ -262,6 +263,7 @@ class _Reader:
 
     def _set(self, name: str, value: str, *, is_in_process: bool = False) -> None:
         """Sets a variable; one in the process itself comes late where JAX has started."""
+        name = re.sub(r"^(?:APPTAINER|SINGULARITY)ENV_", "", name)
         unread = ""
         if is_in_process and self._has_started:
             unread = "late"
@@ -501,7 +503,17 @@ class _Reader:
     def _assign(
         self, targets: Sequence[ast.AST], node: ast.Assign | ast.AnnAssign | ast.AugAssign
     ) -> None:
-        """Sets all targets that have a name."""
+        """Sets all targets that have a name, to each alternative of a conditional expression."""
+        if isinstance(node.value, ast.IfExp):
+            before_branches = dict(self._values)
+            self._branches += 1
+            for branch in (node.value.body, node.value.orelse):
+                self._values = dict(before_branches)
+                alternative = copy.copy(node)
+                alternative.value = branch
+                self._assign(targets, alternative)
+            self._branches -= 1
+            return
         for name in filter(None, map(_target, targets)):
             before = self._known(name) if isinstance(node, ast.AugAssign) else ""
             if before and isinstance(node.value, (ast.List, ast.Tuple)):
