@@ -57,7 +57,11 @@ _LOGIN = re.compile(
     r"(?P<head>\b(?:wandb|huggingface-cli|hf "
     r"auth|comet|ngc|clearml|neptune)\s+(?:relogin|login)\s+(?:--?\w[\w-]*\s+)*"
     r"|\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*[^\s:;&|]*:|\b(?:mysql|mysqldump|mariadb)\b[^;&|\n]*?\s-p"
-    r"|\b(?:sshpass)\s+-p"
+    r"|\bvault\s+login\s+(?:-\S+\s+)*"
+    r"|\b(?:docker|podman|nerdctl|buildah|skopeo|oras|helm\s+registry)\s+login\b[^;&|\n]*?"
+    r"\s(?:-p|--password)[\s=]+|\bredis-cli\b[^;&|\n]*?\s-a\s+"
+    r"|\bconfig(?:ure)?\s+set\s+\S*(?i:secret|token|password|api[_-]?key|access[_-]?key)\S*\s+"
+    r"|\b(?:sshpass|7za?|unrar)\b[^;&|\n]*?\s-p"
     r"|(?i:(?<![a-z])ngc[\s_-]?(?:(?:cli|api)[\s_-]?)*key\W{1,4}(?:is\s+)?)(?=[\w-]*\d)(?=[\w-]{32}))"
     r"(?P<value>(?![-*\s$])[^\s;&|]+)"
 )
