@@ -65,8 +65,7 @@ def steps(batches: Iterable[T], *, sync: Callable[[], Any] | None = None) -> Ite
 def report(*, loss: Any = None, grad_norm: Any = None) -> None:
     """Reports loss and global gradient norm of the current step; does nothing outside a study.
 
-    They become numbers only in the checked first steps and at the end of each block: nothing else
-    waits for the device.
+    They become numbers, which waits for the device, only in checked steps and at ends of blocks.
     """
     global _reported
     if _reported is not None:
@@ -94,10 +93,7 @@ def _connect() -> Channel | None:
 
 
 def _measured(batches: Iterator[T], channel: Channel, sync: Callable[[], Any]) -> Iterator[T]:
-    """Yields batches for checked steps, for a warm-up, and then for blocks on demand.
-
-    A step lasts until the next batch is there, which a loader makes while the device works.
-    """
+    """Yields batches for checked steps, a warm-up and blocks; a step ends with the next batch."""
     job = channel.receive()
     if job["type"] != "job":
         return

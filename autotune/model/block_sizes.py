@@ -1,8 +1,7 @@
-"""Sizes of blocks and isolated runs by platform, and what they cost in time.
+"""Sizes of blocks and isolated runs by platform.
 
-A CPU's blocks are short against the drift of a shared machine. A GPU's clocks follow its power
-within seconds, so a short block runs at a mixture of both arms' clocks: there blocks last seconds,
-and steps in the first of them are kept raw and not counted.
+Blocks on CPUs are short against the drift of a shared machine. A GPU's clocks follow its power
+within seconds, so there blocks last seconds and their first, settling seconds do not count.
 """
 
 from __future__ import annotations
@@ -17,47 +16,34 @@ from autotune.stats.aa_noise import STARTS, AaNoise
 
 LONGEST_BLOCK_STEPS = 10_000
 
-BLOCK_STEPS = 3
-"""Fewest counted steps of a block."""
+BLOCK_STEPS = 3  # fewest counted steps of a block
 
-LEAST_LINES = 5
-"""Fewest counted lines of a block of a paused program: a pause costs two of them."""
-LEAST_PAUSED_S = 0.5
-"""Fewest counted seconds of such a block: a pause costs some milliseconds."""
+LEAST_LINES = 5  # counted, of a block of a paused program: a pause costs two
+LEAST_PAUSED_S = 0.5  # counted, of such a block: a pause costs some milliseconds
 
-WARMUP_STEPS = 5
-"""Steps that are run before the first block and never used."""
+WARMUP_STEPS = 5  # steps that are run before the first block and never used
+CHECK_STEPS = 5  # whose loss and gradient norm are compared with the reference
 
-CHECK_STEPS = 5
-"""First steps whose loss and gradient norm are compared with the reference's."""
-
-
-Split = tuple[tuple[float, ...], tuple[float, ...]]
-"""Seconds of settling steps, and of those that count."""
+Split = tuple[tuple[float, ...], tuple[float, ...]]  # settling, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
     """Lengths of blocks and of isolated runs."""
 
-    block_s: float
-    """Shortest counted part of a block, seconds."""
-    block_steps: int = BLOCK_STEPS
-    """Fewest counted steps of a block."""
-    settle_s: float = 0.0
-    """Steps of a block that begin within its first so many seconds are not counted."""
-    steady_s: float = 0.0
-    """Likewise of an isolated run, which counts at least as many seconds after them."""
-    in_order: bool = False
-    """Starts the second process of a pair alone: on a GPU each times kernels to choose them."""
+    block_s: float  # shortest counted part of a block, seconds
+    block_steps: int = BLOCK_STEPS  # fewest counted steps of a block
+    settle_s: float = 0.0  # seconds at the start of a block whose steps are not counted
+    steady_s: float = 0.0  # likewise of an isolated run, which counts as long
+    in_order: bool = False  # GPUs choose kernels at the start: one process at a time
 
     def learned(self, noise: AaNoise) -> BlockSizes:
         """Returns the sizes after an A/A run showed how long blocks settle and must count."""
-        block_s = noise.counted_share * self.block_s
+        sizes = replace(self, block_s=noise.counted_share * self.block_s)
         if noise.settle_s is None or noise.settle_s >= self.settle_s:
-            return replace(self, block_s=block_s)
+            return sizes
         steady_s = self.steady_s * noise.settle_s / self.settle_s
-        return replace(self, settle_s=noise.settle_s, steady_s=steady_s, block_s=block_s)
+        return replace(sizes, settle_s=noise.settle_s, steady_s=steady_s)
 
     @property
     def starts(self) -> float:
@@ -65,7 +51,7 @@ class BlockSizes:
         return 2.0 if self.in_order else STARTS
 
     def counted_steps(self, step_s: float) -> int:
-        """Counted steps of a block, for a step of the reference of so many seconds."""
+        """Counted steps of a block, for the reference's step time."""
         return max(self.block_steps, _steps_in(self.block_s, step_s))
 
     def steps(self, step_s: float) -> int:
@@ -76,23 +62,16 @@ class BlockSizes:
     def isolated_steps(
         self, step_s: float, *, blocks: int, least: int, start_s: float = 0.0
     ) -> int:
-        """Steps of an isolated run, settling ones first.
-
-        What a CPU's neighbours do comes and goes within seconds and nothing cancels it in such a
-        run, so that there it lasts as long as a process takes to start, if it is compared with
-        interleaved pairs (`start_s`).
-
-        Args:
-            blocks: Number of blocks that it counts at least.
-            least: Number of steps that it counts at least.
-        """
+        """Steps of an isolated run, settling ones first; at least `blocks` and `least` count."""
         steady = _steps_in(self.steady_s, step_s)
+        # Nothing cancels noise of neighbours on a CPU.
         lasting = steady or _steps_in(start_s, step_s)
         return steady + max(least, blocks * self.counted_steps(step_s), lasting)
 
     def split(self, times_s: Sequence[float]) -> Split:
         """Divides a block into settling and counted steps; see `settle`."""
-        return settle(times_s, self.settle_s, most=self.settle_s / (self.settle_s + self.block_s))
+        share = self.settle_s / (self.settle_s + self.block_s)
+        return settle(times_s, self.settle_s, most=share)
 
     def split_isolated(self, times_s: Sequence[float]) -> Split:
         """Divides an isolated run likewise."""
@@ -101,9 +80,7 @@ class BlockSizes:
 
 GPU_SIZES = BlockSizes(block_s=2.0, settle_s=3.0, steady_s=10.0, in_order=True)
 CPU_SIZES = BlockSizes(block_s=0.05)
-"""What "auto" stands for. After 3 s clocks that follow power within 1 s are 95 % of the way to
-where they stay; where they take 2 s, isolated runs (five times that long) have the last word.
-"""
+"""What "auto" stands for: after 3 s, clocks that follow power within 1 s have settled to 95 %."""
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:
@@ -114,7 +91,7 @@ def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:
 
 
 def _steps_in(seconds: float, step_s: float) -> int:
-    """Steps that begin within so many seconds, about."""
+    """Number of steps that begin within a time, about."""
     if seconds <= 0.0:
         return 0
     if step_s * LONGEST_BLOCK_STEPS <= seconds:

@@ -8,16 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 LOOK_EVERY_S = 2.0
-LONGEST_GAP_S = 30.0
-"""Longest time between two looks of a driver at work; a longer gap means it was suspended."""
+LONGEST_GAP_S = 30.0  # a longer one between two looks means a suspended driver
 
 
 class Stopwatch:
-    """Seconds since the study began over all sessions.
-
-    Inside `ticking`, time in which the driver stood still (SLURM's ``scontrol suspend``, a closed
-    lid, a debugger) is seen as a gap and not counted.
-    """
+    """Seconds of a study over all sessions; `ticking` leaves out times of a suspended driver."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.earlier_s = 0.0

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-STOPPED = 75
-"""Exit status of a driver that was told to stop early (EX_TEMPFAIL of sysexits.h): run it again."""
+STOPPED = 75  # exit status of a driver that was stopped early: run it again (EX_TEMPFAIL)
 
 
 class AutotuneError(Exception):

@@ -1,4 +1,4 @@
-"""Reads files of the user's, plain ones without waiting for a pipe, and of the package's."""
+"""Reads files of the user and of this package, and names the types of plain data."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jinja2
 
+Texts = tuple[str, ...]
+TextTable = dict[str, str]
+Table = dict[str, Any]
+
 _LOADED: dict[str, jinja2.Template] = {}
 
 
@@ -22,7 +26,7 @@ def packaged_text(name: str) -> str:
     return (resources.files("autotune") / "data" / name).read_text("utf-8")
 
 
-def packaged_table(name: str) -> dict[str, Any]:
+def packaged_table(name: str) -> Table:
     """Reads a TOML file of the folder `data` of this package."""
     return tomllib.loads(packaged_text(name))
 
@@ -59,10 +63,5 @@ def plain_content(path: Path, *, most: int = -1) -> bytes:
 
 
 def plain_text(path: Path, *, most: int = -1) -> str:
-    r"""Reads a plain file of UTF-8 text, every line ending as ``\n``; see `plain_content`.
-
-    Raises:
-        OSError: If it is not a plain file, or cannot be read.
-        UnicodeDecodeError: If it is not UTF-8.
-    """
+    r"""Reads a plain file of UTF-8 text (else UnicodeDecodeError), every line ending as ``\n``."""
     return plain_content(path, most=most).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")

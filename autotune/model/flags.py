@@ -7,13 +7,9 @@ A setting is a name and a text value. Its name says how it reaches the process:
 * a variable in upper case (``NCCL_PROTO``, ``OMP_NUM_THREADS``) is passed as it stands;
 * ``option.NAME`` is an option of the workload, its value JSON; see `autotune.model.options`.
 
-Settings come from files of other people and end in the environment of a process: so names are
-allowed by a list.
-
-The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on jaxlib 0.10.2 to
-0.12.0.1: blanks, tabs and line ends separate tokens; quotes group only right behind ``--name=``,
-and a backslash escapes only inside double quotes; the last of several equal names wins, except that
-some lists and maps add up.
+Settings come from other people's files and end in the environment of a process, so a list says
+which names are allowed. The parser follows XLA's own (``xla/parse_flags_from_env.cc``), as seen on
+jaxlib 0.10.2 to 0.12.0.1.
 """
 
 from __future__ import annotations
@@ -26,20 +22,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from autotune.model.errors import SettingError
-from autotune.model.files import packaged_table
+from autotune.model.files import Texts, TextTable, packaged_table
 from autotune.model.redaction import is_secret_name
 
 _XLA_NAME = re.compile(r"xla_[a-z0-9_]+")
 _JAX_NAME = re.compile(r"jax_[a-z0-9_]+")
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+_OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
-OPTION = "option."
-"""Starts the name under which an option of the workload is part of a set: ``option.batch``."""
-DEFAULT = "(default)"
-"""The value of a setting that is left unset, which takes the setting of the baseline away."""
+OPTION = "option."  # starts the name of an option of the workload: `option.batch`
+DEFAULT = "(default)"  # of a setting that is left unset, also if the baseline sets it
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 """Name of the share of a GPU's memory that JAX takes, and its older name."""
-_OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 _RULES = packaged_table("settings.toml")
 _VARIABLE = re.compile("|".join(_RULES["variables"]))
@@ -47,8 +41,7 @@ _REACHES_OUT = re.compile(_RULES["variables_reaching_out"])
 _FILE_OPTION = re.compile("|".join(_RULES["flags_reaching_out"]))
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
-KERNELS = "xla_gpu_load_autotune_results_from"
-READ_FILES = (PROFILE, KERNELS)
+READ_FILES = (PROFILE, "xla_gpu_load_autotune_results_from")
 """Settings that name a file to read: times of instructions, and kernels that were chosen."""
 
 
@@ -59,12 +52,12 @@ def kind_of(name: str) -> str:
     if _JAX_NAME.fullmatch(name):
         return "jax"
     bare = name.removeprefix(OPTION)
-    kind = "env" if bare == name else "option"
-    if kind == "option" and not _OPTION_NAME.fullmatch(name):
+    is_option = bare != name
+    if is_option and not _OPTION_NAME.fullmatch(name):
         raise SettingError(
             f"an option must be named like a keyword argument, such as batch, but got {bare!r:.100}"
         )
-    if kind == "env" and not _ENV_NAME.fullmatch(name):
+    if not is_option and not _ENV_NAME.fullmatch(name):
         raise SettingError(
             "a setting must be named like xla_gpu_..., jax_... or NCCL_PROTO but got "
             f"{name!r:.200}; write it without dashes and without a value"
@@ -75,13 +68,15 @@ def kind_of(name: str) -> str:
             "one by its name; set it in the environment of your call instead: programs inherit "
             "it, and it is never recorded"
         )
-    if kind == "env" and not is_variable(name):
+    if is_option:
+        return "option"
+    if not is_variable(name):
         raise SettingError(
             "a study may set what is known to steer XLA, JAX, NCCL or the allocator but "
             f"{name:.200} changes which program runs, or is not known to steer them; take it out "
             "of the settings"
         )
-    return kind
+    return "env"
 
 
 def is_variable(name: str) -> bool:
@@ -108,7 +103,7 @@ def _texts_in(value: str) -> str:
     try:
         nodes = [json.loads(value)]
     except (ValueError, RecursionError):
-        return text
+        return ""
     for data in nodes:  # which grow
         if isinstance(data, str):
             text += data
@@ -119,8 +114,7 @@ def _texts_in(value: str) -> str:
     return text
 
 
-HUNG_AT = 838
-"""COLLECTIVES in command buffers hung at this step (github.com/marin-community/marin/pull/8277)."""
+HUNG_AT = 838  # step at which one hung: github.com/marin-community/marin/pull/8277
 
 
 def captures_collectives(settings: Mapping[str, str]) -> bool:
@@ -197,7 +191,7 @@ class FlagSet(Mapping[str, str]):
     __slots__ = ("_items",)
 
     def __init__(self, settings: Mapping[str, Value] | Iterable[tuple[str, Value]] = ()) -> None:
-        self._items: dict[str, str] = {}
+        self._items: TextTable = {}
         for name, value in sorted(dict(settings).items()):
             kind_of(name)
             text = render_value(value)
@@ -207,7 +201,7 @@ class FlagSet(Mapping[str, str]):
     @classmethod
     def parse(cls, text: str) -> FlagSet:
         """Parses XLA_FLAGS: last wins, some lists and maps add up, bare names are ``true``."""
-        items: dict[str, str] = {}
+        items: TextTable = {}
         for token in parse_tokens(text):
             if not token.is_flag or not _XLA_NAME.fullmatch(token.name):
                 hint = ""
@@ -243,7 +237,7 @@ class FlagSet(Mapping[str, str]):
         return " ".join(self.words) or DEFAULT
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Texts:
         """Each setting for people: ``xla_a=1``, and an option by its own name, ``remat=dots``."""
         return tuple(
             f"{n.removeprefix(OPTION)}={quote_token(_unquoted(n, v))}"
@@ -261,7 +255,8 @@ class FlagSet(Mapping[str, str]):
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
         """Both sets together; `other` wins, and what it has as `DEFAULT` is in neither."""
-        return FlagSet({n: v for n, v in {**self._items, **other}.items() if v != DEFAULT})
+        merged = {**self._items, **other}
+        return FlagSet({n: v for n, v in merged.items() if v != DEFAULT})
 
     def without(self, *names: str) -> FlagSet:
         """This set less some names."""
@@ -269,11 +264,13 @@ class FlagSet(Mapping[str, str]):
 
     def render_xla_flags(self) -> str:
         """The value of XLA_FLAGS that sets exactly the XLA flags of this set."""
-        return " ".join(f"--{n}={quote_token(v)}" for n, v in self.of_kind("xla").items())
+        flags = self.of_kind("xla")
+        return " ".join(f"--{name}={quote_token(flags[name])}" for name in flags)
 
-    def to_environment(self) -> dict[str, str]:
+    def to_environment(self) -> TextTable:
         """Variables that set exactly this set, less options; `XLA_FLAGS` only if there are any."""
-        env = {n.upper(): v for n, v in self.of_kind("jax").items()} | dict(self.of_kind("env"))
+        env = {name.upper(): value for name, value in self.of_kind("jax").items()}
+        env |= self.of_kind("env")
         if flags := self.render_xla_flags():
             env["XLA_FLAGS"] = flags
         return env
@@ -281,7 +278,7 @@ class FlagSet(Mapping[str, str]):
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], names: Iterable[str]) -> FlagSet:
         """The settings in an environment: XLA_FLAGS, and those of `names` that are set."""
-        settings: dict[str, str] = dict(cls.parse(environment.get("XLA_FLAGS", "")))
+        settings: TextTable = dict(cls.parse(environment.get("XLA_FLAGS", "")))
         for name in names:
             if kind_of(name) in ("jax", "env") and name.upper() in environment:
                 settings[name] = environment[name.upper()]
@@ -357,14 +354,10 @@ _PROTO_FIELD = re.compile(r"^[ \t]*(\w+): (.*\S)", re.MULTILINE)
 
 
 def parse_text_proto(text: str) -> dict[str, list[str]]:
-    """Parses a text proto, such as XLA's debug options: field to its values, without quotes.
-
-    An entry of a map is one value, ``key=value``; so are the fields of any other block, joined by
-    semicolons.
-    """
+    """Parses a text proto: field to its values; an entry of a block is ``key=value``."""
     fields: dict[str, list[str]] = {}
     for name, value, block in _PROTO_ENTRY.findall(text):
-        entries = [(key, _without_quotes(quoted)) for key, quoted in _PROTO_FIELD.findall(block)]
+        entries = [(key, _without_quotes(raw)) for key, raw in _PROTO_FIELD.findall(block)]
         if dict(entries).keys() == {"key", "value"}:
             value = "=".join(plain for _, plain in sorted(entries))
         elif entries:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from autotune.model.block_sizes import BlockSizes, Split
+from autotune.model.files import Texts, TextTable
 from autotune.model.flags import FlagSet, Value
 from autotune.model.numbers import (
     Amount,
@@ -35,42 +36,28 @@ from autotune.model.redaction import redact_text
 from autotune.model.units import format_share
 from autotune.stats.estimates import Estimate
 
-HELD_BACK: Mapping[str, str] = {
+HELD_BACK: Mapping[str, str] = {  # what lowers the clocks of a GPU, in words
     "sw_power_cap": "its power limit",
     "hw_slowdown": "a hardware slowdown",
     "sw_thermal": "heat (software)",
     "hw_thermal": "heat (hardware)",
     "power_brake": "a power brake from outside",
 }
-"""What lowers the clocks of a GPU below those that it could have, in words."""
-
 OF_THE_PROGRAM = "sw_power_cap"
-"""Reason that follows from what an arm itself draws, wherever it runs.
-
-A set that stays below the power limit is faster for that too. An H100 was at its limit in all 73 s
-of an A/A run (``benchmarks/results/gpu``).
-"""
-
-LEAST_SHARE = 0.05
-"""Share of one arm's time from which on it counts as held back; less makes no difference."""
-
-OTHER_SHARE = 0.2
-"""Share of that share which the other arm may have, if one alone is to be called held back."""
-
-LEAST_S = 0.5
-"""Seconds in all from which on an arm counts as held back."""
+"""Reason that follows from what an arm itself draws; a set that draws less is faster for it."""
+LEAST_SHARE = 0.05  # least share of its time for which an arm counts as held back
+OTHER_SHARE = 0.2  # largest share of that in the other arm, if one alone is held back
+LEAST_S = 0.5  # seconds in all from which on an arm counts as held back
 
 
 class GpuState(Record):
     """State of one GPU as the process on it found it; None for what the GPU does not report."""
 
     name: str | None = None
-    """As its driver calls it; of a MIG part, the part's."""
     uuid: str | None = None
     index: Count | None = None
     vbios: str | None = None
-    gsp: str | None = None
-    """Firmware version of its system processor."""
+    gsp: str | None = None  # firmware of its system processor
     max_clock_mhz: Count | None = None
     max_memory_clock_mhz: Count | None = None
     application_clock_mhz: Count | None = None
@@ -85,12 +72,9 @@ class ArmOfGpus(Record):
     """What the GPUs did while the blocks of one arm ran."""
 
     seconds: Elapsed
-    """All blocks together."""
     looks: Count = 0
-    held_back: dict[str, Elapsed] = Field(default_factory=dict)
-    """Seconds for which the worst GPU was held back, by reason; without those not reported."""
-    clock_mhz: Amount | None = None
-    """Mean clock of the slowest GPU; None where no sample fell into a block."""
+    held_back: dict[str, Elapsed] = Field(default_factory=dict)  # seconds by reason
+    clock_mhz: Amount | None = None  # mean clock of the slowest GPU
     power_w: Amount | None = None
     temperature_c: Count | None = None
 
@@ -132,24 +116,21 @@ def _settings(value: object) -> FlagSet:
     raise ValueError("a table of settings with text, boolean or number values")
 
 
+_SCALAR = {"type": ["string", "boolean", "number"]}
+
 Settings = Annotated[
     InstanceOf[FlagSet],
     BeforeValidator(_settings),
-    PlainSerializer(lambda settings: dict(settings), return_type=dict[str, str]),
-    WithJsonSchema(
-        {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
-        mode="validation",
-    ),
+    PlainSerializer(lambda settings: dict(settings), return_type=TextTable),
+    WithJsonSchema({"type": "object", "additionalProperties": _SCALAR}, mode="validation"),
 ]
 
 
 class Stamped(Record):
     """A record of `records.jsonl`."""
 
-    at_s: Elapsed = 0.0
-    """Seconds since the study began, over all its sessions."""
-    by: str | None = None
-    """Lane that it was measured on, where the study has several."""
+    at_s: Elapsed = 0.0  # seconds since the study began, over all its sessions
+    by: str | None = None  # lane, where the study has several
 
 
 class FailureKind(StrEnum):
@@ -198,59 +179,44 @@ class DeviceMemory(Record):
     limit_bytes: Count | None = None
 
 
-NOT_TOLD = "not told"
-"""Kind of the devices of a program that does not say on which it runs."""
+NOT_TOLD = "not told"  # kind of devices of which a program does not speak
 
 
 class WorkerReport(Record):
     """What a worker reports once its program is compiled and warm."""
 
-    fingerprint: str
-    """Names the compiled program; equal programs have equal names, whatever flags made them."""
+    fingerprint: str  # names the compiled program, whatever flags made it
     platform: str
     device_kind: str
     device_count: AtLeastOne
     process_count: AtLeastOne = 1
-    program_problem: str | None = None
-    """Why a command's program is not known, so that `fingerprint` names its settings."""
-    compile_s: Elapsed | None = None
-    """Seconds of lowering and compiling the step; of a command, of all that XLA compiled."""
-    start_s: Elapsed
-    """Seconds from the start of the process to readiness."""
+    program_problem: str | None = None  # why a command's program is not known
+    compile_s: Elapsed | None = None  # lowering and compiling; of a command, all
+    start_s: Elapsed  # seconds from the start of the process to readiness
     losses: tuple[float, ...]
-    """Of the first steps, from the agreed seed and data."""
-    step_numbers: tuple[int, ...] = ()
-    """By which a program that is read names its first lines of steps."""
+    step_numbers: tuple[int, ...] = ()  # of its first lines, where a program is read
     grad_norms: tuple[float, ...]
-    state_change: Amount | None = None
-    """Euclidean distance by which these steps moved some arrays of the state, if it is visible."""
+    state_change: Amount | None = None  # Euclidean, of some arrays in these steps
     state_arrays: Count | None = None
-    """Number of arrays in the state, of which some are measured."""
     dtype: str = "float32"
     loss_dtype: str | None = None
     norm_dtype: str | None = None
     warmup_step_times_s: tuple[Elapsed, ...]
-    line_s: Elapsed = 0.0
-    """Seconds between two lines of a program that is read; 0 of one that waits for orders."""
-    peak_bytes: Count | None = None
-    """Largest over the devices; on CPU host memory, or a command's largest compiled program."""
+    line_s: Elapsed = 0.0  # seconds between lines of a program that is read, else 0
+    peak_bytes: Count | None = None  # largest of all devices; on CPU of the host
     device_memory: tuple[DeviceMemory, ...] = ()
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
     flops_per_step: Amount | None = None
     layer_bytes: dict[str, Count] = Field(default_factory=dict)
-    collective_bytes: dict[str, Count] = Field(default_factory=dict)
-    """What the collectives of the compiled step write, by kind, each once; empty for a command."""
+    collective_bytes: dict[str, Count] = Field(default_factory=dict)  # by their kind
     mesh: dict[str, Count] = Field(default_factory=dict)
-    versions: dict[str, str] = Field(default_factory=dict)
-    packages: str | None = None
-    """Folder from which a user's program imported jaxlib, ``~`` for the user's home."""
+    versions: TextTable = Field(default_factory=dict)
+    packages: str | None = None  # folder from which a user's program imported jaxlib
     gpus: tuple[GpuState, ...] | None = None
-    infiniband_ports: Count | None = None
-    """Active ones of the first process's host, RoCE included, that NCCL itself can take."""
-    cloud_networks: tuple[str, ...] | None = None
-    """Of ``efa`` and ``gvnic``, those that the same host has; None if unknown."""
-    warnings: tuple[str, ...] = ()
+    infiniband_ports: Count | None = None  # active ones that NCCL can take, first host
+    cloud_networks: Texts | None = None  # of `efa` and `gvnic`, those of that host
+    warnings: Texts = ()
 
     @property
     def step_s(self) -> float:
@@ -284,10 +250,8 @@ class Arm(StrEnum):
 class SameStep(Record):
     """What both arms reported of one step."""
 
-    step: Count
-    """Counted from 0 since a process began."""
-    reference: FiniteFloat
-    """Its loss there, in this pair or, if it has lived longer, an earlier one."""
+    step: Count  # from 0 since a process began
+    reference: FiniteFloat  # in this pair or an earlier one
     candidate: FiniteFloat
     reference_norm: FiniteFloat | None = None
     candidate_norm: FiniteFloat | None = None
@@ -299,20 +263,15 @@ class Pair(Record):
     index: Count
     first: Arm
     reference_s: tuple[StepTime, ...] = Field(min_length=1)
-    """Seconds of each counted step."""
     candidate_s: tuple[StepTime, ...] = Field(min_length=1)
-    reference_settling_s: tuple[StepTime, ...] | None = None
-    """Seconds of each step before those, in which the device settled after the switch."""
+    reference_settling_s: tuple[StepTime, ...] | None = None  # steps before them
     candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
     reference_j: Joules | None = None
-    """Joules that all devices drew during the block; None if nothing counted them."""
     candidate_j: Joules | None = None
-    reference_clock_s: Elapsed | None = None
-    """Seconds of the whole block by our own clock; None where nothing measured it."""
+    reference_clock_s: Elapsed | None = None  # of the whole block, by our own clock
     candidate_clock_s: Elapsed | None = None
-    loss: SameStep | None = None
-    """Of the step that ended the candidate's block."""
+    loss: SameStep | None = None  # of the step that ended the candidate's block
 
     def ran_s(self, arm: Arm) -> tuple[float, ...]:
         """Seconds of all steps of an arm's block, settling ones first."""
@@ -337,15 +296,10 @@ class WorkPerStep(Record):
     reference: AtLeastOne
     candidate: AtLeastOne
 
-    @property
-    def ratio(self) -> float:
-        """Candidate over reference; time per token is step time over this."""
-        return self.candidate / self.reference
-
 
 def ratio_of_work(work: WorkPerStep | None) -> float:
     """Work of a candidate's step over one of the reference; None stands for equal steps."""
-    return work.ratio if work is not None else 1.0
+    return 1.0 if work is None else work.candidate / work.reference
 
 
 class EnergyUse(Record):
@@ -363,14 +317,11 @@ class Comparison(Record):
     candidate_step_s: StepTime
     pair_count: Count
     mode: str
-    """`INTERLEAVED` or `ABA`."""
     stopped: str
-    warnings: tuple[str, ...] = ()
+    warnings: Texts = ()
     energy: EnergyUse | None = None
-    """None where nothing counted it, or blocks were too short for the counters."""
     during: GpusDuring | None = None
-    work: WorkPerStep | None = None
-    """Where set, `estimate` is per token; step times are never."""
+    work: WorkPerStep | None = None  # where set, `estimate` is per token
 
     @property
     def work_ratio(self) -> float:
@@ -378,8 +329,7 @@ class Comparison(Record):
         return ratio_of_work(self.work)
 
 
-LOSS_NOT_CHECKED = "loss not checked"
-"""Accompanies each recommendation of a set whose program reports no loss."""
+LOSS_NOT_CHECKED = "loss not checked"  # said where a program reports no loss
 
 
 class LossBasis(StrEnum):
@@ -396,15 +346,12 @@ class LossCheck(Record):
     """Whether a candidate trains as the reference does."""
 
     basis: LossBasis
-    is_ok: bool | None = None
-    """None where it cannot be decided: inconclusive, and no proof."""
-    difference: Change | None = None
-    """Largest relative difference; above 0 the candidate's loss is higher."""
+    is_ok: bool | None = None  # None: it cannot be decided, which is no proof
+    difference: Change | None = None  # relative, the largest; above 0 for a higher loss
     tolerance: Amount | None = None
     steps: Count | None = None
     words: str
-    is_final: bool = True
-    """Whether a later, longer check adds nothing."""
+    is_final: bool = True  # whether a later, longer check adds nothing
 
     @property
     def is_silent(self) -> bool:
@@ -413,9 +360,7 @@ class LossCheck(Record):
 
 
 INTERLEAVED = "interleaved"
-"""Mode of comparison: blocks in pairs."""
-ABA = "aba"
-"""Mode of comparison: isolated runs of reference, candidate and reference."""
+ABA = "aba"  # mode of comparison: isolated runs of reference, candidate and reference
 
 
 def block_step_s(step_times_s: Sequence[float]) -> float:

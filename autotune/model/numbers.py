@@ -1,14 +1,12 @@
-"""Base class of records and the number types in them: what was measured is finite and in range.
-
-Bounds are far beyond anything that a study can take, and near enough that no sum, logarithm or
-power overflows.
-"""
+"""Base class of records, and number types whose sums, logarithms and powers never overflow."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from autotune.model.files import Table, TextTable
 
 
 class Record(BaseModel):
@@ -17,8 +15,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-LONGEST_S = 1e11
-"""Three thousand years, in seconds."""
+LONGEST_S = 1e11  # three thousand years, in seconds
 
 Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
 StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios
@@ -41,20 +38,19 @@ class _Facts(BaseModel):
     host: str = ""
     system: str = ""
     python: str = ""
-    versions: dict[str, str] = {}
+    versions: TextTable = {}
     driver: str | None = None
     cpu: str = ""
     cpu_count: Count | None = None
     cpus_usable: Count = 0
     memory_bytes: Count = 0
     load_1min: Amount = 0.0
-    variables: dict[str, str] = {}
+    variables: TextTable = {}
 
 
-def _check_facts(value: dict[str, Any]) -> dict[str, Any]:
+def _check_facts(value: Table) -> Table:
     _Facts.model_validate(value, strict=True)
     return value
 
 
-Facts = Annotated[dict[str, Any], AfterValidator(_check_facts)]
-"""See `autotune.machine.host.describe_machine`."""
+Facts = Annotated[Table, AfterValidator(_check_facts)]

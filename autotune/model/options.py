@@ -1,8 +1,7 @@
-"""Options of a workload as part of a set.
+"""Options of a workload in a set: settings ``option.NAME`` whose values are JSON text.
 
-An option is a setting named ``option.NAME`` whose value is JSON text; where a set does not name it,
-the reference's value holds (`workload.options`, else the first that `search.options` lists). An
-`entry` takes options as they are. A `command` has ``{NAME}`` where they go in its arguments.
+Where a set does not name one, the reference's value holds. An `entry` takes options as they are; a
+`command` has ``{NAME}`` in its arguments.
 """
 
 from __future__ import annotations
@@ -16,17 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.model.errors import SettingError
+from autotune.model.files import Table, TextTable
 from autotune.model.flags import OPTION, kind_of
 
-FOLDER = "folder"
-"""The placeholder that stands for the folder of the trial; no option may have its name."""
-
-PROCESS_COUNT = "process_count"
-"""The option of an `entry` that is no option of its workload: processes that share the devices."""
+FOLDER = "folder"  # placeholder of the trial's folder; no option may have this name
+PROCESS_COUNT = "process_count"  # an option of each `entry`: processes sharing devices
 
 Options = Mapping[str, Any]
-"""Values of options, by name."""
-
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -51,7 +46,7 @@ def option_text(value: Any) -> str:
         ) from error
 
 
-def options_in(settings: Mapping[str, str]) -> dict[str, Any]:
+def options_in(settings: Mapping[str, str]) -> Table:
     """The options of a set, with their values; SettingError if one is not JSON."""
     options = {}
     for name, text in settings.items():
@@ -77,7 +72,7 @@ def is_nested_deeper(data: Any, levels: int = MOST_NESTED) -> bool:
     return any(is_nested_deeper(value, levels - 1) for value in data)
 
 
-def option_sets(options: Options) -> dict[str, str]:
+def option_sets(options: Options) -> TextTable:
     """Options as entries of a set."""
     return {option_setting(name): option_text(value) for name, value in options.items()}
 
@@ -93,12 +88,7 @@ def filled(text: str, options: Options) -> str:
 
 
 def filled_command(command: Sequence[str], options: Options) -> list[str]:
-    """A command with each option in its place.
-
-    Raises:
-        SettingError: If a value in a script (see `_is_script`) is not one word of it without
-            quotes.
-    """
+    """A command with each option in its place; SettingError if one in a script needs quotes."""
     for index, word in enumerate(command):
         unsafe = unsafe_for_shells([word], options)
         if unsafe and _is_script(command[:index], word):
@@ -111,60 +101,45 @@ def filled_command(command: Sequence[str], options: Options) -> list[str]:
 
 def unsafe_for_shells(texts: Sequence[str], options: Options) -> list[str]:
     """Returns the options named in texts that a shell would not take as one word, sorted."""
-    values = {name: plain(options[name]) for name in placeholders(texts) & options.keys()}
+    names = placeholders(texts) & options.keys()
+    values = {name: plain(options[name]) for name in names}
     return sorted(name for name, value in values.items() if shlex.quote(value) != value)
 
 
 def has_shell(command: Sequence[str]) -> bool:
     """Returns whether a command starts a shell, on this machine or another."""
-    return any(Path(word).name in (*_SHELLS, *_READ_BY_SHELL) for word in command)
+    return _names_any(_SHELL, command) or _names_any(_READ_BY_SHELL, command)
 
 
-_SHELLS = (
-    "sh",
-    "bash",
-    "dash",
-    "zsh",
-    "ksh",
-    "ash",
-    "fish",
-    "csh",
-    "tcsh",
-    "busybox",
-    "su",
-    "runuser",
-    "script",
-)
-"""Programs that take a script after ``-c``."""
+_SHELL = re.compile(r"(?:ba|da|z|k|a|fi|c|tc)?sh|busybox|su|runuser|script")
+_READ_BY_SHELL = re.compile("ssh|rsh|pdsh|clush|eval|watch|parallel")
+"""Programs that take a script after ``-c``, and those whose later words a shell reads again."""
+_SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
 
-_READ_BY_SHELL = ("ssh", "rsh", "pdsh", "clush", "eval", "watch", "parallel")
-"""Programs whose later words a shell reads again."""
+
+def _names_any(programs: re.Pattern[str], command: Sequence[str]) -> bool:
+    """Returns whether a command has a word that is, or is the path of, one of some programs."""
+    return any(programs.fullmatch(Path(word).name) for word in command)
 
 
 def _is_script(before: Sequence[str], argument: str) -> bool:
-    """Returns whether a shell reads an argument, by the words before it.
+    """Returns whether a shell reads an argument: after ``-c`` or ``ssh``, or it has spaces.
 
-    It is if it has spaces and is no assignment (``NAME=text``, as for `env`), if it is a shell's
-    word after ``-c``, or any word after ``ssh`` or ``eval``.
+    An assignment (``NAME=text``, as for `env`) may have spaces.
     """
-    names = [Path(word).name for word in before]
-    if not set(names).isdisjoint(_READ_BY_SHELL):
+    if _names_any(_READ_BY_SHELL, before):
         return True
-    # -c, and options behind it
     dashed = itertools.takewhile(lambda word: word.startswith("-"), reversed(before))
     follows_c = any(map(_SCRIPT_NEXT.fullmatch, dashed))
-    if follows_c and not set(names).isdisjoint(_SHELLS):
+    if follows_c and _names_any(_SHELL, before):
         return True
     is_assignment = re.match(r"[A-Za-z_]\w*=", argument) is not None
     return re.search(r"\s", argument) is not None and (not is_assignment or follows_c)
 
 
-_SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
-
-
-def dotted(options: Options) -> dict[str, Any]:
+def dotted(options: Options) -> Table:
     """Flattens tables as Hydra does: ``{"mesh": {"fsdp": 8}}`` to ``{"mesh.fsdp": 8}``."""
-    values: dict[str, Any] = {}
+    values: Table = {}
     for name, value in options.items():
         if isinstance(value, dict) and value:
             values |= {f"{name}.{key}": inner for key, inner in dotted(value).items()}

@@ -13,15 +13,9 @@ CLASS_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_class(path: str, base: type[Any], folder: str | None, *, key: str) -> Any:
-    """Imports a subclass of `base`.
+    """Imports a subclass of `base`, or raises StudyFileError, which names the study key `key`.
 
-    Args:
-        path: MODULE:CLASS.
-        folder: Where its file may lie, too; installed modules go before it.
-        key: Study key or option that named the class, for messages.
-
-    Raises:
-        StudyFileError: If there is no such class, its file fails, or it is no subclass.
+    Installed modules go before those of `folder`.
     """
     if folder not in (None, *sys.path):
         sys.path.append(str(folder))

@@ -7,10 +7,11 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from autotune.model.files import Table
 from autotune.model.measurement import (
     INTERLEAVED,
     Arm,
@@ -55,35 +56,29 @@ from autotune.stats.long_run import (
 )
 from autotune.stats.proof import ProofPlan, look
 
-PHASE = "soak"
+Runs = Sequence[ConfirmRun]
 
-LEAST_SEGMENTS = 4
-"""Fewest segments of a long run for its time to be judged."""
-
-TENTHS = 10
-"""Parts of a long run whose step times are reported."""
+LEAST_SEGMENTS = 4  # fewest segments of a long run for its time to be judged
+TENTHS = 10  # parts of a long run whose step times are reported
 
 
-def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> dict[str, Any]:
+def figures_of(pairs: Sequence[Pair], work: WorkPerStep | None) -> Table:
     """Computes the fields of a `ConfirmRun` from its raw pairs; totals are untrimmed."""
     reference_s = [t for p in pairs for t in p.reference_s]
     candidate_s = [t for p in pairs for t in p.candidate_s]
+    log_ratios = [log_ratio(p, work) for p in pairs]
     return {
         "pair_count": len(pairs),
         "reference_step_s": statistics.median(reference_s),
         "candidate_step_s": statistics.median(candidate_s),
         "untold": untold_share(pairs),
         "total": compare_totals(reference_s, candidate_s, work_ratio=ratio_of_work(work)),
-        "log_ratio": math.log(estimate_pairs([log_ratio(p, work) for p in pairs]).ratio),
+        "log_ratio": math.log(estimate_pairs(log_ratios).ratio),
     }
 
 
 def untold_share(pairs: Sequence[Pair]) -> float | None:
-    """Share of a candidate's reported time that our own clock ran longer than for the reference.
-
-    What a block takes beside its steps is the same in both arms; a program whose clock or figures
-    are wrong is not. None where no clock ran.
-    """
+    """Share of a candidate's reported time that our own clock ran longer than for the reference."""
     reference_s = 0.0
     candidate_s = 0.0
     reported_s = 0.0
@@ -96,7 +91,7 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
     return (candidate_s - reference_s) / reported_s
 
 
-def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection | None:
+def veto_of(runs: Runs, typical: Estimate | None) -> Objection | None:
     """Why a set is no winner although its `typical` step may be faster; None if it may win."""
     if typical is None:
         return None
@@ -116,15 +111,12 @@ def veto_of(runs: Sequence[ConfirmRun], typical: Estimate | None) -> Objection |
     return Objection(reason, is_slower_in_total=True)
 
 
-LEAST_UNTOLD = 0.01
-"""Share of a step from which on untold time counts."""
-UNTOLD_SHARE = 0.25
-"""Share of the gain from which on untold time counts."""
-
+LEAST_UNTOLD = 0.01  # share of a step from which on untold time counts
+UNTOLD_SHARE = 0.25  # share of the gain from which on untold time counts
 ALPHA_UNTOLD = 0.001
 
 
-def _untold(runs: Sequence[ConfirmRun]) -> float:
+def _untold(runs: Runs) -> float:
     """Untold share of a candidate's time at equal work; 0 if it is not surely there."""
     shares = [r.untold for r in runs if r.untold is not None and r.work is None]
     if len(shares) < 2 or not is_surely_positive(shares, alpha=ALPHA_UNTOLD):
@@ -132,7 +124,7 @@ def _untold(runs: Sequence[ConfirmRun]) -> float:
     return statistics.fmean(shares)
 
 
-def _totals_of(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]]:
+def _totals_of(runs: Runs) -> tuple[list[TotalTime], list[float]]:
     """Total times and typical log ratios of the pairs of processes that have both."""
     totals = []
     log_ratios = []
@@ -146,10 +138,8 @@ def _totals_of(runs: Sequence[ConfirmRun]) -> tuple[list[TotalTime], list[float]
 class SoakVerdict(NamedTuple):
     """What a soak says of a set: nothing against it if neither is set."""
 
-    failure: Failure | None = None
-    """A leak, or a total time without the gain that was proven."""
-    unsettled: str | None = None
-    """Why it does not show that the gain stays, as a clause."""
+    failure: Failure | None = None  # a leak, or a total time without the proven gain
+    unsettled: str | None = None  # why it does not show that the gain stays
 
     @property
     def is_passed(self) -> bool:
@@ -177,8 +167,8 @@ def _judge_looks(arms: SoakArms) -> SoakVerdict:
     ):
         leak = find_leak(samples, reference_samples, step_s=candidate.stalls.typical_s)
         if leak is not None:
-            message = f"its {name} grows by {format_growth(leak.candidate, leak.reference)}"
-            return SoakVerdict(Failure(kind=FailureKind.LEAK, message=message, phase=PHASE))
+            growth = format_growth(leak.candidate, leak.reference)
+            return _failed(FailureKind.LEAK, f"its {name} grows by {growth}")
     pairs = [(x.candidate, x.reference) for x in arms.looks if x.reference is not None]
     if len(pairs) < len(arms.looks):
         return SoakVerdict(
@@ -200,11 +190,15 @@ def _judge_looks(arms: SoakArms) -> SoakVerdict:
     along = f"step times along its run, of its first tenth: {ratios}"
     if not is_lost:
         return SoakVerdict(unsettled=f"{_why_unsettled(gain, arms)}; {along}")
-    message = (
+    return _failed(
+        FailureKind.SLOWER_IN_TOTAL,
         f"over {candidate.step_count} steps it is {_in_total(gain.late.ratio, arms.proven)}: "
-        f"{_both_stalls(candidate.stalls, reference.stalls)}; {along}"
+        f"{_both_stalls(candidate.stalls, reference.stalls)}; {along}",
     )
-    return SoakVerdict(Failure(kind=FailureKind.SLOWER_IN_TOTAL, message=message, phase=PHASE))
+
+
+def _failed(kind: FailureKind, message: str) -> SoakVerdict:
+    return SoakVerdict(Failure(kind=kind, message=message, phase="soak"))
 
 
 def lasting_of(arms: SoakArms) -> LastingGain:
@@ -259,7 +253,9 @@ def _in_total(total: float, typical: Estimate | None) -> str:
 
 
 def _though(typical: Estimate | None) -> str:
-    return "" if typical is None else f" though a typical step is {format_change(typical.ratio)}"
+    if typical is None:
+        return ""
+    return f" though a typical step is {format_change(typical.ratio)}"
 
 
 def _both_stalls(candidate: Stalls, reference: Stalls) -> str:
@@ -294,22 +290,15 @@ class Standing(NamedTuple):
     is_over: bool
 
 
-def standing(
-    proof: ProofRecord, runs: Sequence[ConfirmRun], *, most: int, min_effect: float
-) -> Standing:
-    """Judges a proof so far, and whether more pairs of processes are to be run.
+def standing(proof: ProofRecord, runs: Runs, *, most: int, min_effect: float) -> Standing:
+    """Judges a proof by its pairs of processes so far, at most `most`, and whether more are due.
 
-    Pairs count in the order of their numbers, up to the first missing one and to the look at which
-    the proof ended. Isolated runs of a proven set only have to show that it is faster, not by how
-    much.
-
-    Args:
-        runs: Pairs of processes, those of other proofs included.
-        most: Pairs after which it ends in any case.
+    Pairs count in the order of their numbers, up to the look at which the proof ended. Isolated
+    runs of a proven set only have to show that it is faster, not by how much.
     """
     runs = runs_of(proof, runs)
     ratios = [r.log_ratio for r in runs if r.log_ratio is not None]
-    fields: dict[str, Any] = {
+    fields: Table = {
         "stage": proof.stage,
         "trial": proof.trial,
         "settings": proof.settings,
@@ -337,7 +326,7 @@ def standing(
         most=most,
         min_effect=min_effect,
         is_clear=is_clear,
-        ends_without_gain=proof.stage != AB,  # of two variants, what is excluded is an answer too
+        ends_without_gain=proof.stage != AB,  # of variants it is an answer too
     )
     if state.used < 2:
         return Standing(FinalistResult(**fields), is_over=False)
@@ -354,15 +343,15 @@ def standing(
         fields["verdict"] = Verdict.UNRESOLVED
         veto = veto_of(runs[: state.used], corrected)
         if state.stop and veto is not None:
-            fields |= {"veto": veto.reason, "is_slower_in_total": veto.is_slower_in_total}
+            fields["veto"] = veto.reason
+            fields["is_slower_in_total"] = veto.is_slower_in_total
     return Standing(FinalistResult(**fields), is_over=state.stop)
 
 
-def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
+def runs_of(proof: ProofRecord, runs: Runs) -> list[ConfirmRun]:
     """Returns the pairs of processes of one proof, in order, up to the first missing one."""
-    by_repeat = {
-        r.repeat: r for r in runs if r.stage == proof.stage and r.settings == proof.settings
-    }
+    key = (proof.stage, proof.settings)
+    by_repeat = {r.repeat: r for r in runs if (r.stage, r.settings) == key}
     present = itertools.takewhile(by_repeat.__contains__, itertools.count())
     return [by_repeat[repeat] for repeat in present]
 
@@ -370,18 +359,16 @@ def runs_of(proof: ProofRecord, runs: Sequence[ConfirmRun]) -> list[ConfirmRun]:
 class Report(NamedTuple):
     """What is reported of a proven set."""
 
-    estimate: Estimate | None = None
-    """See `reported_gain`."""
-    isolated: int = 0
-    """Isolated runs of each arm that are part of it."""
+    estimate: Estimate | None = None  # see `reported_gain`
+    isolated: int = 0  # isolated runs of each arm that are part of it
     objection: Objection | None = None
 
 
 def is_alone_due(
-    proven: FinalistResult, aa_run: AaRecord | None, runs: Sequence[ConfirmRun], *, asked: int
+    proven: FinalistResult, aa_run: AaRecord | None, runs: Runs, *, allowed: int
 ) -> bool:
     """Whether isolated runs must show a proven set, too, whose pairs were interleaved."""
-    if asked == 0 or aa_run is None or aa_run.comparison.mode != INTERLEAVED:
+    if allowed == 0 or aa_run is None or aa_run.comparison.mode != INTERLEAVED:
         return False
     proof = (proven.stage, proven.settings)
     return any((r.stage, r.settings) == proof and not r.is_isolated for r in runs)
@@ -390,37 +377,33 @@ def is_alone_due(
 def report_of(
     proven: FinalistResult,
     isolated: FinalistResult | None,
-    runs: Sequence[ConfirmRun],
+    runs: Runs,
     soak: SoakArms | None = None,
 ) -> Report:
     """Returns the figure to report of a proven set, and what its isolated runs say against it.
 
     Isolated runs that cannot tell are no consent.
-
-    Args:
-        soak: Its long runs; None before them, or without any.
     """
-    runs = [
-        r for r in runs if r.settings == proven.settings and r.stage in (proven.stage, ISOLATED)
-    ]
+    stages = (proven.stage, ISOLATED)
+    runs = [r for r in runs if r.settings == proven.settings and r.stage in stages]
     estimate = reported_gain(proven, isolated, runs, soak)
     if isolated is None:
         return Report(estimate)
     objection = _isolated_objection(proven, isolated)
     if objection is not None:
         return Report(estimate, objection=objection)
-    report = Report(estimate, objection=veto_of(runs, proven.corrected))
+    count = isolated.process_count
     if estimate == reported_gain(proven, None, runs, soak):
-        return report
-    return report._replace(isolated=isolated.process_count)
+        count = 0
+    return Report(estimate, count, veto_of(runs, proven.corrected))
 
 
 def _isolated_objection(proven: FinalistResult, isolated: FinalistResult) -> Objection | None:
     """What isolated runs say against a set; None if they show a gain as the proof does."""
     failure = isolated.failure
     if failure is not None:
-        reason = f"{failure.kind.replace('_', ' ')} in a fresh process: {failure.message}"
-        return Objection(reason[:300])
+        kind = failure.kind.replace("_", " ")
+        return Objection(f"{kind} in a fresh process: {failure.message}"[:300])
     if isolated.objection is not None:
         return isolated.objection
     alone = isolated.estimate
@@ -447,17 +430,13 @@ def _isolated_objection(proven: FinalistResult, isolated: FinalistResult) -> Obj
 def reported_gain(
     proven: FinalistResult,
     isolated: FinalistResult | None,
-    runs: Sequence[ConfirmRun],
+    runs: Runs,
     soak: SoakArms | None,
 ) -> Estimate | None:
     """Returns the estimate to report for a winner.
 
-    Its interval is the one that holds at all looks together, so that it holds the truth although
-    the set was proven first. Such a small error leaves it right for 19 of 20 named winners even
-    where luck is needed to be named, down to 1 study in 30. In pairs a neighbour idles beside each
-    arm, in production none does, so the interval covers that of isolated runs, too; and where the
-    interleaved figure lies outside their interval, theirs is reported. Likewise of total times,
-    where a typical step is not what training gets, and of the second half of long runs.
+    Its interval holds at all looks together and covers those of isolated runs, of total times and
+    of the second half of long runs; where the figure lies outside one, that one's is reported.
     """
     gain = proven.corrected
     if gain is None:

@@ -1,15 +1,13 @@
-"""All records of a run, and the callbacks that a running study calls.
-
-Records are frozen, checked when read back, and written as one JSON object a line.
-"""
+"""All records of a run, one JSON object a line, and the callbacks that a running study calls."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from autotune.model.files import Table, Texts, TextTable
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     Comparison,
@@ -47,15 +45,13 @@ class TaskRecord(Stamped):
     """Result of one task of a lane."""
 
     duration_s: Elapsed = 0.0
-    directory: str | None = None
-    """Folder of its logs and raw samples, within the run directory."""
+    directory: str | None = None  # in the run directory: logs and raw samples
 
 
-LeftOut = str | tuple[str, ...]
-"""Name of the setting that is left out, or of several that are left out together."""
+LeftOut = str | Texts  # one setting, or several left out together
 
 
-def names_left_out(left_out: LeftOut) -> tuple[str, ...]:
+def names_left_out(left_out: LeftOut) -> Texts:
     """Returns the names as a tuple, also of a single setting."""
     return (left_out,) if isinstance(left_out, str) else left_out
 
@@ -86,8 +82,7 @@ class AblationResult(TaskRecord):
 
 Chance = Annotated[float, Field(ge=0, le=1)]
 
-INERT = 0.2
-"""Chance to act below which a setting counts as inert until a measurement decides."""
+INERT = 0.2  # chance to act below which a setting counts as inert until it is measured
 
 
 class Believed(Record):
@@ -109,26 +104,21 @@ class SearchEnd(Stamped):
     """The search of a session ended; it goes on if other trials or another time are asked for."""
 
     kind: Literal["search_end"] = "search_end"
-    trials: Count
-    """Number of trials that have a result."""
+    trials: Count  # number of trials that have a result
     asked: Count
     budget_s: Elapsed | None = None
-    is_exhausted: bool = False
-    """Whether every point of the space is tried, or no gain is expected of the others."""
+    is_exhausted: bool = False  # nothing untried, or no gain expected of it
 
 
 class SettingEffect(Record):
     """Effect of one setting."""
 
     name: str
-    chance: Chance
-    """Chance that it acts, alone or together with another."""
-    values: tuple[ValueEffect, ...] = ()
-    """Effects of the values that were tried, less the default."""
-    needs: tuple[str, ...] = ()
-    """Other settings that decide whether this one can act."""
+    chance: Chance  # chance that it acts, alone or together with another
+    values: tuple[ValueEffect, ...] = ()  # of those that were tried, less the default
+    needs: Texts = ()  # other settings that decide whether this one can act
 
-    def is_useless(self, value: str, *, least: float) -> bool:
+    def is_useless(self, value: str, least: float) -> bool:
         """Whether the setting counts as inert, or the value surely gains less than `least`."""
         lows = [effect.low for effect in self.values if effect.value == value]
         return self.chance < INERT or any(low > 1.0 - least for low in lows)
@@ -152,24 +142,16 @@ class EffectsRecord(Stamped):
 
     kind: Literal["effects"] = "effects"
     trials: Count
-    measured: Count
-    """Number of trials that the model could learn speed from."""
-    settings: tuple[SettingEffect, ...]
-    """Effects of all settings that are searched, likeliest first."""
-    pairs: tuple[PairEffect, ...] = ()
-    """Pairs with some chance to interact, likeliest first."""
+    measured: Count  # number of trials that the model could learn speed from
+    settings: tuple[SettingEffect, ...]  # of all that are searched, likeliest first
+    pairs: tuple[PairEffect, ...] = ()  # with some chance to interact, likeliest first
     best: BestPredicted
-    expected: tuple[tuple[Count, Ratio], ...] = ()
-    """Numbers of measured trials, each with the ratio that the model expects of its set."""
+    expected: tuple[tuple[Count, Ratio], ...] = ()  # trials measured, ratio expected
 
     def useful(self, settings: FlagSet, *, least: float) -> FlagSet:
-        """Returns the set without its useless settings, see `SettingEffect.is_useless`.
-
-        A setting stays if another that stays needs it or interacts with it, and if it was not
-        searched.
-        """
-        effects = {effect.name: effect for effect in self.settings if effect.name in settings}
-        useless = {n for n, e in effects.items() if e.is_useless(settings[n], least=least)}
+        """Returns the set without useless settings that no other one needs or interacts with."""
+        effects = {e.name: e for e in self.settings if e.name in settings}
+        useless = {n for n, e in effects.items() if e.is_useless(settings[n], least)}
         for pair in self.pairs:
             if pair.chance >= INERT and settings.keys() >= set(pair.names):
                 useless -= set(pair.names)
@@ -187,25 +169,19 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class PowerAnalysis(Record):
     """What the proofs of a study can detect, by a cautious estimate of what processes differ."""
 
-    pair_sd: float = Field(ge=0)
-    """Standard deviation of the log ratio between fresh pairs of processes."""
-    most: AtLeastOne
-    """The study's cap of pairs of processes in each proof."""
-    smallest: Share | None = None
-    """Smallest gain proven 9 times in 10 within that cap; None if there is none below 50 %."""
-    proof_s: Elapsed
-    """Seconds that are planned for all proofs of a study on one lane."""
+    pair_sd: float = Field(ge=0)  # of the log ratio between fresh pairs of processes
+    most: AtLeastOne  # the study's cap of pairs of processes in each proof
+    smallest: Share | None = None  # gain, proven 9 times in 10; None if above 50 %
+    proof_s: Elapsed  # seconds that are planned for all proofs of a study on one lane
 
 
 MemorySamples = Annotated[tuple[tuple[Count, Count], ...], Field(max_length=1000)]
-"""Steps that were done so far and bytes in use then; empty where memory is not reported."""
 
 
 class MemoryUse(Record):
     """Memory in use at the end of a block."""
 
-    host_bytes: Count | None = None
-    """Of all processes of a trial and their children, mapped files excluded."""
+    host_bytes: Count | None = None  # of all processes and children, but mapped files
     device_bytes: Count | None = None
 
 
@@ -215,17 +191,12 @@ class SoakArm(Record):
     step_count: AtLeastOne
     steps_s: Elapsed
     stalls: Stalls
-    segment_s: tuple[StepTime, ...] = Field(min_length=1, max_length=100)
-    """Mean step of equal parts of the run, in order, in seconds."""
+    segment_s: tuple[StepTime, ...] = Field(min_length=1, max_length=100)  # in order
     processes: AtLeastOne = 1
-    early_steps: Count = 0
-    """First steps, as many as a process of the proof ran; 0 where those were not kept."""
-    early_s: StepTime | None = None
-    """Median of those, in seconds: a stall among so few would hide a loss in their mean."""
-    written: tuple[Count, Count] | None = None
-    """Number of files that it left in its folder, and their bytes."""
-    host: MemorySamples = ()
-    """Memory of its first process and its children."""
+    early_steps: Count = 0  # first steps, as many as in the proof, if they were kept
+    early_s: StepTime | None = None  # their median, which no stall hides
+    written: tuple[Count, Count] | None = None  # files in its folder, their bytes
+    host: MemorySamples = ()  # memory of its first process and its children
     device: MemorySamples = ()
 
 
@@ -233,26 +204,20 @@ class SoakLook(Record):
     """Both arms, one after the other."""
 
     candidate: SoakArm
-    reference: SoakArm | None = None
-    """None if it failed: then only a leak is found."""
+    reference: SoakArm | None = None  # None if it failed: then only a leak is found
 
 
 class SoakArms(Record):
     """Both arms of a soak."""
 
     looks: tuple[SoakLook, ...] = Field(min_length=1, max_length=MOST_LOOKS)
-    """One; more where it does not show that the gain stays."""
-    most: AtLeastOne = SOAK_LOOKS
-    """Looks that the study allowed."""
-    proven: Estimate | None = None
-    """The proof's corrected ratio per token; None leaves only a sure loss against the set."""
-    process_sd: Amount = 0.0
-    """Standard deviation of that between pairs of processes."""
+    most: AtLeastOne = SOAK_LOOKS  # looks that the study allowed
+    proven: Estimate | None = None  # per token; None: only a sure loss counts
+    process_sd: Amount = 0.0  # standard deviation of that between pairs of processes
     work: WorkPerStep | None = None
 
 
-REFERENCE_NUMBER = 0
-"""`same_as` of a trial whose program is the reference's own."""
+REFERENCE_NUMBER = 0  # `same_as` of a trial whose program is the reference's own
 
 
 class TrialStatus(StrEnum):
@@ -269,7 +234,7 @@ class TrialConfig(Record):
     number: Count
     settings: Settings
     origin: str
-    params: dict[str, str] = Field(default_factory=dict)
+    params: TextTable = Field(default_factory=dict)
 
 
 class TrialOutcome(Record):
@@ -277,15 +242,13 @@ class TrialOutcome(Record):
 
     status: TrialStatus
     comparison: Comparison | None = None
-    """Its figures, or those of the trial that it duplicates."""
-    failure: Failure | None = None
-    """Why it has none, or why that trial has none."""
-    same_as: Count | None = None
-    """Number of the trial that a duplicate repeats, or `REFERENCE_NUMBER`."""
+    failure: Failure | None = None  # why it has none, or why that trial has none
+    same_as: Count | None = None  # trial that it repeats, or `REFERENCE_NUMBER`
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        fields = {n for n in ("comparison", "failure", "same_as") if getattr(self, n) is not None}
+        names = ("comparison", "failure", "same_as")
+        fields = {name for name in names if getattr(self, name) is not None}
         needed = "same_as"
         is_whole = needed in fields
         if self.status is not TrialStatus.SAME_PROGRAM:
@@ -303,16 +266,14 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
 
     kind: Literal["trial"] = "trial"
     worker: WorkerReport | None = None
-    program_key: str | None = None
-    """Names the program that ran and the settings that are read at run time."""
-    compiled_key: str | None = None
-    """Likewise, as the screen compiled it without a device: equal keys need one measurement."""
+    program_key: str | None = None  # names program and run-time settings
+    compiled_key: str | None = None  # likewise, as the screen compiled it
     loss: LossCheck | None = None
 
     @property
     def is_the_default(self) -> bool:
         """Whether the program turned out to be the reference's own."""
-        return self.status is TrialStatus.SAME_PROGRAM and self.same_as == REFERENCE_NUMBER
+        return self.same_as == REFERENCE_NUMBER
 
     def finding_at(self, *, min_effect: float, provable: float | None) -> TrialFinding | None:
         """Returns what its figures say of a proof, see `finding_of`; None where it has none."""
@@ -321,8 +282,7 @@ class TrialResult(TrialConfig, TrialOutcome, TaskRecord):
         return finding_of(self.comparison.estimate, min_effect=min_effect, provable=provable)
 
 
-SCHEMA_VERSION = 3
-"""Counts the changes of records that other readers cannot follow."""
+SCHEMA_VERSION = 3  # counts the changes of records that other readers cannot follow
 
 
 class ScreenRecord(Stamped):
@@ -331,9 +291,8 @@ class ScreenRecord(Stamped):
     kind: Literal["screen"] = "screen"
     target: str
     topology: str
-    versions: dict[str, str] = Field(default_factory=dict)
-    report: dict[str, Any] | None = None
-    """An `autotune.compiler.screen.ScreenReport` as plain data; None if nothing compiled."""
+    versions: TextTable = Field(default_factory=dict)
+    report: Table | None = None  # `ScreenReport`; None if nothing compiled
     reason: str = ""
     duration_s: Elapsed = 0.0
 
@@ -342,22 +301,20 @@ class SessionRecord(Stamped):
     """One start of the driver; its budgets go on where the last session's stopped."""
 
     kind: Literal["session"] = "session"
-    identity: str
-    """`StudySpec.identity`: names the study of these records, also without `study.json`."""
+    identity: str  # `StudySpec.identity`
     started: str
     pid: Count
     host: str
     asked_trials: Count
-    command: tuple[str, ...] = ()
+    command: Texts = ()
 
 
 class LedgerRecord(Stamped):
     """What the study has used so far in all sessions, written again and again."""
 
     kind: Literal["ledger"] = "ledger"
-    device_s: float
-    """Seconds of devices reserved for it, summed over devices: what a cluster charges."""
-    lanes: tuple[str, ...] = ()
+    device_s: float  # seconds reserved, summed over devices: what a cluster charges
+    lanes: Texts = ()
 
 
 class AaRecord(Stamped):
@@ -369,7 +326,6 @@ class AaRecord(Stamped):
     comparison: Comparison
     provenance: Facts
     loss_spread: LossSpread
-    """How far references were apart, by step; candidates are held to it."""
     power: PowerAnalysis | None = None
     directory: str
 
@@ -385,8 +341,7 @@ class ConfirmRun(TaskRecord):
     """One fresh pair of processes of a finalist, or the failure in its place."""
 
     kind: Literal["confirm_run"] = "confirm_run"
-    stage: str
-    """`CONFIRM`, `ISOLATED` or `AB`; ``recheck`` for an old winner."""
+    stage: str  # `CONFIRM`, `ISOLATED` or `AB`; `recheck` for an old winner
     settings: Settings
     trial: Count
     repeat: Count
@@ -398,20 +353,16 @@ class ConfirmRun(TaskRecord):
     energy: EnergyUse | None = None
     work: WorkPerStep | None = None
     loss: LossCheck | None = None
-    is_isolated: bool = False
-    """Whether each arm ran alone though the study interleaves."""
+    is_isolated: bool = False  # whether each arm ran alone though the study interleaves
     total: TotalTime | None = None
     untold: Change | None = None
-    warnings: tuple[str, ...] = ()
+    warnings: Texts = ()
     during: GpusDuring | None = None
 
 
-CONFIRM = "confirm"
-"""Stage of proofs: finalists, in interleaved pairs."""
-ISOLATED = "isolated"
-"""Stage of proofs: a proven set, in isolated runs."""
-AB = "ab"
-"""Stage of proofs: two variants."""
+CONFIRM = "confirm"  # stage of proofs: finalists, in interleaved pairs
+ISOLATED = "isolated"  # stage of proofs: a proven set, in isolated runs
+AB = "ab"  # stage of proofs: two variants
 
 
 class ProofRecord(Stamped):
@@ -420,21 +371,18 @@ class ProofRecord(Stamped):
     kind: Literal["proof"] = "proof"
     stage: str
     settings: Settings
-    base: Count
-    """This and the next three are those of `autotune.stats.proof.ProofPlan`."""
+    base: Count  # this and the next three are those of `autotune.stats.proof.ProofPlan`
     error: float = Field(gt=0, lt=0.1)
     least: Count
     other_side: float = Field(OTHER_SIDE, ge=1)
-    trial: Count = 0
-    """Number of the trial that had the set first; 0 where there is none."""
+    trial: Count = 0  # trial that had the set first; 0 for none
 
 
 class Objection(NamedTuple):
     """What speaks against a set whose typical step is faster."""
 
     reason: str
-    is_slower_in_total: bool = False
-    """Whether all of its steps together are no faster; other objections leave that open."""
+    is_slower_in_total: bool = False  # all of its steps together are no faster
 
 
 class FinalistResult(Stamped):
@@ -444,20 +392,15 @@ class FinalistResult(Stamped):
     stage: str
     trial: Count
     settings: Settings
-    estimate: Estimate | None = None
-    """With its ordinary 95 % interval over processes, biased by the stopping rule."""
-    corrected: Estimate | None = None
-    """With the interval that holds over all looks and sets of the stage; this one decides."""
+    estimate: Estimate | None = None  # ordinary interval, biased by the stopping rule
+    corrected: Estimate | None = None  # holds over all looks and sets; this decides
     verdict: Verdict
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
-    most: Count | None = None
-    """Cap of pairs of processes."""
-    reason: str = ""
-    """Why its proof ended."""
-    veto: str | None = None
-    """Why a set with a faster typical step is no winner; see `Objection`."""
+    most: Count | None = None  # cap of pairs of processes
+    reason: str = ""  # why its proof ended
+    veto: str | None = None  # reason of an `Objection`
     is_slower_in_total: bool = False
 
     @property
@@ -482,7 +425,7 @@ class Outcome(StrEnum):
     """How a study ended."""
 
     WINNER = "winner"
-    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"  # gains above a bound are ruled out
+    NOTHING_BEATS_THE_DEFAULT = "nothing_beats_the_default"  # larger gains ruled out
     INCONCLUSIVE = "inconclusive"
     NOTHING_RAN = "nothing_ran"
 
@@ -497,13 +440,11 @@ class ConclusionRecord(Stamped):
     trial: Count | None = None
     estimate: Estimate | None = None
     soaked_s: Elapsed | None = None
-    needed_s: Elapsed | None = None
-    """Wall time, in seconds, that would do where the budget was too small for any trial."""
+    needed_s: Elapsed | None = None  # would do where the budget was too small
     trial_count: Count
     ended: str
     provenance: Facts = Field(default_factory=dict)
-    record_count: Count | None = None
-    """Number of records from which it was drawn; None until it is written."""
+    record_count: Count | None = None  # from which it was drawn, once written
 
 
 class SoakRecord(TaskRecord):
@@ -513,18 +454,12 @@ class SoakRecord(TaskRecord):
     settings: Settings
     steps_s: Elapsed
     step_count: Count
-    starts: Count
-    """Processes that it took; several where a program ends by itself."""
-    longest: Count | None = None
-    """Steps of the process that ran longest."""
+    starts: Count  # processes that it took; several where a program ends by itself
+    longest: Count | None = None  # steps of the process that ran longest
     loss: LossCheck | None = None
-    """Against the reference's after as much work, where dtype or batch differ."""
     failure: Failure | None = None
-    """What ended it early, or what both arms show against it."""
-    seen_outside: Ratio | None = None
-    """Seconds a line over the reference's, of both programs as a user would run them."""
-    unsettled: str | None = None
-    """Why it does not show that the gain stays, as a clause; None where it does."""
+    seen_outside: Ratio | None = None  # seconds a line, as a user would run both
+    unsettled: str | None = None  # why it does not show that the gain stays
     arms: SoakArms | None = None
 
 
@@ -536,8 +471,7 @@ class FailingSetRecord(TaskRecord):
     failure_kind: FailureKind
     settings: Settings
     smallest: Settings
-    is_minimal: bool
-    """Whether no setting of it can be left out, by single starts."""
+    is_minimal: bool  # whether no setting of it can be left out, by single starts
     starts: Count
 
 
@@ -545,10 +479,8 @@ class ProfileRow(Record):
     """One kind of work, or one kernel, in a step of both variants."""
 
     name: str
-    seconds: tuple[float, float]
-    """In a step of A and of B, on the first device."""
-    counts: tuple[float, float]
-    """How often a kernel runs in a step of each; 0 of a kind of work."""
+    seconds: tuple[float, float]  # in a step of A and of B, on the first device
+    counts: tuple[float, float]  # runs of a kernel; 0 of a kind of work
 
 
 class ProfileRecord(Stamped):
@@ -587,8 +519,7 @@ AnyRecord = Annotated[
     Field(discriminator="kind"),
 ]
 
-RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)
-"""Reads and checks one line of `records.jsonl`."""
+RECORD: TypeAdapter[AnyRecord] = TypeAdapter(AnyRecord)  # one line of `records.jsonl`
 
 
 class Callbacks(Protocol):

@@ -1,9 +1,8 @@
 """Makes text from outside safe to keep and to show: redacts secrets, escapes control characters.
 
-A program gets its arguments and options as they are. What is recorded, exported, shown or hashed
-goes through here first, so a secret's value is no part of a study's identity. A secret is known by
-its name (`data/secret_names.toml`) or by its shape: the rules of gitleaks (`data/secrets.json`,
-written by `docs/write_secret_rules.py`).
+Programs get arguments and options as they are; what is recorded, exported, shown or hashed goes
+through here first. A secret is known by its name (`data/secret_names.toml`) or by its shape: the
+rules of gitleaks (`data/secrets.json`, written by `docs/write_secret_rules.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.model.errors import StudyFileError
-from autotune.model.files import packaged_table, packaged_text
+from autotune.model.files import Texts, TextTable, packaged_table, packaged_text
 
 REDACTED = "***"
 
@@ -41,18 +40,11 @@ _NO_SECRET = re.compile(
     r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*"
 )
 """Values that hold none: nothing, a switch, or a variable that stands for it."""
-
 _EVERYDAY_VALUE = re.compile(r".{0,5}|[a-z]{6,7}|[\d.]{6,7}|/.*", re.DOTALL)
 """Values that a text may hold by chance: short ones, words, numbers; and paths (of PWD)."""
-
-_COUNT = re.compile(r"[\d.+-]{1,6}")
-"""Values under a weak name that are none: short numbers."""
-
-_SHORT = "p"
-"""A password's option in many programs, unless its value is a number, a port or a path."""
-
+_COUNT = re.compile(r"[\d.+-]{1,6}")  # no secret even under a weak name
+_SHORT = "p"  # a password's option in many programs, unless it is a number or a path
 _SHORT_VALUE = re.compile(r"[\d:]*|.*/.*|" + re.escape(REDACTED))
-
 _LOGIN = re.compile(
     r"(?P<head>\b(?:wandb|huggingface-cli|hf "
     r"auth|comet|ngc|clearml|neptune)\s+(?:relogin|login)\s+(?:--?\w[\w-]*\s+)*"
@@ -66,7 +58,6 @@ _LOGIN = re.compile(
     r"(?P<value>(?![-*\s$])[^\s;&|]+)"
 )
 """Secrets by the words before: ``login``, ``-u USER:``, a joined ``-p``, the name of NGC's key."""
-
 _BASE64 = re.compile(
     r"(?<![\w/+.-])(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9+]{40,}={0,2}(?![\w/+.-])"
 )
@@ -86,7 +77,7 @@ def is_secret_name(name: str) -> bool:
     return is_weak or _is_strong(name)
 
 
-def secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
+def secret_variables(environment: Mapping[str, str]) -> TextTable:
     """Returns the variables of secret names, unless everyday text may hold the value."""
     return {
         name: value
@@ -139,7 +130,7 @@ def _without_secret(match: re.Match[str]) -> str:
     return match[0][: max(0, start - match.start())] + REDACTED
 
 
-def redact_command(command: Sequence[str]) -> tuple[str, ...]:
+def redact_command(command: Sequence[str]) -> Texts:
     """Redacts secrets in a program's arguments: ``--key=abc``, ``--token abc``, ``API_KEY=abc``."""
     return tuple(_redact_argument(command[:i], argument) for i, argument in enumerate(command))
 
@@ -147,7 +138,8 @@ def redact_command(command: Sequence[str]) -> tuple[str, ...]:
 def _redact_argument(before: Sequence[str], argument: str) -> str:
     option = _BARE_OPTION.fullmatch("".join(before[-1:]))
     is_option = argument.startswith("-")
-    if option and not is_option and _is_secret(option["name"], argument, " ".join(before)):
+    line = " ".join(before)
+    if option and not is_option and _is_secret(option["name"], argument, line):
         return REDACTED
     assigned = _WHOLE.fullmatch(argument)
     if assigned and _is_secret(assigned["name"], assigned["value"]):
@@ -160,8 +152,7 @@ def _redact_argument(before: Sequence[str], argument: str) -> str:
     return _BASE64.sub(REDACTED, text[len(start) :])
 
 
-_NEAR = 8
-"""Words before an argument in which the program is looked for whose secret it may be."""
+_NEAR = 8  # words before an argument among which its program is looked for
 
 
 def redact_data(data: Any, name: str = "") -> Any:
@@ -197,7 +188,6 @@ _LOOK_ALIKES = str.maketrans(
     "авекмнорстухіјѕԁһԛԝαικνορτυχıɡАВЕКМНОРСТУХІЈЅԀҺԚԜΑΒΕΖΗΙΚΜΝΟΡΤΥΧ",
     "abekmhopctyxijsdhqwaikvoptuxigABEKMHOPCTYXIJSDHQWABEZHIKMNOPTYX",
 )
-"""Letters of other scripts that look like Latin ones."""
 
 
 def _words(name: str) -> list[str]:
@@ -240,10 +230,8 @@ def _redact_values(pattern: re.Pattern[str], text: str) -> str:
 
 _OBEYED = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # C0 less tab and line end, DEL, C1
-    # Marks, overrides and isolates of direction.
-    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"
-    # Line ends of Unicode's own; halves of pairs, which no encoding takes.
-    "\\u2028\\u2029\\ud800-\\udfff]"
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u2069"  # direction of text
+    "\\u2028\\u2029\\ud800-\\udfff]"  # line ends; halves of pairs, which no encoding takes
 )
 _ENDS = re.compile(r"[\t\n]")
 

@@ -23,6 +23,7 @@ from pydantic import (
 
 from autotune.child.steps import PRESETS, Rules, StepReader
 from autotune.model.errors import StudyFileError, close_matches, first_problem
+from autotune.model.files import Table, Texts
 from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
 from autotune.model.options import (
@@ -48,10 +49,9 @@ class Section(BaseModel):
 
 def number_or_text(pattern: str, *, least: str = "exclusiveMinimum") -> WithJsonSchema:
     """Schema of a number or text with a unit, such as ``30m``; `least` names its bound 0."""
-    return WithJsonSchema(
-        {"anyOf": [{"type": "number", least: 0}, {"type": "string", "pattern": pattern}]},
-        mode="validation",
-    )
+    number = {"type": "number", least: 0}
+    text = {"type": "string", "pattern": pattern}
+    return WithJsonSchema({"anyOf": [number, text]}, mode="validation")
 
 
 _DURATION = r"^((\s*\d+(\.\d+)?\s*(ms|s|m|min|h|d))+\s*|(\d+-)?\d+:\d\d:\d\d)$"
@@ -68,9 +68,9 @@ SoakSeconds = Annotated[
     float, BeforeValidator(_duration_or_none), number_or_text(_DURATION, least="minimum")
 ]
 
-Bytes = Annotated[
-    int, BeforeValidator(parse_bytes), number_or_text(r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$")
-]
+_BYTES = r"^\s*\d+(\.\d+)?\s*([KMGT]i?)?B?\s*$"
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), number_or_text(_BYTES)]
 
 
 def _product(value: Any) -> Any:
@@ -92,16 +92,10 @@ Axis = Literal["data", "fsdp", "tensor", "pipeline", "context", "expert"]
 """Ways to split a step over devices: axes of `workload.mesh`."""
 
 DeviceCount = Annotated[int, Field(ge=1, le=4096)]
-"""Number of devices, or of processes or machines that have them."""
 
-WITH_SECRETS = {"secrets": True}
-"""Context of a dump that keeps the secrets of a workload, for what stays in this process."""
+WITH_SECRETS = {"secrets": True}  # context of a dump that stays in this process
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-NAME_IN_WORDS = (
-    "up to 64 letters, digits, dots, dashes and underscores, a letter or digit "
-    "first, such as my-model"
-)
 
 
 def _without_secrets(
@@ -153,7 +147,7 @@ class ReadSpec(Section):
             problem = first_problem(error)
             raise StudyFileError(f"how steps are read must be legal but: {problem}") from None
 
-    def rules(self) -> dict[str, Any]:
+    def rules(self) -> Table:
         """The rules as `autotune.child.steps.StepReader` takes them."""
         return self.model_dump(exclude_none=True)
 
@@ -167,9 +161,9 @@ class WorkloadSpec(Section):
 
     entry: str | None = None
     """``llama``, ``llama-small`` ... or ``package.module:function`` beside the study file."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Table = Field(default_factory=dict)
     """Passed to the `entry` (sizes, mesh, batch ...), or values of ``{NAME}`` in a `command`."""
-    command: tuple[str, ...] | None = Field(None, min_length=1)
+    command: Texts | None = Field(None, min_length=1)
     """Instead of `entry`: a program and its arguments; ``{folder}`` in an argument is an empty
     folder in the run directory, ``{NAME}`` an option.
     """
@@ -263,13 +257,9 @@ class DeviceSpec(Section):
     platform: Literal["cpu", "cuda"] = "cpu"
     """``cpu`` or ``cuda``."""
     count: DeviceCount | None = None
-    """Devices for the workload, of all nodes together; on CPU that many virtual ones are made.
-    Default: all GPUs, one CPU.
-    """
+    """Devices of all nodes together; on CPU virtual ones are made; default: all GPUs, one CPU."""
     process_count: DeviceCount = 1
-    """Processes that share the devices through `jax.distributed`, of all nodes together; 1 is one
-    for all, or one for each node.
-    """
+    """Processes of all nodes that share the devices (`jax.distributed`); 1: one, or one a node."""
     node_count: DeviceCount = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -326,9 +316,7 @@ class MeasureSpec(Section):
     times the reference's, at least 2 minutes; 10 minutes for the reference itself.
     """
     block_limit_s: Seconds | None = None
-    """Longest time for one block; past it the process counts as hung. Default: ten times the
-    reference's, at least 2 minutes.
-    """
+    """Time until a block counts as hung; default: ten times the reference's, at least 2 minutes."""
     mode: Literal["auto", "interleaved", "aba"] = "auto"
     """``interleaved``: two resident processes alternate block by block; a `command` without the
     hook is paused by signals (docs/tune.md). ``aba``: fresh runs one at a time, reference,
@@ -354,9 +342,7 @@ class ConfirmSpec(Section):
     finalists: int = Field(3, ge=1, le=20)
     """Number of the best trials that are measured again."""
     processes: int = Field(40, ge=3, le=1000)
-    """Most fresh pairs of processes for each finalist; a proof ends as soon as it is settled. A
-    larger number continues a study.
-    """
+    """Most fresh pairs of processes to settle a finalist; a larger number continues a study."""
     minimise: bool = True
     """Drop each setting that does not pay for itself."""
     isolated: int = Field(40, ge=0, le=1000)
@@ -368,9 +354,7 @@ class ConfirmSpec(Section):
     soaks: int = Field(SOAK_LOOKS, ge=1, le=MOST_LOOKS)
     """Most long runs of each arm, each as long as `soak`, until they show that the gain stays."""
     loss_tolerance: float = Field(0.02, gt=0, lt=1)
-    """Share by which the loss of a winner with another dtype or batch may be above the reference's
-    after the same tokens.
-    """
+    """Share by which a winner of another dtype or batch may have a higher loss at equal tokens."""
 
 
 class LimitsSpec(Section):
@@ -385,10 +369,10 @@ SAMPLERS = {
     "tpe": "autotune.study.samplers:PinnedTpe",
     "random": "optuna.samplers:RandomSampler",
 }
-"""Classes of the samplers that have a name of their own."""
 
 SettingValue = bool | int | float | str
 Domain = list[SettingValue] | dict[str, SettingValue]
+Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class NamedSet(Section):
@@ -398,7 +382,7 @@ class NamedSet(Section):
     """Shown in tables, as ``set NAME``."""
     settings: Settings = Field(default_factory=FlagSet)
     """Setting to value, beside the baseline."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Table = Field(default_factory=dict)
     """Option of the workload to value."""
 
     @property
@@ -416,15 +400,15 @@ class SearchSpec(Section):
     """Seconds for the whole study, over all its sessions; part is kept back for confirming."""
     settings: dict[str, Domain] = Field(default_factory=dict)
     """Setting to its domain: a list of values, or ``{low, high, step, power_of_two}``."""
-    options: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
+    options: dict[str, Values] = Field(default_factory=dict)
     """Option of the workload to the values that are tried; the reference has that of
     `workload.options`, else the first. ``process_count`` is that of `device`.
     """
-    groups: tuple[str, ...] = ()
+    groups: Texts = ()
     """Groups of the catalogue whose settings are searched."""
-    without: tuple[str, ...] = ()
+    without: Texts = ()
     """Settings that are not searched with their group, such as flags that the program sets last."""
-    recipes: tuple[str, ...] = ()
+    recipes: Texts = ()
     """Published sets that are tried first, each filtered to what the installed build has."""
     first: tuple[NamedSet, ...] = ()
     """Sets with names that are tried before the sampler proposes."""

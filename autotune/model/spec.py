@@ -1,7 +1,4 @@
-"""Reads a study file: TOML in, a checked `StudySpec` out, before anything starts.
-
-Errors name the file, the key, what was got, what is legal, and close matches of a misspelt key.
-"""
+"""Reads a study file: TOML in, a checked `StudySpec` out, before anything starts."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
-from autotune.model.files import plain_text
+from autotune.model.files import Table, plain_text
 from autotune.model.flags import FlagSet, captures_collectives, digest_of
 from autotune.model.measurement import Settings
 from autotune.model.options import (
@@ -31,7 +28,6 @@ from autotune.model.options import (
 )
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.sections import (
-    NAME_IN_WORDS,
     STUDY_NAME,
     ConfirmSpec,
     DeviceSpec,
@@ -56,9 +52,10 @@ def explain(error: Any) -> str:
     *sections, name = location
     key = ".".join(location)
     if error["type"] == "extra_forbidden":
-        models: list[type[Section]] = [StudySpec]
-        models += [_SECTIONS[section] for section in sections if section in _SECTIONS]
-        legal = sorted(models[-1].model_fields)
+        model: type[Section] = StudySpec
+        for section in sections:
+            model = _SECTIONS.get(section, model)
+        legal = sorted(model.model_fields)
         return (
             f"`{key}` is not a key of a study{close_matches(name, legal)} (legal: "
             f"{', '.join(legal)})"
@@ -66,7 +63,10 @@ def explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"`{key}` must be given; see studies/quickstart.toml for an example"
     if error.get("ctx", {}).get("pattern") == STUDY_NAME:
-        message = NAME_IN_WORDS
+        message = (
+            "up to 64 letters, digits, dots, dashes and underscores, a letter or digit first, "
+            "such as my-model"
+        )
     value = error["input"]
     is_long = isinstance(value, dict) and len(value) > 3
     if not is_long and "but got" not in message:
@@ -85,18 +85,11 @@ _SECTIONS: dict[str, type[Section]] = {
     "confirm": ConfirmSpec,
     "limits": LimitsSpec,
 }
-"""Key of each section, at the top or within another, to its type."""
 
-
-FEWEST_TRIALS = 4
-"""Trials within the budget that is named where one is too small."""
-
-SOAK_STEPS = 200
-"""Fewest steps of a soak."""
-SOAK_STEPS_OF_RUNS = 20
-"""Fewest steps of a soak of a program that runs by itself."""
-SOAK_STEPS_OF_GRAPHS = 1000
-"""Fewest steps of a soak whose command buffers hold collectives, see `HUNG_AT`."""
+FEWEST_TRIALS = 4  # trials within the budget that is named where one is too small
+SOAK_STEPS = 200  # fewest steps of a soak
+SOAK_STEPS_OF_RUNS = 20  # fewest steps of a soak of a program that runs by itself
+SOAK_STEPS_OF_GRAPHS = 1000  # where command buffers hold collectives, see `HUNG_AT`
 
 
 class StudySpec(Section):
@@ -210,7 +203,7 @@ class StudySpec(Section):
         return DeviceSpec.model_validate({**self.device.model_dump(), PROCESS_COUNT: count})
 
     @property
-    def reference_options(self) -> dict[str, Any]:
+    def reference_options(self) -> Table:
         """Options of the reference: those of the workload, else the first that are searched."""
         options = {name: values[0] for name, values in self.search.options.items()}
         options |= self.workload.options
@@ -218,15 +211,8 @@ class StudySpec(Section):
             options[PROCESS_COUNT] = self.device.process_count
         return options
 
-    def options_under(self, settings: FlagSet) -> dict[str, Any]:
-        """Returns the reference's options, replaced by those of a set.
-
-        Sets come from files of other people too, and options end in a command: only listed values
-        are used.
-
-        Raises:
-            SettingError: If an option or value of the set is not in the study.
-        """
+    def options_under(self, settings: FlagSet) -> Table:
+        """Returns the reference's options with those of a set; SettingError if not in the study."""
         options = options_in(settings)
         domains = self._option_values()
         for name, value in options.items():
@@ -258,7 +244,7 @@ class StudySpec(Section):
         sizes = GPU_SIZES if self.device.platform == "cuda" else CPU_SIZES
         if self.measure.block_s != "auto":
             sizes = replace(sizes, block_s=self.measure.block_s)
-        if not self.workload.can_wait:  # it may end, so that only its warm-up is left out
+        if not self.workload.can_wait:  # it may end, so its warm-up must do
             sizes = replace(sizes, steady_s=0.0)
         return sizes
 
@@ -271,7 +257,7 @@ class StudySpec(Section):
     @property
     def workload_hash(self) -> str:
         """Names what is measured: workload, its options, devices and processes, but no flags."""
-        workload = self.workload.model_dump(exclude={"mesh", "python"})  # change nothing
+        workload = self.workload.model_dump(exclude={"mesh", "python"})  # no effect
         if self.workload.launcher is None:
             workload.pop("launcher")
         device = self.device.model_dump(exclude={"nic_bytes_per_s"})
@@ -289,7 +275,7 @@ class StudySpec(Section):
         data.pop("seed")
         return digest_of(data)
 
-    def lasting(self) -> dict[str, Any]:
+    def lasting(self) -> Table:
         """The study without what may change on resume: budgets, proofs, what is only shown."""
         data = self.model_dump(mode="json", exclude={"name", "description", "screen", "confirm"})
         data["device"].pop("nic_bytes_per_s")
@@ -303,8 +289,8 @@ def load_study(path: Path) -> StudySpec:
     try:
         text = plain_text(path, most=MOST_BYTES)
     except FileNotFoundError:
-        hint = close_matches(path.name, [file.name for file in path.parent.glob("*.toml")])
-        hint = hint or "; `autotune tune -- COMMAND` writes one"
+        names = [file.name for file in path.parent.glob("*.toml")]
+        hint = close_matches(path.name, names) or "; `autotune tune -- COMMAND` writes one"
         raise StudyFileError(f"no such file: {path}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise StudyFileError(
@@ -321,13 +307,12 @@ def load_study(path: Path) -> StudySpec:
 
 
 MOST_BYTES = 1_000_000
-_ENDLESS = {
+_ENDLESS = {  # what a parser of TOML works on without an end
     "a number of 300 digits": re.compile(r"[=\[,]\s*[+-]?\d\w{299}"),
     "a key of 100 parts": re.compile(
         r"""(?m)(?:^|[\[{,])[ \t]*(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){99}"""
     ),
 }
-"""What a parser of TOML works on without an end, by what it is."""
 
 
 def _refuse_endless(text: str, path: Path) -> None:
@@ -345,7 +330,7 @@ def _refuse_endless(text: str, path: Path) -> None:
             )
 
 
-def parse_study(data: dict[str, Any], *, source: str = "study") -> StudySpec:
+def parse_study(data: Table, *, source: str = "study") -> StudySpec:
     """Checks a study given as plain data, which messages call `source`, or a StudyFileError."""
     if is_nested_deeper(data):
         raise _too_deep(source)

@@ -1,8 +1,4 @@
-"""A clean stop: a signal sets a flag, and the places at which the driver waits raise for it.
-
-A handler that raised would do so inside whatever runs then, such as a serializer, which makes
-another error of it.
-"""
+"""A clean stop: a signal sets a flag, and the places at which the driver waits raise for it."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LOOK_EVERY_S = 0.5
-"""Longest wait, in seconds, between two looks at the flag."""
+LOOK_EVERY_S = 0.5  # longest wait, in seconds, between two looks at the flag
 
 _requested: list[type[KeyboardInterrupt]] = []
 
@@ -29,8 +24,7 @@ class Stopped(KeyboardInterrupt):
 def stoppable() -> Iterator[None]:
     """Lets `check_stop` raise once after SIGTERM, SIGUSR1 or Ctrl-C, at the latest at the end.
 
-    Only the main thread can receive signals. Later ones are ignored, for they must not interrupt
-    the clean-up, but a second Ctrl-C is raised at once: a person is in a hurry.
+    Later signals must not interrupt the clean-up; a second Ctrl-C is raised at once.
     """
     if not _is_main():
         yield

@@ -18,17 +18,11 @@ UNITS = {
     "seconds": units.format_seconds,
     "share": units.format_share,
 }
-"""Filters of all templates that are rendered here."""
 
-Note = Callable[[str], None]
-"""Callback with a text that the user should see."""
+Note = Callable[[str], None]  # takes a text that the user should see
 
 
 def text_lines(name: str, **values: Any) -> list[str]:
-    """Renders a template of the folder `data` as lines; no value ends a line.
-
-    Args:
-        values: Names that the template may use, functions among them.
-    """
+    """Renders a template of the folder `data` as lines; no value ends a line."""
     template = packaged_template(name, UNITS, finalize=lambda value: visible_line(str(value)))
     return template.render(values).splitlines()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from autotune.model.numbers import Record
 from autotune.model.sections import MeasureSpec
 
-START_FACTOR = 4.0  # a candidate may choose kernels for longer, or compile without a cache
+START_FACTOR = 4.0  # a candidate may choose kernels longer, or have no cache
 LEAST_START_S = 120.0
 UNKNOWN_START_S = 600.0  # before the reference has run once
 
@@ -17,20 +17,15 @@ LEAST_BLOCK_S = 120.0
 COMPILE_FACTOR = 8.0  # of processor time, which no other load on the machine lengthens
 LEAST_COMPILE_S = 60.0
 UNKNOWN_COMPILE_S = 900.0
-
-COMPILE_WAIT = 4.0
-"""Wall time for one second of processor time, beside whatever else the machine does."""
+COMPILE_WAIT = 4.0  # wall time for one second of processor time on a busy machine
 
 
 class TimeLimits(Record):
     """Time limits of a process."""
 
-    start_s: float = UNKNOWN_START_S
-    """Seconds from its start until it is ready (import, compilation, warm-up)."""
-    block_s: float = LEAST_BLOCK_S
-    """Seconds of one block at least."""
-    step_s: float = 0.0
-    """Seconds of each step of a block, where that comes to more."""
+    start_s: float = UNKNOWN_START_S  # import, compilation and warm-up
+    block_s: float = LEAST_BLOCK_S  # seconds of one block at least
+    step_s: float = 0.0  # seconds of each step of a block, where that comes to more
 
     def of_block(self, steps: int) -> float:
         """Limit of a block of so many steps, seconds."""
@@ -40,10 +35,10 @@ class TimeLimits(Record):
 def limits_after(measure: MeasureSpec, *, start_s: float = 0.0, step_s: float = 0.0) -> TimeLimits:
     """Returns the study's limits, else those by its reference's times, 0 where not known yet."""
     limit_s = max(LEAST_START_S, START_FACTOR * start_s) if start_s else UNKNOWN_START_S
-    limits = TimeLimits(start_s=measure.start_limit_s or limit_s, step_s=STEP_FACTOR * step_s)
-    if measure.block_limit_s is None:
-        return limits
-    return limits.model_copy(update={"block_s": measure.block_limit_s, "step_s": 0.0})
+    limit_s = measure.start_limit_s or limit_s
+    if measure.block_limit_s is not None:
+        return TimeLimits(start_s=limit_s, block_s=measure.block_limit_s)
+    return TimeLimits(start_s=limit_s, step_s=STEP_FACTOR * step_s)
 
 
 class CompileLimits(NamedTuple):

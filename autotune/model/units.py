@@ -123,17 +123,11 @@ def _percent_of_change(ratio: float) -> str:
     return f"{abs(1.0 - ratio) * 100.0:.1f} %"
 
 
-LARGE_GAIN = 0.1
-"""Share of a step from which a gain is given as a factor, too: ten times as fast says more."""
+LARGE_GAIN = 0.1  # share from which a gain is also given as a factor
 
 
 def format_gain(ratio: float, reference_s: float | None = None, *, of: str = "step time") -> str:
-    """A ratio in words: ``step time 5.8 % less``, ``22 times as fast (95.5 % less)``.
-
-    Args:
-        reference_s: Seconds of a step of the reference, to be shown.
-        of: What the ratio is of.
-    """
+    """A ratio in words: ``step time 5.8 % less``, ``22 times as fast (95.5 % less)``."""
     change = f"{_percent_of_change(ratio)} {'less' if ratio <= 1.0 else 'more'}"
     if ratio > 1.0 - LARGE_GAIN:
         return f"{of} {change}"
@@ -150,7 +144,9 @@ def format_gain(ratio: float, reference_s: float | None = None, *, of: str = "st
 
 def format_change_of(change: float) -> str:
     """A relative difference with its sign: ``+0.31 %``, ``-1.2e-06``."""
-    return f"{change:+.2%}".replace("%", " %") if abs(change) >= 1e-4 else f"{change:+.1e}"
+    if abs(change) >= 1e-4:
+        return f"{change:+.2%}".replace("%", " %")
+    return f"{change:+.1e}"
 
 
 def format_share(share: float | None) -> str:
@@ -158,8 +154,7 @@ def format_share(share: float | None) -> str:
     return f"{share * 100:.1f} %" if _is_known(share) else "-"
 
 
-LARGEST_TOLD = 0.5
-"""Largest gain that is given as the smallest provable one: 100 % would say nothing."""
+LARGEST_TOLD = 0.5  # as the smallest provable gain: 100 % would say nothing
 
 
 def format_provable(share: float | None) -> str:

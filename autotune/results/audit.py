@@ -155,7 +155,7 @@ def _of_winner(
     runs = evidence.of(ConfirmRun)
     aa_run = evidence.last(AaRecord)
     count = evidence.spec.confirm.isolated
-    if not isolated and is_alone_due(proven, aa_run, runs, asked=count):
+    if not isolated and is_alone_due(proven, aa_run, runs, allowed=count):
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
     arms = soak.arms if soak and conclusion.soaked_s is not None else None
     report = report_of(proven, isolated, runs, arms)

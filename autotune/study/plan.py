@@ -372,7 +372,7 @@ class Plan:
     def alone(self, proven: FinalistResult) -> Step | FinalistResult | None:
         """Returns the proof of a proven set in isolated runs, or its next step; None if not due."""
         count = self._study.confirm.isolated
-        if is_alone_due(proven, self._records.last(AaRecord), self._runs, asked=count):
+        if is_alone_due(proven, self._records.last(AaRecord), self._runs, allowed=count):
             return self.prove(ISOLATED, proven.settings, proven.trial)
         return None
 
