@@ -1,12 +1,11 @@
 """One comparison of two sets, as A/A runs, trials, proofs and ablations make it.
 
-Interleaved: both processes live side by side and run blocks in pairs, one idle while the other
-runs: it waits for orders, or signals pause it. Within each pair a fresh fair coin decides who goes
-first: the statistics rest on that (see `autotune.stats.estimates`). Isolated: fresh runs one after
-the other, where two do not fit into the device's memory or the program can neither wait nor be
-paused. Trials are then ABA runs (reference, candidate, reference), so that a steady drift of the
-machine cancels and what is left of it widens the interval; they are stored as two pairs that have
-the candidate's run in common.
+Interleaved: both processes live side by side and run blocks in pairs, one idle or paused while the
+other runs. A fresh fair coin decides who goes first in each pair: the statistics rest on that (see
+`autotune.stats.estimates`). Isolated: fresh runs one after the other, where two do not fit into the
+device's memory or the program can neither wait nor be paused. Trials are then ABA runs (reference,
+candidate, reference), so that a steady drift of the machine cancels and what is left of it widens
+the interval; they are stored as two pairs that have the candidate's run in common.
 """
 
 from __future__ import annotations
@@ -72,14 +71,11 @@ from autotune.workers.failures import collision_of
 
 CANDIDATE_RETRIES = 2
 """How often a candidate is measured once more that something outside seems to have ended."""
-
 AA_PAIRS = 8
 MOST_AA_PAIRS = 20
 """Fewest and most pairs of blocks with each process of an A/A run, unless they take a moment."""
-
 LEAST_AA_PAIRS = 2
 """Fewest where a pair takes seconds: intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
-
 LARGEST_GAP = 0.1
 """Share by which steps of a program that runs on may miss the time in which energy was counted."""
 
@@ -106,11 +102,7 @@ def sequential(
 ) -> StoppingRule:
     """The rule of a trial: looks at the plan's counts, at an error level that holds over all looks.
 
-    Args:
-        spread: What one pair of equal processes may differ by, in log; it is in the estimate's
-            interval.
-        most: Pairs for which there is time: it ends at the last look within them, but never before
-            the first one.
+    There is time for `most` pairs: it ends at the last look within them, or the first.
     """
     in_time = [count for count in plan.looks if most is None or count <= most]
     last_look = max(in_time, default=plan.looks[0])
@@ -145,18 +137,14 @@ class ComparisonRequest:
 
     candidate: FlagSet
     rule: StoppingRule
-    """When to stop, where blocks are interleaved; isolated runs have numbers of their own."""
+    """Of interleaved blocks; isolated runs have numbers of their own."""
     against: FlagSet = field(default_factory=FlagSet)
     """What to compare with, in a fresh process; empty for the study's reference."""
     is_proof: bool = False
     """One fresh pair of processes, even of the study's reference."""
     is_aa: bool = False
-    """The reference against other processes of itself."""
     inspect: Callable[[Reports], None] | None = None
-    """Looks at both reports before they are measured, and has each block's losses compared.
-
-    It raises WorkerFailed or SameProgram.
-    """
+    """Raises WorkerFailed or SameProgram before both are measured; then losses are compared."""
 
     @property
     def sets(self) -> Sets:
@@ -173,7 +161,6 @@ class Compared:
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: AaNoise
-    """What an A/A run shows; unknown of other comparisons."""
 
 
 class Run(NamedTuple):
@@ -198,15 +185,10 @@ class Comparer(ABC):
         self.context = context
 
     def compare(self, request: ComparisonRequest) -> Compared:
-        """Measures a set until its interval is as good as it gets.
-
-        What was not the candidate's fault is tried again, a few times; its process tells whose it
-        was.
+        """Measures a set; what was not the candidate's fault is tried again, a few times.
 
         Raises:
-            SameProgram: If `request.inspect` says so.
-            WorkerFailed: If the candidate failed, or `against` did; `ReferenceFailed` if no
-                reference outlived it.
+            WorkerFailed: If a set failed; `ReferenceFailed` if no reference outlived the candidate.
             LaunchError: If the reference cannot be started.
         """
         comparer = self.for_sets(*request.sets)
@@ -306,9 +288,6 @@ class Comparer(ABC):
         return Compared(reports=reports, pairs=pairs, comparison=comparison, noise=noise)
 
 
-# ---------------------------------------------------------------------- interleaved pairs
-
-
 class Interleaved(Comparer):
     """Both processes side by side; isolated where the two do not fit into the device's memory."""
 
@@ -341,11 +320,7 @@ class Interleaved(Comparer):
         return self._isolated() if self.context.share.is_known_isolated(*sets) else self
 
     def instead(self, error: WorkerFailed, sets: Sets) -> Comparer | None:
-        """Isolated, if pausing, one port, lock or the memory is why, and the study leaves it open.
-
-        Raises:
-            LaunchError: If the program must not be paused, but the study asks for it.
-        """
+        """Isolated, if pausing, a port, lock or memory is why; LaunchError if it may not be."""
         context = self.context
         mode = context.spec.measure.mode
         is_reference = isinstance(error, ReferenceFailed)
@@ -448,13 +423,7 @@ class Interleaved(Comparer):
         seed: str,
         begin: int = 0,
     ) -> tuple[list[Pair], str]:
-        """Runs pairs of blocks of two idle processes until the rule gives a reason to stop.
-
-        Args:
-            work: What a step of each arm does, where it differs: ratios are per unit of it.
-            seed: Of the order of blocks.
-            begin: Number of the first pair.
-        """
+        """Runs pairs of blocks, from number `begin` on, until the rule gives a reason to stop."""
         context = self.context
         coin = random.Random(f"{context.spec.seed}/{seed}")
         steps = context.steps_for(traces[0].worker)
@@ -497,12 +466,7 @@ class Interleaved(Comparer):
 def shortened(
     noise: AaNoise, pairs: Sequence[Pair], planned: BlockSizes, *, has_own_blocks: bool
 ) -> AaNoise:
-    """Returns the noise of an A/A run with what it says of the lengths of later blocks.
-
-    Args:
-        planned: Sizes of the blocks in `pairs`.
-        has_own_blocks: Whether the study says how long a block counts.
-    """
+    """The noise of an A/A run of `planned` blocks, with what it says of later blocks' lengths."""
     blocks = [pair.block(arm) for pair in pairs for arm in Arm]
     noise = replace(noise, settle_s=settling_seconds(blocks, planned.settle_s))
     settle_s = planned.learned(noise).settle_s
@@ -525,21 +489,16 @@ def aa_pairs(report: WorkerReport, steps: int) -> int:
 
 
 def pair_duration_s(pairs: Sequence[Pair]) -> float:
-    """Returns the median seconds from the beginning of a pair of blocks to that of the next one."""
+    """Median seconds from the beginning of a pair of blocks to that of the next one."""
     steps_s = statistics.median(pair.lasted_s for pair in pairs)
     apart_s = [after.at_s - before.at_s for before, after in itertools.pairwise(pairs)]
     return max(steps_s, statistics.median(apart_s or [0.0]))
 
 
-# ---------------------------------------------------------------------- isolated runs
-
-
 class Isolated(Comparer):
     """Fresh runs, one after the other; nothing else may be running here.
 
-    Args:
-        beside: Interleaved blocks of each arm in the pairs with which its runs are compared; 0 if
-            all are isolated.
+    They are compared with pairs of `beside` interleaved blocks, if any.
     """
 
     mode = ABA
@@ -572,15 +531,10 @@ class Isolated(Comparer):
         estimate = estimate_of([log_ratio(pair, work) for pair in pairs])
         noise = UNKNOWN_NOISE
         if request.is_aa:
-            latest[Arm.REFERENCE] = self.context.first_report
-            noise = noise_of_aba_runs(pairs, start_s=self.context.first_report.start_s)
+            reports = (self.context.first_report, reports[1])
+            noise = noise_of_aba_runs(pairs, start_s=reports[0].start_s)
         return self._compared(
-            (latest[Arm.REFERENCE], latest[Arm.CANDIDATE]),
-            pairs,
-            estimate,
-            stopped="all runs measured",
-            work=work,
-            noise=noise,
+            reports, pairs, estimate, stopped="all runs measured", work=work, noise=noise
         )
 
     def _orders(self, request: ComparisonRequest) -> list[list[Arm]]:
@@ -594,12 +548,13 @@ class Isolated(Comparer):
 
     def _start(self, request: ComparisonRequest, arm: Arm) -> Worker:
         """A fresh process of one arm; the log of a reference lies beside the candidate's."""
-        is_candidate = arm is Arm.CANDIDATE
-        names = [] if is_candidate else ["reference"]
+        settings = request.candidate
+        folder = self.context.folder()
+        if arm is Arm.REFERENCE:
+            settings = request.against
+            folder = self.context.folder("reference")
         with self._blaming(arm):
-            return self.context.start(
-                request.sets[is_candidate], self.context.folder(*names), isolated=True
-            )
+            return self.context.start(settings, folder, isolated=True)
 
     def _run(self, request: ComparisonRequest, arm: Arm, worker: Worker) -> Run:
         context = self.context
@@ -629,15 +584,13 @@ class Isolated(Comparer):
             raise ReferenceFailed(error) from error
 
     def _measure(self, arm: Arm, trace: LossTrace) -> Run:
-        """The steps of one run."""
         worker = trace.worker
         sizes = self.context.sizes
         can_wait = self.context.spec.workload.can_wait
         at_s = self.context.now_s
         steps = self._run_steps or self._steps_of(worker)
         self._run_steps = steps  # all runs are as long: their losses are compared at the end
-        # In blocks where it can be, as if interleaved: each has new batches, so that nothing is
-        # learned by heart.
+        # In blocks where it can be: each has new batches, so that nothing is learned by heart.
         block = math.ceil(steps / max(1, self._beside)) if can_wait else steps
         trace.settle(self.context.settle_steps)
         begun_s = time.monotonic()
@@ -687,11 +640,10 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
-    """Returns what ABA runs of the reference with itself, stored as pairs, say of this machine.
+    """The noise of this machine by ABA runs of the reference with itself, stored as pairs.
 
     With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and
-    these against each other have 2 v, independently; of equal runs both are 0 in the mean, so none
-    of either is lost to estimating that.
+    these against each other have 2 v, independently; both are 0 in the mean.
     """
     log_ratios = [log_ratio(pair) for pair in pairs]
     degrees = len(pairs)

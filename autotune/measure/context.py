@@ -48,10 +48,9 @@ from autotune.workers.failures import is_without_gpu, may_be_killed_from_outside
 R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
+REFERENCE_RESTARTS = 3
 CORES_FOR_SPARE = 4
 """Processors from which on a process may import JAX beside the start of another one."""
-
-REFERENCE_RESTARTS = 3
 
 
 class ReferenceFailed(WorkerFailed):
@@ -68,7 +67,7 @@ class ProgressSink(Protocol):
         """What is under way."""
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
-        """One more raw pair of the measurement in a folder, to be kept; `work` where it differs."""
+        """One more raw pair of the measurement in a folder; `work` where it differs."""
 
     def incident(self, what: str) -> None:
         """Something happened to the tuner, not to a trial."""
@@ -85,8 +84,7 @@ class MeasurementContext:
         self.progress = progress
         self.assignment = Assignment()
         self.losses = LossGate(spec, LossSpread())
-        self.has_run = False
-        """Whether a reference ever ran: one that never did cannot run at all."""
+        self.has_run = False  # a reference, ever
         self.restarts = 0
         self.share = MemoryShare(spec)
         self.gpus = NO_WATCH
@@ -148,15 +146,12 @@ class MeasurementContext:
         """The folder of the task in hand, or one inside it for the logs of another process."""
         return self.folders.folder(*self.assignment.folder, *names)
 
-    # ------------------------------------------------------------------ workers
-
     def start(self, settings: FlagSet, folder: Path, *, isolated: bool = False) -> Worker:
         """Starts a worker under the baseline plus `settings`; retries faults of the machine only.
 
         Raises:
             WorkerFailed: If it never became ready; `NodeLostError` if nodes that it needs are gone.
-            LaunchError: If its program goes on where an earlier run ended, or the reference's loss
-                is no number.
+            LaunchError: If it goes on from an earlier run, or the reference's loss is no number.
         """
         attempt = 0
         while True:
@@ -189,10 +184,10 @@ class MeasurementContext:
                 attempt += 1
                 time.sleep(0.5 * attempt)
 
-    def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
+    def pace_outside(self, settings: FlagSet, *names: str, limit_s: float) -> float | None:
         """Seconds between lines of the user's program under a set; see `Launcher`."""
         merged = self.spec.baseline.merge(settings)
-        return self._launcher.pace_outside(merged, folder, limit_s=limit_s)
+        return self._launcher.pace_outside(merged, self.folder(*names), limit_s=limit_s)
 
     def where_it_fits(
         self, settings: FlagSet, folder: Path, use: Callable[[Worker], R], *, isolated: bool
@@ -228,12 +223,7 @@ class MeasurementContext:
     def start_both(self, reference: FlagSet, candidate: FlagSet) -> tuple[Worker, Worker]:
         """Starts two fresh workers, at once or, where the device asks for it, one after the other.
 
-        A coin, seeded by the task's name, decides who is first: the second chooses its kernels,
-        memory and cores beside another.
-
-        Raises:
-            WorkerFailed: If the candidate failed; `ReferenceFailed` if the reference did, whatever
-                became of the other.
+        A coin decides who is first: the second chooses kernels, memory and cores beside another.
         """
         arms = {
             Arm.REFERENCE: (reference, self.folder("reference")),
@@ -271,7 +261,7 @@ class MeasurementContext:
 
         Raises:
             ReferenceFailed: If its share of the GPU's memory is too small for it; alone it may run.
-            LaunchError: If it cannot be started: there is nothing to compare with.
+            LaunchError: If it cannot be started.
         """
         if self._reference is None:
             folder = self.folders.folder(*aa_folder(self.assignment.lane), "reference")
@@ -291,13 +281,7 @@ class MeasurementContext:
         return self._reference
 
     def lose_reference(self, error: WorkerFailed) -> None:
-        """Ends the reference, to be started anew when next asked for.
-
-        Raises:
-            ReferenceFailed: If that happened too often over the task in hand: it is not tried
-                again, but others are.
-            LaunchError: If its loss is no number.
-        """
+        """Ends the reference, to be started anew; ReferenceFailed if that happened too often."""
         self.release_reference()
         if error.failure.kind is FailureKind.WRONG_LOSS:
             raise not_finite(error.failure.message) from error
@@ -317,7 +301,7 @@ class MeasurementContext:
             self._reference = None
 
     def reference_cannot_run(self, failure: Failure) -> str:
-        """Returns what to tell a user whose reference cannot run."""
+        """What to tell a user whose reference cannot run."""
         log = ""
         if failure.log is not None:
             lines = "\n".join(f"    {plain(line)[:200]}" for line in failure.last_lines[-8:])
@@ -336,8 +320,6 @@ class MeasurementContext:
         self._launcher.caches.close()
         self._reference = None
 
-    # ------------------------------------------------------------------ what a worker reports
-
     def steps_for(self, worker: Worker) -> int:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
         line_s = worker.report.line_s
@@ -353,26 +335,22 @@ class MeasurementContext:
 
 
 def aa_folder(lane: str) -> tuple[str, ...]:
-    """Returns where a lane's reference and A/A run lie, in parts: each compares with its own."""
+    """Folder of a lane's reference and A/A run, in parts."""
     return ("aa_run", lane) if lane else ("aa_run",)
 
 
 def time_limits_after(spec: StudySpec, aa_run: AaRecord) -> TimeLimits:
-    """Returns what processes of a lane may take, from what the reference took in its A/A run."""
+    """What processes of a lane may take, from what the reference took in its A/A run."""
     start_s = max(aa_run.noise.start_s, aa_run.reference.start_s)
     return limits_after(spec.measure, start_s=start_s, step_s=aa_run.comparison.reference_step_s)
 
 
 def _why_no_gpu(spec: StudySpec) -> str:
-    """Returns what keeps JAX from the GPUs here, a line each with the command that mends it."""
     findings = gpu_findings(program_python(spec, Path.cwd(), note=None), caller_environment())
-    lines = [f"    {finding.problem}: {finding.command}\n" for finding in findings]
-    if not findings:
-        lines = ["    nothing that keeps JAX from a GPU\n"]
-    return f'  `autotune doctor` finds here:\n{"".join(lines)}  or write device.platform = "cpu"'
+    causes = "".join(f"    {finding.problem}: {finding.command}\n" for finding in findings)
+    causes = causes or "    nothing that keeps JAX from a GPU\n"
+    return f'  `autotune doctor` finds here:\n{causes}  or write device.platform = "cpu"'
 
-
-# ---------------------------------------------------------------------- work of a step
 
 HOW_TO_SAY = (
     'say what a step does: `workload.tokens_per_step = "batch * seq"`, a product of options'
@@ -380,12 +358,7 @@ HOW_TO_SAY = (
 
 
 def work_between(sets: Sets, reports: Reports) -> WorkPerStep | None:
-    """Returns what a step of each arm does; None where both do the same, or neither tells.
-
-    Raises:
-        WorkerFailed: If one of them tells and the other does not, or if they differ though their
-            options are the same.
-    """
+    """What a step of each arm does if that differs; WorkerFailed if it cannot be compared."""
     reference, candidate = (report.tokens_per_step or 0 for report in reports)
     if reference == candidate:
         return None

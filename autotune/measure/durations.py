@@ -17,44 +17,33 @@ from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smal
 
 AA_SHARE = 0.2
 """Share of a time budget beyond which an A/A run starts no more processes than it must."""
-
 LEAST_AA = 2
 """Processes beside the living reference that an A/A run needs to tell a spread."""
-
 PROOF_AA_RUNS = 6.0
 """What a study with one proof takes, about, over its least A/A run."""
-
 RECENT = 20
 """Latest pairs of processes from which their duration is estimated."""
-
 ABLATIONS = 4
 """Settings of a finalist for which time is kept to leave each of them out in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Seconds of one lane."""
+    """Seconds of one lane; 0 of what does not occur. Trials and ablations are looked at once."""
 
     start_s: float = 0.0
     trial_s: float = 0.0
-    """A trial that is looked at once."""
     block_pair_s: float = 0.0
-    """One pair of blocks; 0 where one process runs at a time."""
     pair_s: float = 0.0
     """A fresh pair of processes of a proof."""
     isolated_s: float = 0.0
-    """All isolated runs of each arm that come after a proof; 0 where there are none."""
+    """All isolated runs of both arms that come after a proof."""
     ablation_s: float = 0.0
-    """One setting left out, looked at once."""
     soak_s: float = 0.0
-    """The winner for a while, and the reference as long; 0 where there is none."""
 
 
 def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Returns the durations of a study's pieces; None if the A/A run does not tell a pair's.
-
-    Where the pairs of processes that have run (`runs`) took longer than was planned, that counts.
-    """
+    """Durations by the A/A run, longer if pairs of processes (`runs`) were; None if not known."""
     noise = result.noise
     if not noise.pair_s:
         return None
@@ -105,17 +94,14 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
 
 
 def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds that are kept for minimising one set."""
+    """Seconds that are kept for minimising one set."""
     return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
 
 
 def refuse_short_budget(
     spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float
 ) -> None:
-    """Ends a study whose time budget is used up by its A/A run, by a LaunchError.
-
-    Its reference was started at `begun_s`; the rest of the A/A run takes `aa_s` at least.
-    """
+    """Ends a study, by a LaunchError, whose budget the rest of its A/A run (`aa_s`) uses up."""
     budget_s = spec.search.time_budget
     used_s = begun_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
@@ -130,11 +116,8 @@ def refuse_short_budget(
     )
 
 
-# ---------------------------------------------------------------------- power analysis
-
-
 def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
-    """Returns the smallest gain proven 9 times in 10, and the time of proofs; None if not known."""
+    """The smallest gain proven 9 times in 10, and the time of proofs; None if not known."""
     noise = result.noise
     confirm = spec.confirm
     takes = durations_of(spec, result, ())
@@ -161,5 +144,5 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:
-    """Returns the seconds planned for one proof on one lane, its isolated runs included."""
+    """Seconds planned for one proof on one lane, its isolated runs included."""
     return planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s

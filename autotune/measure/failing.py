@@ -14,12 +14,9 @@ from autotune.workers.base import Worker, WorkerFailed
 
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
 """Failures whose minimal set is looked for; others depend on the workload or its data."""
-
 MOST_STARTS = 12
-"""Starts that search for a minimal set."""
-
 MOST_LONG_STARTS = 4
-"""Likewise of hangs, each of which takes its whole time limit."""
+"""Starts that search for a minimal set, and likewise of hangs, which take the whole limit."""
 
 
 def most_again(failure: Failure) -> int:
@@ -30,7 +27,7 @@ def most_again(failure: Failure) -> int:
 
 
 def needs_search(trial: TrialResult, known: Sequence[FailingSetRecord]) -> bool:
-    """Returns whether a trial crashed or hung by a set without a known minimal failing set."""
+    """Whether a trial crashed or hung by a set without a known minimal failing set."""
     failure = trial.failure
     if trial.status is not TrialStatus.FAILED or failure is None or failure.kind not in SEARCHED:
         return False
@@ -54,23 +51,19 @@ def failing_task(
 
 
 def contains_failing(settings: FlagSet, failing: Sequence[FlagSet]) -> bool:
-    """Returns whether a set contains a combination that is known to fail."""
-    return any(part.items() <= settings.items() for part in failing)
+    """Whether a set contains a combination that is known to fail."""
+    return any(smallest.items() <= settings.items() for smallest in failing)
 
 
 def most_starts(kind: FailureKind) -> int:
-    """Returns the starts after which a search ends in any case."""
+    """Starts after which a search ends in any case."""
     return MOST_LONG_STARTS if kind is FailureKind.HANG else MOST_STARTS
 
 
 def minimise_failure(
     context: MeasurementContext, task: FailingSetTask, *, isolated: bool
 ) -> FailingSetRecord:
-    """Finds the smallest part of a failing set that fails in the same way.
-
-    Args:
-        isolated: Whether nothing may run beside it.
-    """
+    """Finds the smallest part of a failing set that fails in the same way."""
     kind = task.failure_kind
     starts = 0
     limit = most_starts(kind)

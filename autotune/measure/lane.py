@@ -1,8 +1,7 @@
 """The program of a lane that is a process of its own: takes tasks, sends results.
 
-Run behind a guard as ``python -m autotune.measure.lane``. Its first message is the study; see
-`cluster.engine`. Its logs go into the run directory where that is a disk that both see, and are
-sent to the driver otherwise.
+Run behind a guard as ``python -m autotune.measure.lane``; see `cluster.engine`. Its logs go into
+the run directory where that is a disk that both see, and are sent to the driver otherwise.
 """
 
 from __future__ import annotations

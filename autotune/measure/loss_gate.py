@@ -1,9 +1,8 @@
 """Loss check: whether a candidate trains as the reference does.
 
 Flags, and options that change rounding only, are held to the reference step by step, in their first
-steps and after every block. Another batch meets it only at equal work, another dtype only roughly
-in its first steps, and so does a program whose equal runs see other data: of these a long run
-decides, in the soak.
+steps and after every block. Another batch meets it only at equal work; another dtype, and a program
+whose equal runs see other data, only roughly: of these the soak decides.
 """
 
 from __future__ import annotations
@@ -58,10 +57,8 @@ from autotune.workers.local import first_step
 
 DTYPE_MARGIN = 4.0
 """How many times the coarser rounding the first loss may be off when the arithmetic changes."""
-
 CHANGE_FACTOR = 2.0
 """How many times as far, or as little, first steps may move the state as the reference's do."""
-
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
 """Sets that do the same work in the same arithmetic: each step must be the reference's."""
 
@@ -73,17 +70,14 @@ NOT_BY_STEP = {
 """Why a loss is not compared step by step, to begin a sentence with."""
 
 Sets = tuple[FlagSet, FlagSet]
-"""What is compared with, and the candidate."""
-
 Reports = tuple[WorkerReport, WorkerReport]
-"""Of both."""
+"""Of what is compared with, and of the candidate."""
 
 LongLosses = Sequence[tuple[int, float]]
 """Of one arm of a soak: steps of its first process since it was ready, and the loss there."""
 
 COLLAPSED = 0.05
 """Share of the first loss of which differences are a share, where a loss is learned by heart."""
-
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
 _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
@@ -96,7 +90,6 @@ class LossGate:
 
     spec: StudySpec
     spread: LossSpread
-    """How far processes of the reference are apart, by step."""
 
     def check(self, settings: FlagSet, reports: Reports) -> LossCheck:
         """Compares first steps, if that can be; WorkerFailed if the candidate trains otherwise."""
@@ -114,7 +107,7 @@ class LossGate:
         return self._at_equal_work(basis, reports)
 
     def _basis(self, sets: Sets, reports: Reports) -> LossBasis:
-        """Returns how a candidate can be compared, given how far equal runs are apart."""
+        """How a candidate can be compared, given how far equal runs are apart."""
         reference, candidate = reports
         before, after = (
             {**self.spec.reference_options, **options_in(settings)} for settings in sets
@@ -162,11 +155,7 @@ class LossGate:
         *,
         steps: int,
     ) -> LossCheck:
-        """Compares the losses of two long runs, the candidate's of `steps`: the final check.
-
-        Sets that do the same work are held to the reference step by step, as far as the spread of
-        references reaches, and as whole curves.
-        """
+        """Compares the losses of two long runs, the candidate's of `steps`: the final check."""
         reference, candidate = reports
         over = f"judged by loss over {steps} steps against the reference's after as much work"
         if basis in STEP_BY_STEP:
@@ -192,7 +181,6 @@ class LossGate:
     def _refuse_wrong_in_soak(
         self, report: WorkerReport, reference: LongLosses, candidate: LongLosses
     ) -> None:
-        """Compares the steps of both within the spread of references."""
         begin = first_step(self.spec) - 1
         end = max(self.spread.steps, default=0)
         expected, actual = (
@@ -283,7 +271,7 @@ class LossGate:
         if mismatch is not None:
             raise wrong_loss(
                 f"{mismatch.quantity} at step {mismatch.step} must be {mismatch.expected!r} within "
-                f"{mismatch.tolerance:.1e} (relative) but is {mismatch.got!r}",
+                f"{mismatch.tolerance:.1e} (relative) but is {mismatch.actual!r}",
                 phase=phase,
             )
 
@@ -322,12 +310,8 @@ def _check_of(basis: LossBasis, result: Comparability, over: str, *, phase: str)
 
 
 def _refuse_wrong_change(reference: WorkerReport, candidate: WorkerReport) -> None:
-    """Refuses equal steps that move the state very differently, as without an optimizer.
-
-    The distances are of some arrays of a state, so those of states with other arrays (stacked
-    layers, or each by itself) say nothing of each other; their losses have been compared.
-    """
-    if reference.state_arrays != candidate.state_arrays:
+    """Refuses equal steps that move the state very differently, as without an optimizer."""
+    if reference.state_arrays != candidate.state_arrays:  # distances are of some arrays only
         return
     expected = reference.state_change
     actual = candidate.state_change
@@ -390,8 +374,6 @@ def not_comparable(message: str) -> WorkerFailed:
     return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))
 
 
-# ---------------------------------------------------------------------- traces of processes
-
 OTHER_ROUNDING = FlagSet(
     {"jax_disable_most_optimizations": "true", "xla_allow_excess_precision": "false"}
 )
@@ -403,22 +385,19 @@ the second alone changes nothing of float32.
 
 ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))
 """What is tried, in order: a program without its optimizations may not fit into memory."""
-
 SLOWEST_ROUNDING = 2.0
 """How many times as long as the A/A run's blocks those in another rounding may take together."""
 
 
 class LossTrace:
-    """A worker, and its losses by step: of its first steps, then of those that end its blocks.
-
-    So far it has `done` so many steps; `last` is the step that its last block reported.
-    """
+    """A worker that has `done` so many steps, and its losses: of first steps and block ends."""
 
     def __init__(self, spec: StudySpec, worker: Worker) -> None:
         self.worker = worker
         self.reported = first_steps(worker.report.losses, worker.report.grad_norms)
         self.done = first_step(spec)
         self.last: int | None = None
+        """Step that the last block reported."""
         self.recent: dict[int, StepLoss] = {}
         """Steps that were reported with the last block."""
 
@@ -486,16 +465,11 @@ def not_finite(finding: str) -> LaunchError:
 
 
 def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> LossSpread:
-    """How far processes of the reference, the living one first, were apart by step.
-
-    Raises:
-        LaunchError: If a loss or norm is not finite, or equal runs did not begin alike: their first
-            losses differ by more than `EQUAL_RUNS`, or later ones by more than `MOST_TOLERANCE`.
-    """
+    """How far apart processes of the reference were by step; LaunchError if they began unlike."""
     for report in reports:
         refuse_not_finite(report)
     living, *others = (first_steps(r.losses, r.grad_norms) for r in reports)
-    compared = [(living, trace) for trace in others]
+    compared: list[tuple[Trace, Trace]] = [(living, trace) for trace in others]
     compared += [_traces_of(pair.loss) for pair in pairs if pair.loss is not None]
     scale = SMALL * abs(living[0].loss) if living else 0.0
     spread = LossSpread()
@@ -540,7 +514,7 @@ def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:
         )
 
 
-def _traces_of(losses: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLoss]]:
+def _traces_of(losses: SameStep) -> tuple[Trace, Trace]:
     return (
         {losses.step: StepLoss(losses.reference, losses.reference_norm)},
         {losses.step: StepLoss(losses.candidate, losses.candidate_norm)},
@@ -550,12 +524,7 @@ def _traces_of(losses: SameStep) -> tuple[dict[int, StepLoss], dict[int, StepLos
 def spread_of_rounding(
     spec: StudySpec, worker: Worker, reference: WorkerReport, pairs: Sequence[Pair]
 ) -> LossSpread:
-    """Returns how far a fresh reference in another rounding is off, over blocks like an A/A run's.
-
-    Raises:
-        WorkerFailed: If it fails.
-        ValueError: If a loss or norm is not finite.
-    """
+    """How far a fresh reference in another rounding is off, over blocks like an A/A run's."""
     losses = first_steps(reference.losses, reference.grad_norms)
     blocks = []
     for pair in pairs:

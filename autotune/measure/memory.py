@@ -1,8 +1,7 @@
 """The limits that a study sets on memory, and what two interleaved processes get of a GPU.
 
-JAX takes three quarters of a GPU's memory when it starts, so of two processes the second would find
-too little. Each gets less than half, unless the study, or the program itself, says otherwise; what
-does not fit so is measured alone.
+JAX takes three quarters of a GPU's memory when it starts, so each of two gets less than half, if
+neither study nor program says otherwise; what does not fit so is measured alone.
 """
 
 from __future__ import annotations
@@ -33,9 +32,6 @@ _REFUSED = re.compile(
     # workers/settings_check.py: the program has set this very variable
     rf"|{MEMORY_FRACTION}={SHARED_FRACTION}: the program"
 )
-
-
-# ---------------------------------------------------------------------- the limits of the study
 
 
 def over_limit(spec: StudySpec, peak_bytes: int, source: str) -> Failure | None:
@@ -97,9 +93,6 @@ def compiled_failure(spec: StudySpec, screen: Screener, settings: FlagSet) -> Fa
         f"{screen.target_name} {screen.job.topology}, never launched"
     )
     return Failure(kind=FailureKind.OUT_OF_MEMORY, message=message, phase="screen")
-
-
-# ---------------------------------------------------------------------- shares of a GPU
 
 
 class MemoryShare:

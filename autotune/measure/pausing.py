@@ -15,16 +15,11 @@ from autotune.workers.base import PAUSE_PHASE, CannotPause, WorkerFailed
 
 LONGEST_PAUSE_S = 30.0
 """Longest planned pause of an arm: `jax.distributed` gives a process up after 100 s."""
-
 AFTER_PAUSE = 0.1
-"""Share by which halves of a block may differ, or blocks from a long one's end beside scatter."""
-
 SCATTER = 3.0
-"""How many standard deviations of a block that is."""
-
+"""Share by which halves of a block may differ, or blocks from a long one's end beside scatter."""
 LONG_BLOCKS = 3
 """Blocks that a long one of the A/A run is as long as."""
-
 WENT_ON = 0.1
 """Share of a step's time before the first pause below which a program has gone on in a pause."""
 
@@ -41,13 +36,7 @@ def refuse_long_pause(report: WorkerReport, steps: int) -> None:
 
 
 def refuse_dishonest(report: WorkerReport, pairs: Sequence[Pair], long_s: Sequence[float]) -> None:
-    """Refuses, by `CannotPause`, a program that is another one after pauses.
-
-    Args:
-        report: Of the living reference.
-        pairs: Its pairs with other processes of itself.
-        long_s: Seconds of the steps of a block of it that is `LONG_BLOCKS` times as long.
-    """
+    """Refuses a program that is another one after pauses; `long_s` are of a long block of it."""
     blocks = [times for pair in pairs for times in (pair.reference_s, pair.candidate_s)]
     steps_s = [block_step_s(times) for times in blocks]
     before_s = report.step_s

@@ -64,9 +64,7 @@ from autotune.workers.failures import collision_of
 
 MOST_LOST_IN_A_ROW = 3
 """Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
-
 ONLY_LANE = ""
-"""Name of the only lane of this process: its records need none."""
 
 
 class TaskRunner:
@@ -83,12 +81,7 @@ class TaskRunner:
         return Isolated(self.context) if mode == ABA else Interleaved(self.context)
 
     def do(self, assignment: Assignment) -> AnyRecord:
-        """Does one task; a failing set is data, never an exception.
-
-        Raises:
-            LaunchError: If the reference cannot be kept alive here.
-            RunDirectoryError: If the logs cannot be written.
-        """
+        """Does one task; a failing set is data, a reference that does not live LaunchError."""
         task = assignment.task
         context = self.context
         begun_s = time.monotonic()
@@ -145,10 +138,7 @@ class TaskRunner:
         """Ends every process of the lane."""
         self.context.close()
 
-    # ------------------------------------------------------------------ A/A run
-
     def _measure_aa(self) -> AaRecord:
-        """The reference against other processes of itself."""
         aa_run = self._aa_run()
         spread = spread_of_aa_run(aa_run.reports, aa_run.pairs)
         if spread.has_other_data:
@@ -205,8 +195,6 @@ class TaskRunner:
                     f"what rounding does to the loss is not known from {settings}: {error}"
                 )
         return LossSpread()
-
-    # ------------------------------------------------------------------ trials, proofs, ablations
 
     def _rule(
         self, most: int | None, incumbent: Estimate | None = None, *, starts: float = 1.0
@@ -269,12 +257,7 @@ class TaskRunner:
         )
 
     def _compare(self, request: ComparisonRequest) -> Compared:
-        """Compares a set, which is started again before it is blamed for a failure.
-
-        Raises:
-            SameProgram: If there is nothing to measure.
-            WorkerFailed: If it failed each time.
-        """
+        """Compares a set, which is started again before it is blamed for a failure."""
         failures = []
         while True:
             try:
@@ -297,7 +280,6 @@ class TaskRunner:
         return replace(compared, comparison=comparison)
 
     def _pair(self, task: PairTask) -> AnyRecord:
-        """One fresh pair of processes."""
         losses = self.context.losses
         loss: LossCheck | None = None
 
@@ -371,9 +353,6 @@ def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
         # To lose what pays costs more than a passenger.
         return True, "not settled, but faster by its estimate"
     return False, "no sign of a gain"
-
-
-# ---------------------------------------------------------------------- this process as only lane
 
 
 class LocalExecutor(Engine):

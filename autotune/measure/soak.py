@@ -1,9 +1,9 @@
 """Long run (soak) of a winner: some settings hang, diverge, stall or leak after hundreds of steps.
 
-Then the reference runs as many steps: total time, stalls and memory of both are compared
-(`autotune.model.proofs`), and, where the candidate's options change dtype or batch, their losses,
-for which both learn from batches that they have not seen before. What speaks against a set by its
-time or memory must come again in a second process of it.
+Then the reference runs as many steps: total time, stalls, memory (`autotune.model.proofs`) and
+losses of both are compared; where the candidate's options change dtype or batch, both learn from
+batches that they have not seen before. What speaks against a set by its time or memory must come
+again in a second process of it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,17 @@ from autotune.stats.long_run import LEAK_LOOKS, find_stalls, segments
 from autotune.workers.base import Worker, WorkerFailed
 
 SAMPLES = 24
-"""Blocks of a process's run at least, about: each tells one loss, and the memory in use."""
-
 KEPT_SAMPLES = 96
-"""Samples of memory that a record keeps."""
-
+"""Blocks of a process's run at least, each a sample of loss and memory, and samples in a record."""
 REFERENCE_TRIES = 2
-
 OUTSIDE_SHARE = 0.25
-"""Share of a long run for which each program runs from outside."""
-
 OUTSIDE_TRIES = 3
-"""How often all such runs must speak against a set."""
-
+"""Share of a long run for which programs run from outside; so often they must speak against."""
 LEAST_AWAY = 0.01
-"""By how much, in log, one such run must be off to speak against it."""
-
 SDS_AWAY = 4.0
-"""Likewise in standard deviations between processes."""
-
+"""By how much, in log and in standard deviations of processes, one such run must be off."""
 END_SHARE = 0.5
 """Share of a long run for which a program may go on after it, to come to its own end."""
-
 LONGEST_REFERENCE = 64
 """Steps of the reference for each of the candidate, at most, for a program may tell nonsense."""
 
@@ -63,7 +52,7 @@ class LongRun:
     end_s: float = 0.0
     """Seconds of steps in which a program may come to its own end after its long run."""
     block: int = 0
-    """Steps of a block; 0 until it has found its own."""
+    """Steps of a block; 0 until that is known."""
     times: list[float] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     """Steps of the first process up to the end of a block, and the loss there, if it is told."""
@@ -77,13 +66,12 @@ class LongRun:
     report: WorkerReport | None = None
     failure: Failure | None = None
     has_ended: bool = False
-    """Whether its program came to its own end."""
     end: Failure | None = None
-    """How it failed at its own end, after the long run."""
+    """How its program failed at its own end, after the long run."""
     written: tuple[int, int] | None = None
     """Files that its only process left in its folder, and their bytes; None if not known."""
     exit_status: int | None = None
-    """With which a process ended that was asked to; None if not known."""
+    """Of a process that was asked to end; None if not known."""
 
     @property
     def work(self) -> int:
@@ -204,8 +192,6 @@ class _Soak:
             run.end = error.failure
         run.has_ended = worker.has_ended or run.end is not None
 
-    # ------------------------------------------------------------------ what both arms did
-
     def look(self, run: LongRun, reference: LongRun) -> SoakLook:
         """One look at both arms."""
         if reference.failure is not None:
@@ -292,10 +278,9 @@ class _Soak:
         ratio = 1.0
         self.context.progress.phase("running the set and the default from outside")
         for number in range(OUTSIDE_TRIES):
-            folder = self.context.folder(f"outside-{number}")
-            line_s = self.context.pace_outside(task.settings, folder, limit_s=limit_s)
-            folder = self.context.folder(f"outside-{number}", "reference")
-            reference_s = self.context.pace_outside(FlagSet(), folder, limit_s=limit_s)
+            name = f"outside-{number}"
+            line_s = self.context.pace_outside(task.settings, name, limit_s=limit_s)
+            reference_s = self.context.pace_outside(FlagSet(), name, "reference", limit_s=limit_s)
             if not line_s or not reference_s:
                 return None, None
             ratio = line_s / reference_s
@@ -339,7 +324,7 @@ def soak_isolated(context: MeasurementContext, task: SoakTask) -> SoakRecord:
 
 
 def _bad_end(run: LongRun, reference: LongRun) -> Failure | None:
-    """Returns how a set's process ends where the reference's does not, if anybody saw it."""
+    """How a set's process ends where the reference's does not, if anybody saw it."""
     if run.end is not None:
         is_alike = reference.end is not None and reference.end.kind is run.end.kind
         return None if is_alike else run.end

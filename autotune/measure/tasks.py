@@ -1,8 +1,7 @@
 """Tasks: what a lane is asked to do, and what the driver records if no lane lives through it.
 
 A task is data, for it may travel to another machine. What comes back is a record of the study,
-measured under the driver's own rules: an assignment carries all that the lane needs to know of
-other trials.
+measured under the driver's rules: an assignment carries all that a lane needs to know of others.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class TrialTask(Record):
     incumbent: Estimate | None = None
     """The best estimate so far; None where no set is given up for being worse."""
     compiled_key: str | None = None
-    """Name of the program as the screen compiled it."""
     most: int | None = None
     """Pairs of blocks for which there is time; None for as many as the study allows."""
 
@@ -71,7 +69,6 @@ class PairTask(Record):
     settings: Settings
     repeat: int
     pairs: int = DEFAULT_PROOF_SIZE
-    """Pairs of blocks that it runs."""
 
     @property
     def is_isolated(self) -> bool:
@@ -126,7 +123,6 @@ class SoakTask(Record):
     least_s: float
     least_steps: int
     basis: LossBasis = LossBasis.STEPS
-    """By what its loss can be compared with the reference's."""
     proven: Estimate | None = None
     """Ratio of the typical step, per unit of work, with the interval over all looks."""
     process_sd: float = 0.0
@@ -134,7 +130,6 @@ class SoakTask(Record):
     proven_steps: int = 0
     """Steps of a process of the proof; 0 where that is not known."""
     most: int = SOAK_LOOKS
-    """Long runs of each arm, at most."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """Its record when it failed, or killed lane after lane."""
@@ -181,13 +176,12 @@ class Assignment(Record):
     name: str = ""
     """Seeds the order of its blocks, whichever lane does it and however often."""
     aa_run: AaRecord | None = None
-    """The lane's A/A run; None before it."""
     runtime: tuple[str, ...] = ()
     """Names of settings that are read when a program runs; programs that differ so are measured."""
     programs: dict[str, int] = Field(default_factory=dict)
     """Names of the programs that were measured, each with its trial's number."""
     at_s: float = 0.0
-    """The study's time now, in seconds."""
+    """The study's time now."""
 
     @property
     def noise(self) -> AaNoise:
@@ -202,7 +196,6 @@ class PendingTask:
     task: AnyTask
     folder: tuple[str, ...]
     name: str
-    """Seeds the order of blocks."""
     lost: int = 0
     """Lanes that were lost over it."""
 

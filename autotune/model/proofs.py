@@ -167,7 +167,7 @@ def _judge_looks(arms: SoakArms) -> SoakVerdict:
     ):
         leak = find_leak(samples, reference_samples, step_s=candidate.stalls.typical_s)
         if leak is not None:
-            growth = format_growth(leak.candidate, leak.reference)
+            growth = format_growth(*leak)
             return _failed(FailureKind.LEAK, f"its {name} grows by {growth}")
     pairs = [(x.candidate, x.reference) for x in arms.looks if x.reference is not None]
     if len(pairs) < len(arms.looks):

@@ -1,12 +1,10 @@
 """Noise of a machine from A/A runs, and how many pairs of blocks a proof should run for it.
 
-Pairs of blocks have noise, which more pairs average out; each process has a constant deviation,
-which only more processes average out. So the reference is started several times beside one living
-process of itself, whose deviation is the zero: the centres of the others are draws of the spread of
-processes.
+More pairs of blocks average out the noise of pairs, only more processes the constant deviation of
+each process. So the reference is started several times beside one living process of itself, whose
+deviation is the zero: the centres of the others are draws of the spread of processes.
 
-References:
-    Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
+Reference: Cochran, *Sampling Techniques*, 3rd ed., 10.6 (optimum size of subsamples).
 """
 
 from __future__ import annotations
@@ -29,10 +27,11 @@ from autotune.stats.estimates import (
     Estimate,
     Floats,
     NotNegative,
+    Numbers,
     SequentialPlan,
-    error_of_mean,
     finite,
     from_half,
+    half_width,
     hodges_lehmann,
     student_quantile,
     widen,
@@ -40,7 +39,6 @@ from autotune.stats.estimates import (
 
 CAUTION = 0.9
 """Confidence of the upper limit behind the announced power (tests/study/test_compare.py)."""
-
 ALPHA_SETTLING = 0.001
 """Share of A/A runs without one in which a change point is found."""
 
@@ -54,37 +52,31 @@ class AaNoise:
     estimate: Estimate
     """A/A ratio; its interval holds what one pair of equal processes may differ by."""
     process_sd: NotNegative
-    """Standard deviation of the constant deviation of one process, in log."""
+    """Standard deviation of the constant deviation of one process, in log, of so many `degrees`."""
     within_sd: NotNegative
     """Likewise of a pair's log ratio about its processes' centre; 0 where a run is one figure."""
     degrees: Annotated[int, Field(ge=1)]
-    """Degrees of freedom of `process_sd`."""
     spread: NotNegative
     """By how much the log ratio of one pair of equal processes may be off (95 %)."""
     start_s: NotNegative
-    """Seconds until a process is ready; 0 where that is not known."""
+    """Seconds until a process is ready; 0 where that is not known, as in `pair_s`."""
     pair_s: NotNegative
-    """Seconds of one pair of blocks, or of the measured steps of two runs; 0 if not known."""
+    """Seconds of one pair of blocks, or of the measured steps of two runs."""
     settle_steps: int = 0
     """First steps of each process that are not measured; see `settling`."""
     settle_s: NotNegative | None = None
-    """First seconds of later blocks that do not count (`settling_seconds`); None: as planned."""
+    """First seconds of later blocks that do not count; None: as planned."""
     counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Seconds that count of each later block, over those of the A/A run; see `share_to_count`."""
+    """Seconds that count of each later block, over those of the A/A run."""
 
     @property
     def later_sd(self) -> float:
         """The largest `within_sd` of later, shorter blocks; noise common to steps grows no more."""
         return self.within_sd / math.sqrt(self.counted_share)
 
-    @property
-    def within_degrees(self) -> int:
-        """Degrees of freedom of `within_sd`: the centre of each process took one."""
-        return max(1, self.estimate.pair_count - self.degrees)
-
     def cautious_process_sd(self) -> float:
         """Upper confidence limit of `process_sd`: few processes often agree by luck."""
-        from scipy.special import chdtri  # 0.2 s to import, so not before it is needed
+        from scipy.special import chdtri
 
         noise = self.noise_of_centres
         limit = (self.process_sd**2 + noise) * self.degrees / float(chdtri(self.degrees, CAUTION))
@@ -110,46 +102,33 @@ UNKNOWN_NOISE = AaNoise(
     start_s=0.0,
     pair_s=0.0,
 )
-"""Before an A/A run: nothing is known of it."""
 
 
 def spread_of(variance: float, degrees: int, *, noise: float = 0.0) -> float:
     """Returns by how much the log ratio of one pair of equal processes may be off (95 %).
 
-    The noise is taken off by a normal quantile of 90 %: taken off in full, the interval would hold
-    in 0.87 of trials where processes and blocks make equal noise.
-
-    Args:
-        variance: Of the centres of equal processes, with so many degrees of freedom.
-        noise: What pairs of blocks have added to it.
+    The noise that pairs of blocks have added to the variance is taken off by a normal quantile of
+    90 %: in full, the interval would hold in 0.87 of trials where both make equal noise.
     """
     of_processes = student_quantile(1.0 - LEVEL, degrees) ** 2 * variance
     return math.sqrt(2.0 * max(0.0, of_processes - NORMAL.inv_cdf(0.95) ** 2 * noise))
 
 
 class Settling(NamedTuple):
-    """How long processes are slower after their start than later."""
+    """Age up to which processes are slower than later (0: none), and log ratios without that."""
 
     steps: int
-    """Age up to which they are; 0 where they are not."""
     log_ratios: list[Floats]
-    """Those of the A/A run without that effect."""
 
 
 def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]) -> Settling:
     """Finds the age at which processes become faster, by one change point common to all of them.
 
-    The living process is older than the others, so the age shows; constant deviations of processes
-    take no part.
-
-    Args:
-        log_ratios: log(second process / living one) of each pair of blocks, of each second process.
-        ages: Steps that each second process and the living one had done at the end of these blocks,
-            `[2, pairs]` each.
+    The living process is older, so the age shows. Ages are in steps, those of the second and of the
+    living process at the end of each pair of blocks.
     """
 
     def young(age: int) -> list[Floats]:
-        """Returns how much more of each block's second process is young than of the living one."""
         return [(fresh <= age).astype(float) - (living <= age) for fresh, living in ages]
 
     y = _centred(log_ratios)
@@ -173,36 +152,31 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
 
 
 def _centred(groups: Sequence[Floats]) -> Floats:
-    """All values, each less the mean of its group."""
     return np.concatenate([group - np.mean(group) for group in groups])
 
 
 SETTLED = 0.002
 """Share by which the steps of a settled block are off at most, on average."""
-
 SETTLING_MARGIN = 1.5
-"""How many times as long as blocks took to settle they are not counted."""
-
 SETTLING_CUTS = 12
-"""Parts of the planned seconds between which a block may have settled."""
+"""How long blocks are not counted, over what they took to settle, found in so many parts of it."""
 
 
 def settling_seconds(
     blocks: Sequence[tuple[Sequence[float], Sequence[float]]], planned_s: float
 ) -> float | None:
-    """Returns the seconds after which blocks have settled, with a margin; None if they hide it.
+    """Seconds after which blocks have settled, with a margin; None if they do not show it.
 
-    A device that follows its power shows by its first steps after a pause how long it takes. Where
-    these are like the later ones nothing is known of it, for both arms of an A/A run draw the same
-    power.
-
-    Args:
-        blocks: Seconds of the settling steps of each block, and of those that count.
-        planned_s: Seconds of a block that are not counted so far.
+    Where first steps after a pause are like later ones nothing is known of it, for both arms of an
+    A/A run draw the same power. So far `planned_s` of each block are not counted.
     """
     if planned_s <= 0.0 or len(blocks) < 2:
         return None
-    steps = [_settling_steps(*block) for block in blocks]
+    steps = []  # begin and end of each settling step, and how far it is off those that count
+    for settling_s, counted_s in blocks:
+        end_s = np.cumsum(settling_s)
+        share_off = np.log(settling_s) - np.mean(np.log(counted_s))
+        steps.append((end_s - settling_s, end_s, share_off))
     cuts = np.linspace(0.0, planned_s, SETTLING_CUTS, endpoint=False)[1:].tolist()
     low, _ = _off([share_off[begin_s < cuts[0]] for begin_s, _, share_off in steps])
     if low <= SETTLED:
@@ -218,25 +192,18 @@ def settling_seconds(
     return min(planned_s, SETTLING_MARGIN * settled_s)
 
 
-def _settling_steps(settling_s: Sequence[float], counted_s: Sequence[float]) -> Floats:
-    """Begin and end of each settling step of a block, and how far it is off those that count."""
-    end_s = np.cumsum(settling_s)
-    share_off = np.log(settling_s) - np.mean(np.log(counted_s))
-    return np.asarray([end_s - settling_s, end_s, share_off])
-
-
 def _off(shares_of_blocks: Sequence[Floats]) -> tuple[float, float]:
     """Both ends of the interval of how far steps are off on average, as a share of a step."""
     shares = [float(np.mean(shares)) for shares in shares_of_blocks if len(shares)]
     if len(shares) < 2:
         return 0.0, math.inf if shares else 0.0  # no step begins there
-    half = student_quantile(1.0 - LEVEL, len(shares) - 1) * error_of_mean(shares)
+    half = half_width(shares)
     size = abs(statistics.fmean(shares))
     return size - half, size + half
 
 
 def read_aa_noise(
-    processes: Sequence[Sequence[float] | Floats],
+    processes: Sequence[Numbers],
     *,
     start_s: float = 0.0,
     pair_s: float = 0.0,
@@ -247,12 +214,7 @@ def read_aa_noise(
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
-        least: Fewest pairs of blocks that each of them may have: 4 are enough where each averages
-            seconds.
-
-    Raises:
-        ValueError: If there is no process, one has fewer than `least` pairs, or a figure is not
-            finite.
+        least: Fewest pairs of blocks of each: 4 are enough where each averages seconds.
     """
     if not processes:
         raise ValueError("an A/A run needs at least one second process but got none")
@@ -288,18 +250,12 @@ def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
 LEAST = 4
 MOST = 40
 """Fewest and most pairs of blocks in a process."""
-
 DEFAULT_PROOF_SIZE = 20
 """Pairs of blocks in a process where it is not known what is best."""
-
 STARTS = 1.5
 """What starting two processes at once takes, over starting one: they share the machine."""
-
 MEASURED_S = 4.0
-"""Seconds for which a process is measured at least, if starting a pair takes twice that or more.
-
-On a shared machine what others do comes and goes within seconds.
-"""
+"""Seconds for which a process is measured at least, if starting a pair takes twice that or more."""
 
 
 def pairs_in_process(
@@ -310,12 +266,6 @@ def pairs_in_process(
     With `n` pairs of blocks a pair of processes has the variance 2 p^2 + w^2 / n (p: of processes,
     w: of blocks) and costs `start + n * pair` seconds; the product is least at n = w / (sqrt(2) p)
     * sqrt(start / pair).
-
-    Args:
-        within_sd: Standard deviation of the log ratio of one pair of blocks within a pair of
-            processes.
-        process_sd: Standard deviation of the deviation of one process, in log.
-        start_s: Seconds to start a pair of processes.
     """
     if process_sd == 0.0:  # no process is like another by so much that more of them would help
         return MOST if within_sd and start_s else least
@@ -324,23 +274,14 @@ def pairs_in_process(
 
 
 def proof_size(noise: AaNoise, *, starts: float = STARTS) -> int:
-    """The same from an A/A run; `DEFAULT_PROOF_SIZE` where that does not tell what starting costs.
-
-    Args:
-        starts: What starting a pair of processes takes, over starting one.
-    """
+    """The same from an A/A run, if it tells what starting costs; `starts` as `STARTS`."""
     if not (noise.start_s and noise.pair_s):
         return DEFAULT_PROOF_SIZE
     return _best_size(noise, starts, least=fewest_pairs(LEAST, noise.pair_s))
 
 
 def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialPlan:
-    """When a trial is looked at: from its first pairs on, up to where another process tells more.
-
-    Args:
-        most: Pairs of blocks after which a trial ends in any case.
-        starts: What the processes that are started for it take to start, over starting one.
-    """
+    """When a trial is looked at: from first pairs on, up to where another process tells more."""
     if not (noise.start_s and noise.pair_s and noise.within_sd):
         return SequentialPlan(cap=most)
     first_look = min(TRIAL_FIRST_LOOK, max(1, moments(starts * noise.start_s, noise.pair_s)))
@@ -348,7 +289,8 @@ def trial_plan(noise: AaNoise, *, most: int, starts: float = 1.0) -> SequentialP
         cap=min(most, _best_size(noise, starts, least=first_look)),
         first_look=first_look,
         pair_sd=noise.later_sd,
-        degrees=noise.within_degrees,
+        # The centre of each process took one degree of freedom.
+        degrees=max(1, noise.estimate.pair_count - noise.degrees),
     )
 
 
@@ -358,13 +300,8 @@ LEAST_SHARE = 0.25
 def share_to_count(noise: AaNoise, *, counted_s: float, settle_s: float) -> float:
     """Share of a block's counted seconds that tells most in the time of a trial with one pair.
 
-    Where processes differ by more than blocks do, longer ones tell nothing: with `u` counted
-    seconds a trial has the variance 2 p^2 + w^2 counted / u and costs start + 2 settle + 2 u
-    seconds.
-
-    Args:
-        counted_s: Of a block of the A/A run.
-        settle_s: Of later blocks.
+    With `u` counted seconds a trial has the variance 2 p^2 + w^2 counted / u (counted: of a block
+    of the A/A run) and costs start + 2 settle + 2 u seconds.
     """
     if not noise.visible_sd:
         return 1.0

@@ -1,7 +1,7 @@
 """Ratios of step times with intervals, verdicts, and the sequential stop of a trial.
 
-Within each pair of blocks the order is a fresh fair coin. So the signs of the centred differences
-are independent and fair whatever drift or bursts the machine has, and the inverted signed-rank test
+A fresh fair coin orders each pair of blocks. So the signs of the centred differences are
+independent and fair whatever drift or bursts the machine has, and the inverted signed-rank test
 gives an exact interval. Ratios are candidate / reference: below 1 the candidate is faster.
 
 References: Hollander, Wolfe, Chicken, *Nonparametric Statistical Methods*, 3rd ed., 3.2 and 3.3
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 Floats = npt.NDArray[np.float64]
+Numbers = Sequence[float] | Floats
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Counted = Annotated[int, Field(ge=0, le=2**53)]
@@ -32,18 +33,13 @@ Counted = Annotated[int, Field(ge=0, le=2**53)]
 
 LEVEL = 0.95
 """Coverage of intervals, over all looks together where there are several."""
-
 DEFAULT_MIN_EFFECT = 0.005
 """Smallest effect of interest, as a share of the reference step time."""
-
 NORMAL = NormalDist()
-
 TRIAL_FIRST_LOOK = 8
 """Pairs before the first look at a trial where the noise of a pair is not known."""
-
 TRIAL_GROWTH = 1.5
 """Ratio of successive looks at a trial."""
-
 NARROWEST = 1.05
 """A trial ends when its interval is at most so many times as wide as its processes make it."""
 
@@ -62,23 +58,19 @@ class TrialFinding(StrEnum):
 
     PROMISING = "promising"
     """Its gain is one that a proof finds 9 times in 10."""
-
     OPEN = "open"
     """A gain is not ruled out, but its own figure shows none, or a smaller one than that."""
-
     NOT_PROMISING = "not promising"
     """No gain that matters: it gets no proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A ratio of step times with its interval."""
+    """A ratio of step times; its interval is (0, inf) when the data are too few for the level."""
 
     ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     low: NotNegative
-    """Lower end of the interval, 0 when the data are too few for the level."""
     high: Annotated[float, Field(ge=0)]
-    """Upper end of the interval, infinite when the data are too few for the level."""
     level: Annotated[float, Field(ge=0, le=1)]
     """Coverage the interval claims; over all looks together for a sequential estimate."""
     pair_count: Counted
@@ -140,11 +132,7 @@ def judge(estimate: Estimate, *, min_effect: float = DEFAULT_MIN_EFFECT) -> Verd
 
 
 def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None) -> TrialFinding:
-    """Returns what a trial says of a set; promising ones get a proof first, then open ones.
-
-    Args:
-        provable: Smallest gain that a proof finds 9 times in 10; None where that is not known.
-    """
+    """What a trial says of a set, given the smallest gain that a proof finds 9 times in 10."""
     if estimate.low >= 1.0 - min_effect:
         return TrialFinding.NOT_PROMISING
     if estimate.ratio < 1.0 and estimate.ratio <= 1.0 - (provable or 0.0):
@@ -152,7 +140,7 @@ def finding_of(estimate: Estimate, *, min_effect: float, provable: float | None)
     return TrialFinding.OPEN
 
 
-def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
+def finite(values: Numbers, *, least: int) -> Floats:
     """Values as an array; ValueError if there are fewer than `least`, or one is not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) < least or not np.all(np.isfinite(array)):
@@ -166,20 +154,24 @@ def finite(values: Sequence[float] | Floats, *, least: int) -> Floats:
 
 def student_quantile(alpha: float, degrees: float) -> float:
     """Two-sided critical value of Student's t."""
-    from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
+    from scipy.special import stdtrit  # scipy takes 0.2 s to import, so not before it is needed
 
     return float(-stdtrit(degrees, alpha / 2.0))
 
 
-def error_of_mean(values: Sequence[float] | Floats) -> float:
+def error_of_mean(values: Numbers) -> float:
     """Standard error of the mean of at least two values."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def is_surely_positive(values: Sequence[float] | Floats, *, alpha: float) -> bool:
+def half_width(values: Numbers, *, alpha: float = 1.0 - LEVEL) -> float:
+    """How far Student's interval of the mean, missed by a share `alpha`, reaches on either side."""
+    return student_quantile(alpha, len(values) - 1) * error_of_mean(values)
+
+
+def is_surely_positive(values: Numbers, *, alpha: float) -> bool:
     """Returns whether the mean of values is above 0 with a one-sided error of at most `alpha`."""
-    half = student_quantile(2 * alpha, len(values) - 1) * error_of_mean(values)
-    return float(np.mean(values)) > half
+    return float(np.mean(values)) > half_width(values, alpha=2 * alpha)
 
 
 LEAST_TIMED = 20
@@ -189,8 +181,8 @@ LEAST_TIMED = 20
 def clock_resolution(step_times_s: Sequence[float]) -> float:
     """Share of a step that a clock can tell, if too coarse for noise to average it out; else 0.
 
-    Such times are few different values. Where all are one value, its tick may be as long as a step,
-    and steps that differ by a half may look equal.
+    Where all times are one value, a tick may be as long as a step, and steps that differ by a half
+    may look equal.
     """
     times = np.asarray(step_times_s)
     values = np.unique(np.round(times, 9))
@@ -204,30 +196,16 @@ def clock_resolution(step_times_s: Sequence[float]) -> float:
     return tick / float(np.median(times))
 
 
-# ---------------------------------------------------------------------- one process pair
-
-
-def estimate_pairs(log_ratios: Sequence[float] | Floats, *, level: float = LEVEL) -> Estimate:
-    """Hodges-Lehmann ratio of one process pair with the exact signed-rank interval.
-
-    The interval is (0, inf) when there are too few pairs for the level (under 6 for 0.95).
-
-    Args:
-        log_ratios: log(candidate block step time / reference block step time) of each pair, at
-            least one.
-    """
+def estimate_pairs(log_ratios: Numbers, *, level: float = LEVEL) -> Estimate:
+    """Hodges-Lehmann ratio of one process pair with the exact signed-rank interval."""
     values = finite(log_ratios, least=1)
     return from_logs(*hodges_lehmann(values, level=level), level=level, count=len(values))
 
 
 def hodges_lehmann(log_ratios: Floats, *, level: float) -> Floats:
-    """Estimate and both ends of the signed-rank interval of logs, for many samples at once.
+    """Centre and ends of the signed-rank interval, `[3, ...]`, for many samples `[..., n]` at once.
 
-    Args:
-        log_ratios: Pair differences, `[..., n]`.
-
-    Returns:
-        Centre, low and high as `[3, ...]`; the ends are infinite when n is too small for the level.
+    The ends are infinite when n is too small for the level (under 6 for 0.95).
     """
     n = log_ratios.shape[-1]
     i, j = np.triu_indices(n)
@@ -253,13 +231,7 @@ def _signed_rank_cdf(n: int) -> Floats:
 
 
 def widen(estimate: Estimate, spread: float) -> Estimate:
-    """Widens an interval by what one pair of equal processes may differ by.
-
-    Args:
-        estimate: Of one pair of processes.
-        spread: Half width of that in log, at the level of the estimate; 0 leaves the interval as it
-            is.
-    """
+    """Widens an interval by what one pair of equal processes may differ by, in log."""
     if spread <= 0.0:
         return estimate
     centre, low, high = estimate.logs
@@ -270,27 +242,20 @@ def widen(estimate: Estimate, spread: float) -> Estimate:
     )
 
 
-# ---------------------------------------------------------------------- sequential stop of a trial
-
-
 @dataclass(frozen=True, kw_only=True)
 class SequentialPlan:
     """At which pair counts a trial may stop, and how wide its interval must be there.
 
     Every look uses the same nominal level (Pocock's boundary), such that the intervals of all looks
-    together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it). Where
-    there are too few pairs for ranks to tell anything, the noise that the A/A run showed takes
-    their place.
+    together hold the true ratio with probability `LEVEL` (`benchmarks/truth.py` measures it). The
+    noise of the A/A run takes the place of ranks where there are too few pairs for them.
     """
 
     cap: int = 40
-    """Pairs after which a trial ends in any case."""
     first_look: int = TRIAL_FIRST_LOOK
-    """Pairs before the first look."""
     pair_sd: float | None = None
-    """Standard deviation of the log ratio of one pair in the A/A run; None if not known."""
     degrees: int = 0
-    """Degrees of freedom of `pair_sd`."""
+    """Standard deviation of one log ratio in the A/A run, if known, and its degrees of freedom."""
 
     @cached_property
     def looks(self) -> tuple[int, ...]:
@@ -308,7 +273,7 @@ class SequentialPlan:
         """Level of the single interval of each look."""
         return 2.0 * NORMAL.cdf(pocock_critical_value(self.looks, LEVEL)) - 1.0
 
-    def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
+    def estimate(self, log_ratios: Numbers) -> Estimate:
         """Estimate whose interval stays honest although it is looked at at every look."""
         estimate = replace(estimate_pairs(log_ratios, level=self.nominal_level), level=LEVEL)
         if self.pair_sd is None or estimate.low > 0.0:
@@ -328,7 +293,6 @@ def pocock_critical_value(looks: tuple[int, ...], level: float) -> float:
     from scipy.optimize import brentq
 
     def excess(critical: float) -> float:
-        """Probability of a walk that stays inside +-critical * sqrt(n) at all looks, less level."""
         walk = Walk()
         for n in looks:
             walk = walk.go_on(n, -critical, critical, nodes=64)
@@ -374,11 +338,8 @@ def reason_to_stop(
     """Why a trial ends at a look; None where it goes on.
 
     Args:
-        estimate: Of all pairs so far, with the interval that is honest over all looks and has
-            `spread` in it.
-        incumbent: The best candidate so far, or `REFERENCE` while there is none; None to go on to a
-            verdict.
-        spread: See `AaNoise.spread`: no further pair of blocks takes it out.
+        incumbent: The best so far, `REFERENCE` while there is none; None to go on to a verdict.
+        spread: See `AaNoise.spread`; it is in the interval, and no pair of blocks takes it out.
     """
     if judge(estimate, min_effect=min_effect) is not Verdict.UNRESOLVED:
         return "its interval is narrow enough"
@@ -403,27 +364,18 @@ def least_ratio(candidate: Estimate, rival: Estimate) -> float:
     return math.exp(centre - rival_centre - math.hypot(centre - low, rival_high - rival_centre))
 
 
-# ---------------------------------------------------------------------- several processes, ABA runs
-
-
-def estimate_processes(process_log_ratios: Sequence[float] | Floats) -> Estimate:
+def estimate_processes(process_log_ratios: Numbers) -> Estimate:
     """Mean ratio with Student's interval over fresh process pairs, from the log ratio of each."""
     values = finite(process_log_ratios, least=2)
-    half = student_quantile(1.0 - LEVEL, len(values) - 1) * error_of_mean(values)
-    return from_half(values.mean(), half, count=len(values))
+    return from_half(values.mean(), half_width(values), count=len(values))
 
 
-def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
+def estimate_aba(log_ratios: Numbers) -> Estimate:
     """Ratio against the mean of both references, with the drift between them in the interval.
 
     With noise variance v per run the ratio has variance 1.5 v and the drift 2 v, so three quarters
     of the mean squared drift is a second measure of the first. The interval takes the larger of
-    that and the scatter between runs: a machine that drifts cannot look quiet because few runs
-    agree.
-
-    Args:
-        log_ratios: Of each ABA run log(candidate / reference) with the reference before and after
-            it; a single run gives a very wide interval (one degree of freedom).
+    that and the scatter between runs: a machine that drifts cannot look quiet by a few that agree.
     """
     values, drifts = aba_runs(log_ratios)
     n = len(values)
@@ -434,7 +386,7 @@ def estimate_aba(log_ratios: Sequence[float] | Floats) -> Estimate:
     return from_half(values.mean(), half, count=n)
 
 
-def aba_runs(log_ratios: Sequence[float] | Floats) -> tuple[Floats, Floats]:
+def aba_runs(log_ratios: Numbers) -> tuple[Floats, Floats]:
     """Log ratio of each ABA run against the mean of its references, and the drift between these."""
     before, after = finite(log_ratios, least=2).reshape(-1, 2).T
     return (before + after) / 2.0, before - after

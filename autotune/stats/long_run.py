@@ -29,47 +29,29 @@ from autotune.stats.estimates import (
 )
 
 STALL = 3.0
-"""A step is a stall if it takes more than so many times what nine of ten steps of any arm take."""
-
 USUAL = 0.9
-"""Share of an arm's steps that its usual step is not shorter than."""
-
+"""A stall takes more than `STALL` times what a share `USUAL` of the steps of any arm take."""
 SEGMENTS = 20
 """Parts of a long run: enough for an interval, each long against a burst of the machine."""
-
 SEGMENT_DEGREES = 7
-"""Degrees of freedom of the noise of one long run: half of its segments tell it."""
-
 LEAST_DEGREES = 5
-"""Likewise of what processes differ by: a proof has six pairs of them at least."""
-
+"""Degrees of freedom of the noise of one long run (half of its segments), and of processes."""
 SOAK_LOOKS = 5
-"""How often long runs are looked at, at most, each time in new processes."""
-
 MOST_LOOKS = 100
-"""How often a study may ask for."""
-
+"""How often long runs are looked at in new processes, at most; a study may ask for more."""
 LEAK_LOOKS = 2
 """How often memory is looked at: it does not depend on what else the machine does."""
-
 MEDIAN_ERROR = 1.25
 """Standard error of a median over that of a mean."""
-
 ALPHA_STAYS = 0.001
 """One-sided error of each figure of a look in saying that a gain stays which is gone."""
-
 GOES_ON = 20.0
 """Quarters of a long run for which a gain that shrinks at its end is taken to go on shrinking."""
-
 LEAST_LOSS = 0.005
-"""What a long run may be slower than the proof says."""
-
 LOSS_SHARE = 0.25
-"""Likewise as a share of a larger gain."""
-
+"""What a long run may be slower than the proof says, and likewise as a share of a larger gain."""
 ALPHA_PROOF = 0.02
 """Share of honest sets whose stalls may be called more than the reference's, in a whole proof."""
-
 ALPHA_GAP = 0.001
 """Likewise of total times above typical steps, whose differences stalls make skew."""
 
@@ -98,12 +80,7 @@ class TotalTime:
 
 
 def find_stalls(step_times_s: Sequence[float], beside_s: Sequence[float] = ()) -> Stalls:
-    """Counts the stalls of one arm.
-
-    Args:
-        step_times_s: Duration of each step in seconds, in any order, at least one.
-        beside_s: Those of the other arm: what is usual there is no stall here.
-    """
+    """Counts the stalls of one arm; what is usual of the other arm (`beside_s`) is none."""
     typical_s = statistics.median(step_times_s)
     usual_s = [np.quantile(times, USUAL) for times in (step_times_s, beside_s) if len(times)]
     stalls = [t for t in step_times_s if t > STALL * max(usual_s)]
@@ -133,12 +110,7 @@ def all_stalls(totals: Sequence[TotalTime]) -> tuple[Stalls, Stalls]:
 def compare_totals(
     reference_s: Sequence[float], candidate_s: Sequence[float], *, work_ratio: float = 1.0
 ) -> TotalTime:
-    """Total times of one pair of processes.
-
-    Args:
-        candidate_s: Duration of every step of the candidate.
-        work_ratio: What a step of the candidate does over what one of the reference does.
-    """
+    """Total times of one pair of processes; `work_ratio` is of a step, candidate over reference."""
     candidate_mean_s = sum(candidate_s) / len(candidate_s)
     reference_mean_s = sum(reference_s) / len(reference_s)
     return TotalTime(
@@ -155,13 +127,8 @@ def slower_total(
 
     That is so if the total is not below the reference's and the candidate has more stalls, or its
     total is above its typical step in process after process; or if the total is an `apart_total`
-    that is not surely below the reference's.
-
-    Args:
-        totals: Of each pair of processes, at least two.
-        log_ratios: log of the typical step, candidate over reference, of the same pairs of
-            processes.
-        typical: What the proof makes of them.
+    that is not surely below the reference's. Of the typical step are `log_ratios`, by pair of
+    processes, and the proof's estimate.
     """
     total = estimate_processes([t.log_ratio for t in totals])
     if total.high < 1.0:
@@ -182,20 +149,16 @@ def apart_total(
 
 
 def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
-    """Returns whether total times are surely above typical steps, in process after process."""
+    """Whether total times are surely above typical steps, in process after process."""
     gaps = [t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)]
     return is_surely_positive(gaps, alpha=ALPHA_GAP)
-
-
-# ---------------------------------------------------------------------- long runs of both arms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRunRatio:
     """Total times of a long run of each arm per unit of work, as logs of candidate / reference."""
 
-    whole: _Figure
-    """Of all steps."""
+    total: _Figure
     late: _Figure
     """Of the second half of the steps."""
     early: _Figure | None
@@ -203,7 +166,6 @@ class LongRunRatio:
     rise: float
     """By how much the last quarter of the steps is above the one before."""
     processes: int
-    """Processes that each run took, one after the other."""
 
 
 class _Figure(NamedTuple):
@@ -222,14 +184,10 @@ def long_run_ratio(
     early_share: float,
     processes: int = 1,
 ) -> LongRunRatio:
-    """Compares long runs that followed each other.
+    """Compares long runs that followed each other, by the mean step of at least four segments.
 
     Args:
-        candidate: Mean step of each of its segments, in seconds, as many of both, at least four.
-        work_ratio: What a step of the candidate does over what one of the reference does.
-        early: Ratio of the medians of first steps, candidate over reference; None where they were
-            not kept.
-        early_share: How large a share of a run's steps those are.
+        early: Ratio of the medians of first steps, a share `early_share` of all; None if unknown.
         processes: Fewest processes that either run took.
     """
     arms = np.asarray([candidate, reference])
@@ -240,7 +198,6 @@ def long_run_ratio(
     later = ratios[half:]
 
     def total(segments: slice) -> float:
-        """Log ratio of both arms' time over some segments, per unit of work."""
         means = np.mean(arms[:, segments], axis=1)
         return math.log(means[0] / means[1]) - shift
 
@@ -257,7 +214,7 @@ def long_run_ratio(
         early_error = MEDIAN_ERROR * late_error / math.sqrt(2.0 * early_share)
         first_steps = _Figure(math.log(early) - shift, early_error)
     return LongRunRatio(
-        whole=_Figure(total(slice(None)), max(whole_error, late_error / math.sqrt(2.0))),
+        total=_Figure(total(slice(None)), max(whole_error, late_error / math.sqrt(2.0))),
         late=_Figure(total(slice(half, None)), late_error),
         early=first_steps,
         rise=total(slice(-quarter, None)) - total(slice(-2 * quarter, -quarter)),
@@ -266,7 +223,6 @@ def long_run_ratio(
 
 
 def _variance_of_neighbours(values: Floats) -> float:
-    """Variance of values, from what neighbours differ by."""
     return float(np.mean(np.diff(values) ** 2)) / 2.0
 
 
@@ -276,7 +232,6 @@ class Lasting(StrEnum):
     STAYS = "stays"
     LOST = "lost"
     OPEN = "open"
-    """They cannot tell."""
     FIRST = "first"
     """The first look is against it, later ones are not."""
     SHRINKING = "shrinking"
@@ -312,22 +267,19 @@ def lasting_gain(
     They show it by the ratio of the runs, whose noise is that of processes, or by the change of
     that ratio along them, which has none of it and counts from what the proof has shown. Where the
     first look says that the gain is not there, later ones do not show it: what the first ones left
-    behind may be what makes them faster.
-
-    It is lost if a set is surely not faster in total, or slower than its proof says by more than
-    `LEAST_LOSS` and `LOSS_SHARE` of the gain, by more than one look.
+    behind may be what makes them faster. It is lost if a set is surely not faster in total, or
+    slower than its proof says by more than `LEAST_LOSS` and `LOSS_SHARE` of the gain, by more than
+    one look.
 
     Args:
-        proven: Ratio with the interval that holds over all looks at the proof; None where there was
-            none.
-        process_sd: Standard deviation of the log ratio from one pair of processes to the next,
-            alone or not.
+        proven: Ratio with the interval that holds over all looks at the proof, if there was one.
+        process_sd: Standard deviation of the log ratio from one pair of processes to the next.
     """
     gain = -min(0.0, math.log(proven.ratio)) if proven is not None else 0.0
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
     intervals = functools.partial(_intervals, proven=proven, process_sd=process_sd)
     late = [x.late for x in looks]
-    both_halves = intervals(looks, [x.whole for x in looks], alpha=ALPHA_STAYS)
+    both_halves = intervals(looks, [x.total for x in looks], alpha=ALPHA_STAYS)
     second_half = intervals(looks, late, alpha=ALPHA_STAYS)
     is_against = any(
         half[0].centre > bound and max(x.low for x in half) > bound
@@ -361,11 +313,7 @@ def _intervals(
     process_sd: float,
     alpha: float,
 ) -> list[_Interval]:
-    """The mean figure of long runs: as it is, and from the proof on if first steps are known.
-
-    Args:
-        alpha: How often each end misses the truth.
-    """
+    """The mean figure of long runs: as it is, and from the proof on if first steps are known."""
     count = len(looks)
     ratios, errors = np.asarray(figures).T
     processes = process_sd / np.sqrt([x.processes for x in looks])
@@ -416,7 +364,7 @@ def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
 
 def _has_more(candidate: Stalls, reference: Stalls) -> bool:
     """Whether so many stalls beyond the reference's come by chance with `ALPHA_PROOF` at most."""
-    from scipy.special import bdtrc  # 0.2 s to import, so not before it is needed
+    from scipy.special import bdtrc
 
     if candidate.count == 0:
         return False
@@ -425,26 +373,17 @@ def _has_more(candidate: Stalls, reference: Stalls) -> bool:
     return float(bdtrc(candidate.count - 1, count, share)) <= ALPHA_PROOF
 
 
-# ---------------------------------------------------------------------- memory
-
 LEAST_SAMPLES = 6
 """In the second half of a run, for its growth to be judged."""
-
 PARTS = 3
-"""Parts of the second half over each of which a leak goes on."""
-
 PART_SHARE = 0.5
-"""Share of its least slope by which it does."""
-
+"""Parts of the second half over each of which a leak grows by this share of its least slope."""
 LEAST_LEAK = 16 << 20
 """Bytes by which a process must have grown over the second half; honest heaps vary by less."""
-
 LEAST_PER_STEP = 4096
 """Bytes a step that matter however fast the steps are: a page."""
-
 PER_DAY = 4 << 30
-"""Bytes a day that matter: a job of a week would take 28 GiB. At 0.1 s a step it is 5 KB a step."""
-
+"""Bytes a day that matter: a job of a week would take 28 GiB."""
 SLOPE_LEVEL = 0.99
 DAY_S = 86_400.0
 
@@ -452,28 +391,18 @@ Samples = Sequence[tuple[int, int]]
 """Steps so far and bytes in use then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leak:
-    """Memory that both arms take for each step, in bytes, over the second half of their runs."""
+def find_leak(
+    candidate: Samples, reference: Samples, *, step_s: float
+) -> tuple[float, float] | None:
+    """Bytes a step that candidate and reference grow by; None where the excess does not matter.
 
-    candidate: float
-    reference: float
-
-
-def find_leak(candidate: Samples, reference: Samples, *, step_s: float) -> Leak | None:
-    """Finds memory that a candidate takes step by step beyond the reference, if that matters.
-
-    The slope is Theil and Sen's, over the second half of the run: what is allocated once does not
-    count.
-
-    Args:
-        step_s: A step of the candidate, in seconds: what matters is what a day of such steps takes.
+    By Theil and Sen's slope over the second half of the run: what is allocated once is no leak.
     """
     growth = _growth(candidate)
-    beside = _growth(reference)
-    if growth.low - beside.high <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
+    reference_growth = _growth(reference)
+    if growth.low - reference_growth.high <= max(LEAST_PER_STEP, PER_DAY / DAY_S * step_s):
         return None
-    return Leak(candidate=growth.centre, reference=beside.centre)
+    return growth.centre, reference_growth.centre
 
 
 def _growth(samples: Samples) -> _Interval:
@@ -482,11 +411,11 @@ def _growth(samples: Samples) -> _Interval:
     half = array[array[:, 0] > array[-1:, 0] / 2.0]
     if len(half) < LEAST_SAMPLES:
         return _Interval(0.0, 0.0, 0.0)
-    marks = np.asarray([np.median(part, axis=0) for part in np.array_split(half, PARTS + 1)])
+    marks = np.asarray([np.median(piece, axis=0) for piece in np.array_split(half, PARTS + 1)])
     steps, grown = np.diff(marks, axis=0).T
     if grown.sum() < LEAST_LEAK:
         return _Interval(0.0, 0.0, 0.0)
-    from scipy.stats import theilslopes  # half a second to import, so not before it is needed
+    from scipy.stats import theilslopes  # half a second to import
 
     slopes = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
     if np.any(grown < PART_SHARE * slopes.low_slope * steps):

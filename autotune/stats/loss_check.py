@@ -1,8 +1,7 @@
 """Loss checks: rounding of number formats, comparison step by step, and comparison at equal work.
 
-Names of formats are those of JAX and its users: ``bfloat16``, ``float8_e4m3fn``, ``nanoo_fp8``,
-``float8_e4m3fn/float8_e5m2`` (forward / backward), ``bf16``, ``int8/bfloat16``. Of several the
-coarsest counts.
+Names of formats are those of JAX and its users, such as ``bf16``, ``nanoo_fp8`` and, forward /
+backward, ``float8_e4m3fn/float8_e5m2``. Of several the coarsest counts.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.stats.estimates import error_of_mean, student_quantile
-
-# ---------------------------------------------------------------------- number formats
+from autotune.stats.estimates import error_of_mean, half_width
 
 
 class Format(NamedTuple):
-    """One floating-point format."""
+    """One floating-point format, by the explicit bits of its mantissa."""
 
     name: str
     mantissa: int
-    """Explicit bits of its mantissa."""
     rounding: float
     """Relative difference of the loss that its rounding may cause at the first step."""
 
@@ -52,13 +48,9 @@ _PREFIX = {"b": "bfloat", "t": "tensorfloat", "f": "float", "c": "float"}
 
 
 def formats_of(dtype: str) -> list[Format]:
-    """The floating-point formats that a name is made of, each variant with its own mantissa.
+    """The floating-point formats that a name is made of; ValueError if it names none.
 
-    Integers of up to 8 bits beside a float round like a float of as many; wider ones are sums, and
-    exact.
-
-    Raises:
-        ValueError: If it names none that is known.
+    Integers of up to 8 bits beside a float round like a float of as many; wider ones are exact.
     """
     refusal = ValueError(
         f"a dtype must be a floating-point one, such as {', '.join(FORMATS)}, for an integer has "
@@ -101,63 +93,48 @@ def spacing_of(dtype: str) -> float:
 
 
 def is_float32(dtype: str) -> bool:
-    """Returns whether a name stands for float32 and nothing else."""
+    """Whether a name stands for float32 and nothing else."""
     return {f.name for f in formats_of(dtype)} == {"float32"}
 
-
-# ---------------------------------------------------------------------- step by step
 
 LOSS = "loss"
 GRAD_NORM = "gradient norm"
 
 
 class Mismatch(NamedTuple):
-    """The first step at which a candidate is not within tolerance of the reference."""
+    """The first step, counted from 0, at which a candidate is not within tolerance."""
 
     step: int
-    """Counted from 0."""
     quantity: str
-    """`LOSS` or `GRAD_NORM`."""
     expected: float
-    got: float | None
-    """What the candidate had there, None when its trace ends before."""
+    actual: float | None
+    """None when the candidate's trace ends before."""
     tolerance: float
-    """Largest relative difference allowed there."""
 
 
 _GRAD_NORM_FACTOR = 4.0
 MARGIN = 4.0
 """How many times the largest difference among references, which are few, a candidate may be off."""
-
 AHEAD = 2
 """References are looked at up to this many times the step.
 
 With 1, 2 to 11 % of simulated sets in another rounding were called wrong, with 2 at most 0.2 %.
 """
-
 MOST_TOLERANCE = 0.25
 """Past this, a difference is no rounding, unless references themselves were seen so far apart."""
-
 FEW_STEPS = 20
 """Steps within which rounding that no reference shows grows with the step; later with its cube.
 
 Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
 first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 """
-
 SMALL = 0.2
-"""A loss below this share of the first one may be off as one of that size is, if roundings hide.
-
-Of the same two programs 0.350 and 0.465 were seen at step 387.
-"""
-
+"""A loss below this share of the first one may be off as one of that size is, if roundings hide."""
 EQUAL_RUNS = 0.05
-"""Largest relative difference of the losses of runs that see the same data in the same order.
+"""Largest difference of losses, within `FEW_STEPS`, of runs that see the same data in one order.
 
-Within their first `FEW_STEPS` steps. On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in the
-first five steps, 4.0 % at step 27.
+On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in five steps, 4.0 % at step 27.
 """
-
 _STEEPEST = 2.0
 """Largest power of the step with which differences grow past the last step of references."""
 
@@ -170,7 +147,7 @@ class StepLoss(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """What is reported, by quantity."""
+        """By quantity."""
         if self.grad_norm is None:
             return {LOSS: self.loss}
         return {LOSS: self.loss, GRAD_NORM: self.grad_norm}
@@ -178,6 +155,9 @@ class StepLoss(NamedTuple):
 
 Trace = Mapping[int, StepLoss]
 """What one process reports by step, counted from 0 since it began."""
+Losses = Sequence[float]
+Curve = Sequence[tuple[float, float]]
+"""Losses of first steps; and of a long run, each with the steps or the work done so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,20 +165,15 @@ class LossSpread:
     """Spread of the loss between processes of the reference, by step."""
 
     steps: tuple[int, ...] = ()
-    """Steps, ascending, at which they were compared."""
     losses: tuple[float, ...] = ()
     """Largest relative difference of their losses at or before each of these steps."""
     norms: tuple[float, ...] = ()
-    """Largest relative difference of their gradient norms."""
+    """Likewise of their gradient norms."""
     is_rounded: bool = False
     """Whether one in another rounding differed; else the tolerance follows from the arithmetic."""
 
     def __post_init__(self) -> None:
-        """Refuses what no references show; a record may have been edited.
-
-        Raises:
-            ValueError: If steps do not ascend, or differences are not finite, below 0, or fall.
-        """
+        """Refuses, by a ValueError, what no references show; a record may have been edited."""
         is_valid = len(self.steps) == len(self.losses) == len(self.norms)
         is_valid &= all(a < b for a, b in itertools.pairwise((-1, *self.steps)))
         for values in (self.losses, self.norms):
@@ -217,10 +192,10 @@ class LossSpread:
         return any(loss > EQUAL_RUNS for step, loss in early if step < FEW_STEPS)
 
     def seen(self, step: int, quantity: str = LOSS) -> float:
-        """The largest relative difference among references at or before a step.
+        """The largest relative difference among references at or before a step, interpolated.
 
-        Between two steps that they told it is interpolated. Past the last one it grows on as over
-        the last half of them: at least in proportion to the step, at most with its square.
+        Past their last step it grows on as over the last half of them: at least in proportion to
+        the step, at most with its square.
         """
         values = self.losses if quantity == LOSS else self.norms
         if not values:
@@ -235,9 +210,8 @@ class LossSpread:
     def tolerance(self, step: int, *, dtype: str, quantity: str = LOSS) -> float:
         """Largest relative difference from the reference allowed at a step; always finite.
 
-        `MARGIN` times what was seen up to `AHEAD` times the step, and at least what one rounding in
-        `dtype` may cause at the first step. Where no reference in another rounding was seen, that
-        is taken to grow with the steps.
+        At least what one rounding in `dtype` may cause at the first step; where no reference in
+        another rounding was seen, that is taken to grow with the steps.
         """
         factor = _GRAD_NORM_FACTOR if quantity == GRAD_NORM else 1.0
         rounding = rounding_of(dtype) * factor
@@ -257,15 +231,7 @@ class LossSpread:
 
 
 def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> LossSpread:
-    """Spread between two processes of the reference.
-
-    Args:
-        is_rounded: The second one ran in another rounding; if it never differs, nothing was seen of
-            that.
-
-    Raises:
-        ValueError: If a loss or norm is not finite.
-    """
+    """Spread between two processes of the reference, the second perhaps in another rounding."""
     differences = []
     for step in set(first) & set(second):
         loss, norm = first[step]
@@ -279,7 +245,6 @@ def spread_between(first: Trace, second: Trace, *, is_rounded: bool = False) -> 
 
 
 def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool) -> LossSpread:
-    """A spread from steps, each with a difference of loss and one of gradient norm."""
     table = np.asarray(sorted(differences), dtype=np.float64).reshape(-1, 3)
     largest = np.maximum.accumulate(table).tolist()
     by_step = {int(step): (loss, norm) for step, loss, norm in largest}
@@ -291,7 +256,7 @@ def _spread(differences: Iterable[tuple[int, float, float]], *, is_rounded: bool
     )
 
 
-def first_steps(losses: Sequence[float], grad_norms: Sequence[float]) -> dict[int, StepLoss]:
+def first_steps(losses: Losses, grad_norms: Sequence[float]) -> dict[int, StepLoss]:
     """The trace of a process's first steps."""
     norms = itertools.chain(grad_norms, itertools.repeat(None))
     return dict(enumerate(map(StepLoss, losses, norms)))
@@ -307,16 +272,12 @@ def compare_traces(
 ) -> Mismatch | None:
     """Compares loss and gradient norm at each step of the reference; None if all are close enough.
 
-    A candidate that told less, or anything that is not finite, is wrong.
+    A candidate that told less, or anything that is not finite, is wrong; from a reference that is a
+    ValueError.
 
     Args:
-        dtype: Arithmetic of the matrix products; see `formats_of`. On NVIDIA GPUs float32 products
-            are tensorfloat32 by default.
-        spacing: By quantity, how far neighbours are apart in the format in which it is told, if
-            that is narrow.
-
-    Raises:
-        ValueError: If the reference tells something that is not finite, or `dtype` is not known.
+        dtype: Arithmetic of the matrix products; on NVIDIA GPUs tensorfloat32 for float32.
+        spacing: By quantity, how far neighbours are apart in the format in which it is told.
     """
     begins = dict[str, float]()
     for step in sorted(reference):
@@ -344,24 +305,21 @@ def relative_difference(expected: float, actual: float) -> float:
     return abs(actual - expected) / max(abs(expected), 1e-12)
 
 
-# ---------------------------------------------------------------------- at equal work
-
+Norms = tuple[Sequence[float], Sequence[float]]
+"""Global gradient norms of reference and candidate, as far as they are told."""
 SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
-
 SPREAD_MARGIN = 2.0
 """How many times the largest change between neighbouring steps losses may be off."""
-
 LEAST_POINTS = 4
 """Losses of each arm that a soak must have told for them to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparability:
-    """Result of a comparison of losses at equal work."""
+    """Result of a comparison of losses at equal work; `is_ok` is None if that cannot be told."""
 
     is_ok: bool | None
-    """Whether they agree; None if that cannot be told."""
     difference: float = 0.0
     """Relative difference of the candidate, where it is largest; above 0 its loss is higher."""
     tolerance: float = 0.0
@@ -372,22 +330,21 @@ class Comparability:
 
 
 def compare_first_steps(
-    reference: Sequence[float],
-    candidate: Sequence[float],
-    norms: tuple[Sequence[float], Sequence[float]],
+    reference: Losses,
+    candidate: Losses,
+    norms: Norms,
     *,
     work: tuple[int, int],
     least_tolerance: float,
 ) -> Comparability:
     """Holds a candidate's first losses against the reference's, wherever both have seen as much.
 
-    The first step has the same initial weights. Later a candidate with another batch has made other
-    updates, so its loss must lie in the range of the reference's between as many updates and as
-    much work, widened by the largest relative change between two of its neighbouring steps (after
-    the first step twice that), more for a smaller batch.
+    After the first step a candidate with another batch has made other updates, so its loss must lie
+    in the range of the reference's between as many updates and as much work, widened by the largest
+    relative change between two of its neighbouring steps (after the first step twice that), more
+    for a smaller batch.
 
     Args:
-        norms: Global gradient norms of both, as far as they are told.
         work: What a step of reference and candidate does.
         least_tolerance: Relative difference that arithmetic alone may make at the first step.
     """
@@ -427,18 +384,12 @@ def compare_first_steps(
     )
 
 
-def neighbour_spread(losses: Sequence[float]) -> float:
+def neighbour_spread(losses: Losses) -> float:
     """Largest relative change between neighbouring steps, as another batch may make."""
     return max((relative_difference(a, b) for a, b in itertools.pairwise(losses)), default=0.0)
 
 
-def _tell_tale(
-    reference: Sequence[float],
-    candidate: Sequence[float],
-    norms: tuple[Sequence[float], Sequence[float]],
-    *,
-    is_other_batch: bool,
-) -> str:
+def _tell_tale(reference: Losses, candidate: Losses, norms: Norms, *, is_other_batch: bool) -> str:
     """Sign of a program that only pretends to train; empty if the reference would look the same."""
     if len(candidate) > 1 and _stands_still(candidate, reference):
         return "its loss does not change from step to step, the reference's does"
@@ -457,42 +408,29 @@ def _tell_tale(
     return ""
 
 
-def _stands_still(candidate: Sequence[float], reference: Sequence[float]) -> bool:
+def _stands_still(candidate: Losses, reference: Losses) -> bool:
     """Whether a candidate's loss does not change though the reference's does."""
     return neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference)
 
 
 CURVE_TOLERANCE = 0.005
 """Share by which the mean loss of a run may miss the reference's, beside what steps scatter."""
-
 CURVE_ALPHA = 0.002
 """Share of honest runs of which the scatter of single steps may make one part look off."""
-
 CURVE_PARTS = (1, 2, 4)
 """The whole curve, its last half and its last quarter count: late faults hide in the whole."""
-
 END_PART = 8
 """The last eighth is looked at by itself: a fault within the last quarter makes that scatter."""
-
 END_SCALE = 4.0
 """Times `least_scale` below which a loss is small: honest runs are `MOST_TOLERANCE` of it apart."""
 
 
-def compare_curves(
-    reference: Sequence[tuple[int, float]],
-    candidate: Sequence[tuple[int, float]],
-    *,
-    least_scale: float,
-) -> Comparability:
+def compare_curves(reference: Curve, candidate: Curve, *, least_scale: float) -> Comparability:
     """Compares the losses of two long runs of the same work, step by step and over the whole.
 
     Rounding makes single steps differ, above and below; a program that computes something else is
-    off in the mean.
-
-    Args:
-        reference: Steps in order, and the loss there.
-        least_scale: Of what a difference is a share, at least: what is learned by heart has a loss
-            near 0, and any two runs of it differ by far.
+    off in the mean. Differences are shares of `least_scale` at least: any two runs that have
+    learned by heart differ by far.
     """
     losses = dict(candidate)
     apart = [
@@ -514,8 +452,8 @@ def compare_curves(
     for divisor in CURVE_PARTS:
         steps = apart[-(count // divisor) :]
         if len(steps) >= LEAST_POINTS:
-            scatter = student_quantile(CURVE_ALPHA, len(steps) - 1) * error_of_mean(steps)
-            differences.append((len(steps), fmean(steps), CURVE_TOLERANCE + scatter))
+            allowed = CURVE_TOLERANCE + half_width(steps, alpha=CURVE_ALPHA)
+            differences.append((len(steps), fmean(steps), allowed))
     for points, difference, allowed in differences:
         result = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
         if abs(difference) > allowed:
@@ -533,21 +471,12 @@ def _not_finite(result: Comparability) -> Comparability:
 
 
 def compare_long_runs(
-    reference: Sequence[tuple[float, float]],
-    candidate: Sequence[tuple[float, float]],
-    *,
-    tolerance: float,
-    is_same_work: bool,
+    reference: Curve, candidate: Curve, *, tolerance: float, is_same_work: bool
 ) -> Comparability:
     """Compares the losses of two long runs over the second half of the work that both have done.
 
-    Each is work done so far, and the loss there, in order and in the same unit of work.
-
-    Args:
-        tolerance: Relative difference of the mean losses that is allowed, beside scatter.
-        is_same_work: Their steps do the same, so that a loss far below the reference's is as wrong
-            as one above: with a smaller batch there are more updates in as much work, and a lower
-            loss is no fault.
+    Where steps do the same work a loss far below the reference's is as wrong as one above: only a
+    smaller batch makes more updates in as much work.
     """
     if not reference or not candidate:
         return Comparability(is_ok=None, reason="one of them reports no loss")

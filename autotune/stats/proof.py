@@ -4,14 +4,13 @@ The unit is a pair of fresh processes, for two processes differ by more than the
 spends its error over all looks that there can ever be, so going on later, up to a larger cap, is
 honest whatever was seen.
 
-Each finalist has one proof, and all finalists of a study share `ERROR`. Isolated runs of a proven
-set are a second proof, with an error of their own: only they show what an idle neighbour does
-(`python -m research.proof_rules` compares other rules).
+All finalists of a study share `ERROR`. Isolated runs of a proven set are a second proof, with an
+error of their own: only they show what an idle neighbour does (`python -m research.proof_rules`
+compares other rules).
 
 References: Lan, DeMets, Biometrika 70 (1983) (spending error over looks). Jennison, Turnbull,
-    *Group Sequential Methods*, chapters 7 (spending), 9 (repeated confidence intervals), 10
-    (stochastic curtailment) and 4.4 (Student's quantile at the nominal levels where the variance is
-    not known).
+    *Group Sequential Methods*, chapters 7 (spending), 9 (repeated intervals), 10 (stochastic
+    curtailment) and 4.4 (Student's quantile at nominal levels where the variance is not known).
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from autotune.stats.estimates import (
     DEFAULT_MIN_EFFECT,
     Estimate,
     Floats,
+    Numbers,
     Verdict,
     Walk,
     error_of_mean,
@@ -38,53 +38,31 @@ from autotune.stats.estimates import (
 
 FIRST_LOOK = 4
 """Pairs of processes before the first look: fewer tell too little of their own spread."""
-
 LEAST_PAIRS = 6
-"""Pairs of processes before a set is called faster.
+"""Pairs of processes before a set is called faster; ten processes with the isolated runs after.
 
-With the isolated runs after them these are ten of its processes at least. Of slow ones that are one
-in five, 89 % of such proofs see one (with twelve pairs 97 %; `benchmarks.truth` has both).
+Of slow ones that are one in five, 89 % of such proofs see one (`benchmarks.truth`).
 """
-
 ERROR = 0.005
 """One-sided error of all proofs of a study: so many studies without a better set name a winner."""
-
 OTHER_SIDE = 5.0
-"""How many times as often a proof may err in calling a set slower, no different or below a gain."""
-
 EQUAL_SIDES = 1.0
-"""Likewise of two variants, which call either one faster as seldom: in 0.5 % of comparisons."""
-
+"""How many times as often a proof may call a set wrongly slower; of two variants either one."""
 ISOLATED_ERROR = 0.005
-"""One-sided error of the isolated runs of one proven set."""
-
 ISOLATED_PAIRS = FIRST_LOOK
-"""Isolated runs of each arm before the first look at them."""
-
+"""One-sided error of the isolated runs of one proven set, and their number at the first look."""
 GROWTH = 2.0
 """Power of the share of the base at which error is spent: little at first, where tails are wide."""
-
 RESERVE = 0.1
 """Share of a plan's error that is kept for looks beyond its base."""
-
 STUDENT_MARGIN = 1.2
-"""By how much the looks' error may exceed its sum, for levels are normal and intervals Student's.
-
-At most 1.16 is simulated (tests/stats/test_proof.py), for errors from 0.005 to 0.1 and bases from 4
-to 60.
-"""
-
+"""By how much the looks' error may exceed its sum; at most 1.16 is simulated (test_proof.py)."""
 HOPELESS = 0.05
 """A proof ends below this chance of proving a gain, were the effect as good as it may still be."""
-
 OPTIMISM = 0.1
 """One-sided level of the effect in whose favour a set is judged: the end of an 80 % interval."""
-
 PATIENCE = 6
 """Looks at which a set may be faster while something speaks against it, before the proof ends."""
-
-_NODES = 160
-_LOWEST = -8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +72,11 @@ class ProofPlan:
     base: int
     """Pairs of processes within which most of the error is spent: the cap as it was planned."""
     error: float
-    """Chance, over all looks that can ever be, that the upper end is below the true ratio.
-
-    The lower end may miss `other_side` times as often.
-    """
+    """Chance, over all looks that can ever be, that the upper end is below the true ratio."""
     least: int = FIRST_LOOK
     """Pairs of processes before a set is called faster, or the cap if that is lower."""
     other_side: float = OTHER_SIDE
+    """How many times as often the lower end may miss."""
 
     def __post_init__(self) -> None:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
@@ -125,17 +101,12 @@ class ProofPlan:
         return self._distances(counts, self.other_side)
 
     def _distances(self, counts: Sequence[int], times: float) -> Floats:
-        from scipy.special import stdtrit  # 0.2 s to import, so not before it is needed
+        from scipy.special import stdtrit
 
         return np.asarray([-stdtrit(n - 1, self.nominal(n, times=times)) for n in counts])
 
-    def estimate(self, log_ratios: Sequence[float] | Floats) -> Estimate:
-        """Mean ratio with the interval that holds at all looks (a repeated confidence interval).
-
-        Args:
-            log_ratios: Log ratio of each fresh pair of processes, at least two; before the first
-                look nothing is excluded.
-        """
+    def estimate(self, log_ratios: Numbers) -> Estimate:
+        """Mean ratio with the interval that holds at all looks; wide open before the first one."""
         values = finite(log_ratios, least=2)
         n = len(values)
         centre = values.mean()
@@ -149,7 +120,7 @@ class ProofPlan:
             centre, low, high, level=1.0 - (1.0 + self.other_side) * self.error, count=n
         )
 
-    def verdict(self, log_ratios: Sequence[float] | Floats, *, min_effect: float) -> Verdict:
+    def verdict(self, log_ratios: Numbers, *, min_effect: float) -> Verdict:
         """What the pairs say: faster at the plan's error, else at the error of the other side."""
         estimate = self.estimate(log_ratios)
         if estimate.high < 1.0 - min_effect or estimate.low <= 0.0:
@@ -168,11 +139,11 @@ class ProofLook:
     """Whether the set is surely faster by more than the smallest effect, at the plan's error."""
     reason: str
     used: int
-    """Pairs on which that rests; later ones do not count."""
+    """Pairs on which that rests."""
 
 
 def look(
-    log_ratios: Sequence[float] | Floats,
+    log_ratios: Numbers,
     plan: ProofPlan,
     *,
     most: int,
@@ -186,12 +157,9 @@ def look(
     after it.
 
     Args:
-        log_ratios: Log ratio of each fresh pair of processes, in the order in which they were
-            planned.
-        is_clear: Given so many pairs, whether nothing but their ratios speaks against the set;
-            where something does, a proof goes on, for more pairs may clear it.
-        ends_without_gain: Whether it ends where there is surely no gain, or one can hardly be
-            proven any more.
+        log_ratios: Of fresh pairs of processes, in the order in which they were planned.
+        is_clear: Whether nothing but their ratios speaks against the set after so many pairs.
+        ends_without_gain: Whether it ends where a gain can hardly be proven any more.
     """
     values = finite(log_ratios, least=0)
     unclear = 0
@@ -239,10 +207,7 @@ def is_hopeless(
     most: int,
     min_effect: float,
 ) -> npt.NDArray[np.bool_]:
-    """Whether a gain can hardly be proven at the cap, were the effect as good as it may still be.
-
-    It is not where as many pairs again tell that there is none.
-    """
+    """Whether a gain can hardly be proven at the cap, unless as many pairs again tell of none."""
     from scipy.special import ndtr, stdtrit
 
     sd = np.maximum(sd, 1e-12)
@@ -256,11 +221,7 @@ def is_hopeless(
     is_told_soon = (abs(mean) + half < math.log1p(min_effect)) | (
         mean - half > math.log1p(min_effect)
     )
-    hopeless: npt.NDArray[np.bool_] = (chance < HOPELESS) & ~is_told_soon
-    return hopeless
-
-
-# ---------------------------------------------------------------------- levels of the looks
+    return (chance < HOPELESS) & ~is_told_soon
 
 
 def share_spent(base: int, count: int) -> float:
@@ -274,11 +235,7 @@ def share_spent(base: int, count: int) -> float:
 
 @lru_cache(maxsize=64)
 def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
-    """One-sided levels at the looks from `FIRST_LOOK` to `most` that spend just the plan's error.
-
-    A standard normal walk below the bounds so far is followed; each bound is where the error of its
-    look is spent.
-    """
+    """One-sided levels at the looks from `FIRST_LOOK` to `most` that just spend the error."""
     from scipy.optimize import brentq
     from scipy.special import ndtr
 
@@ -294,7 +251,7 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
 
         bound = float(brentq(over, 0.0, 12.0))
         levels.append(float(ndtr(-bound)))
-        walk = walk.go_on(n, _LOWEST, bound, nodes=_NODES)
+        walk = walk.go_on(n, -8.0, bound, nodes=160)
     return tuple(levels)
 
 
@@ -303,11 +260,7 @@ FIRST_SHARE = 0.9
 
 
 def allot(total: float, used: float, count: int) -> float:
-    """Share of a study's error for each of `count` more proofs; all together stay below the total.
-
-    Args:
-        used: What earlier proofs of the study were given.
-    """
+    """Share of a study's error for each of `count` proofs after those that were given `used`."""
     if used == 0.0:
         return total * FIRST_SHARE / count
     return max(0.0, total - used) / 2.0 / count
@@ -339,11 +292,8 @@ def smallest_gain(
     """The smallest gain found 9 times in 10 within a cap, to 0.1 %; None above 50 %.
 
     Beyond what the last look excludes by as many standard errors as keep that power in simulated
-    proofs (tests/stats/test_proof.py). Isolated runs are taken to spread as pairs do. Of two
-    variants, of which either may be called faster at the same error, it is the smallest difference.
-
-    Args:
-        isolated: Most isolated runs of each arm; 0 where there are none.
+    proofs (tests/stats/test_proof.py). Isolated runs, at most `isolated` of each arm, are taken to
+    spread as pairs do.
     """
     proofs = [(ProofPlan(base=most, error=allot(ERROR, 0.0, finalists)), most, min_effect)]
     if isolated:

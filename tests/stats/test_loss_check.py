@@ -38,9 +38,9 @@ def test_the_first_step_past_the_tolerance_is_named_or_the_first_that_is_missing
     norms = [3.0, 2.5, 2.2, 9.9, 9.9]
     found = there(check(norms=norms))
     assert (found.step, found.quantity) == (2, "gradient norm")
-    assert (found.expected, found.got) == (2.0, 2.2)
+    assert (found.expected, found.actual) == (2.0, 2.2)
     found = there(check(LOSSES[:3]))
-    assert (found.step, found.got) == (3, None)
+    assert (found.step, found.actual) == (3, None)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
