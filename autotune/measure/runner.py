@@ -324,11 +324,10 @@ class TaskRunner:
             against=task.settings,
             inspect=inspect,
         )
-        comparison: Comparison | None = None
         try:
             comparison = self.comparer.compare(request).comparison
         except SameProgram:
-            pass
+            return task.of_same_program()
         except WorkerFailed as error:
             return task.failed(error.failure, "the rest does not run without it")
         is_kept, reason = pays(comparison, context.spec.measure.min_effect)
@@ -341,10 +340,8 @@ class TaskRunner:
         )
 
 
-def pays(comparison: Comparison | None, min_effect: float) -> tuple[bool, str]:
-    """Whether a setting stays, and why, from what leaving it out does (None: the same program)."""
-    if comparison is None:
-        return False, "the program is the same without it"
+def pays(comparison: Comparison, min_effect: float) -> tuple[bool, str]:
+    """Whether a setting stays, and why, from what leaving it out does."""
     # Of the set without it, in two processes: no proof either.
     verdict = judge(comparison.estimate, min_effect=min_effect)
     if verdict is Verdict.SLOWER:

@@ -114,6 +114,15 @@ class AblationTask(Record):
             reason=reason,
         )
 
+    def of_same_program(self) -> AblationResult:
+        """Its record when nothing is measured."""
+        return AblationResult(
+            settings=self.settings,
+            left_out=self.left_out,
+            kept=False,
+            reason="the program is the same without it",
+        )
+
 
 class SoakTask(Record):
     """The winner alone for a while."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from autotune.model.flags import HUNG_AT, FlagSet, captures_collectives
 from autotune.model.measurement import INTERLEAVED, LOSS_NOT_CHECKED, Failure, WorkPerStep
@@ -26,7 +26,7 @@ from autotune.model.texts import text_lines
 from autotune.model.units import LARGEST_TOLD, format_interval, format_ratio
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
-from autotune.stats.estimates import Estimate, TrialFinding, Verdict, geometric_mean
+from autotune.stats.estimates import REFERENCE, Estimate, TrialFinding, Verdict, geometric_mean
 from autotune.stats.long_run import LEAST_SAMPLES
 
 RUNNING = "running"
@@ -239,6 +239,14 @@ def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
     return ("stopped" if store.of(SessionRecord) else "empty"), None
 
 
+def incumbent(results: Iterable[TrialResult]) -> Estimate:
+    """Returns the best estimate so far, or the reference's own while nothing is better."""
+    measured = [
+        r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
+    ]
+    return min([REFERENCE, *measured], key=lambda e: e.ratio)
+
+
 def format_progress(store: Store, state: str) -> str:
     """Formats the progress and best trial of a study that is running, stopped or empty."""
     results = store.of(TrialResult)
@@ -246,12 +254,9 @@ def format_progress(store: Store, state: str) -> str:
     if not results:
         reason = "no trial has ended yet" if session else "it was never started"
         return f"nothing is known yet: {reason}"
-    estimates = [
-        r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
-    ]
-    best = min(estimates, key=lambda e: e.ratio, default=None)
+    best = incumbent(results)
     so_far = "no trial shows a gain so far"
-    if best and best.ratio < 1:
+    if best.ratio < 1:
         so_far = f"the best so far has ratio {format_estimate(best)}, not yet proven"
     limit = session.asked_trials if session else store.spec.search.trials
     return f"{state} after {len(results)} of {limit} trials: {so_far}"

@@ -1,7 +1,6 @@
-"""Compares two variants of one program, A and B, as the arms of one proof.
+"""Compares two variants of one program, B as the reference of one proof and A as its candidate.
 
-B is the reference and A the candidate. So what a proof shows is the gain of going back to A, and
-its error is that of calling B slower where it is not.
+What a proof shows is the gain of going back to A; its error is to call B slower where it is not.
 """
 
 from __future__ import annotations
@@ -32,34 +31,23 @@ from autotune.stats.estimates import Estimate, Verdict
 from autotune.study.conclude import RULED_OUT
 from autotune.study.driver import begin, prove, report_on
 from autotune.study.plan import most_pairs
-from autotune.study.profile import profile_once
+from autotune.study.profile import Names, profile_once
 from autotune.study.run import StudyRun
 from autotune.study.variants import Variant
 
-TRIAL = 1
-"""Number of the trial of A, whose record has the facts of its process."""
-
-SCRIPT = "script"
-"""Option of a study: the script of a variant, where more than settings differ."""
-
-TOKENS = "tokens"
-"""Option of a study: the tokens of a step of a variant."""
-
-LEAST_EFFECT = 0.0005
-"""Share below which no difference is proven: a small slowdown is told, too."""
+TRIAL = 1  # number of the trial of A, whose record has the facts of its process
+SCRIPT = "script"  # option of a study: the script of a variant, where more than settings differ
+TOKENS = "tokens"  # option of a study: the tokens of a step of a variant
+LEAST_EFFECT = 0.0005  # share below which no difference is proven: a small slowdown is told, too
+LEAST_CHANGE = 0.01  # share by which memory or compile time must change to be told
 
 
 class Variants(NamedTuple):
-    """Both sides, as a proof knows them.
-
-    Attributes:
-        names: Of A and of B, in a sentence.
-        going_back: What makes A of B.
-    """
+    """Both sides, with their names in a sentence and the settings that make A of B."""
 
     a: Variant
     b: Variant
-    names: tuple[str, str]
+    names: Names
     going_back: FlagSet
 
 
@@ -74,18 +62,7 @@ def prepare_variants(
     time_budget: str | None = None,
     min_effect: float = LEAST_EFFECT,
 ) -> tuple[StudySpec, Variants]:
-    """Makes the study of two variants, and writes their scripts where they are needed.
-
-    Args:
-        base: Study of the program B.
-        path: The run directory, beside which scripts are written.
-        tokens: Of a step of A and of B.
-        pairs: Most pairs of processes.
-        min_effect: Difference, as a share, at which a proof ends once it is proven or excluded.
-
-    Raises:
-        StudyFileError: If the variants are equal, or the run directory is of other ones.
-    """
+    """Makes a study of B's, `base`, for two variants; writes their scripts beside `path`."""
     a_tokens, b_tokens = tokens
     b_command = list(b.command)
     options: dict[str, list[Any]] = {}
@@ -106,7 +83,7 @@ def prepare_variants(
         tokens_per_step = TOKENS
     of_a = {
         **option_sets({name: values[1] for name, values in options.items()}),
-        **{name: value for name, value in a.settings.items() if b.settings.get(name) != value},
+        **dict(a.settings.items() - b.settings.items()),
         **dict.fromkeys(b.settings.keys() - a.settings, DEFAULT),
     }
     names = (a.name or "A", b.name or "B")
@@ -144,15 +121,7 @@ def _written(variant: Variant, path: Path, letter: str) -> str:
 
 
 def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = False) -> None:
-    """Measures A against B until the proof is settled, from where an earlier session stopped.
-
-    Args:
-        profiled: Whether both are traced after that, once.
-
-    Raises:
-        LaunchError: If B does not run.
-        StudyFileError: If a variant runs on other packages than it should.
-    """
+    """Measures A against B until the proof is settled; traces both after that if `profiled`."""
     with contextlib.closing(run):
         reference = begin(run)
         variants.b.refuse_other(reference.versions.get("jaxlib"))
@@ -167,7 +136,6 @@ def _begin_stage(run: StudyRun, subject: str) -> None:
 
 
 def _trial(run: StudyRun, variants: Variants) -> TrialResult:
-    """Returns the trial of A, as recorded or measured now."""
     a, b = variants.names
     if not run.store.of(TrialResult):
         config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
@@ -181,10 +149,7 @@ def _trial(run: StudyRun, variants: Variants) -> TrialResult:
     return trial
 
 
-def _conclude(
-    run: StudyRun, reference: WorkerReport, trial: TrialResult, names: tuple[str, str]
-) -> None:
-    """Proves A against B, if A runs, and records what is concluded of B."""
+def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names: Names) -> None:
     outcome = Outcome.NOTHING_RAN
     sentence = ""
     estimate: Estimate | None = None
@@ -227,11 +192,7 @@ def format_beside(a: WorkerReport | None, b: WorkerReport) -> str:
     return text
 
 
-LEAST_CHANGE = 0.01
-"""Share by which memory or compile time must change to be told."""
-
-
-def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> tuple[Outcome, str]:
+def _answer(result: FinalistResult, back: Estimate, names: Names) -> tuple[Outcome, str]:
     """Returns what a proof says of B, given the ratio of going back to A."""
     a, b = names
     over = f"over {result.process_count} fresh pairs of processes on this machine"
@@ -259,12 +220,8 @@ def _answer(result: FinalistResult, back: Estimate, names: tuple[str, str]) -> t
 def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
     """Leaves out each setting of the reference in turn, and says which are not needed.
 
-    What is not needed stays out while the next ones are tried, and every set is compared with the
-    whole one. So the last one that is no slower is proven as it is, whatever its settings do
-    together.
-
-    Raises:
-        LaunchError: If the program does not run with all settings.
+    What is not needed stays out while the next ones are tried, and each set is compared with the
+    whole one: so the last that is no slower is proven, whatever its settings do together.
     """
     everything = run.spec.baseline
     with contextlib.closing(run):

@@ -1,9 +1,8 @@
 """The budget of a study: the time left, the time reserved for proofs, and the timetable.
 
-Proofs are reserved first. The search ends when the next trial would need reserved time, and a proof
-runs its next pair of processes only if all that must follow still fits: nothing begins that the
-budget cannot finish. A proof that ends for lack of time errs no more often than planned, for that
-depends on the clock alone; a larger budget resumes it.
+Proofs are reserved first, and nothing begins that the budget cannot finish with all that must
+follow. A proof that ends for lack of time errs no more often than planned, for that depends on the
+clock alone; a larger budget resumes it.
 """
 
 from __future__ import annotations
@@ -28,35 +27,20 @@ from autotune.model.units import format_seconds
 from autotune.rundir.store import Store
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, LEAST_PAIRS
 
-BUDGET_SHARE_FOR_PROOF = 0.5
-"""Largest share of the time after the A/A run that is reserved for more than the least proof."""
-
-GRACE = 0.05
-"""Share by which the last proof and what follows it may exceed the budget."""
-
-TRIAL_SHARE = 0.25
-"""Largest share of the search's remaining time that one trial may take."""
-
-NO_TIME = Durations()
-"""Durations where nothing is known of time, or it does not count."""
-
-LIMITED = (CONFIRM, ISOLATED, AB)
-"""Stages of proofs that the budget may end."""
+BUDGET_SHARE_FOR_PROOF = 0.5  # largest share of time that is kept for more than the least proof
+GRACE = 0.05  # share by which the last proof and what follows it may exceed the budget
+TRIAL_SHARE = 0.25  # largest share of the search's remaining time that one trial may take
+NO_TIME = Durations()  # durations where nothing is known of time, or it does not count
+LIMITED = (CONFIRM, ISOLATED, AB)  # stages of proofs that the budget may end
 
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """The time budget of a study at one moment, and its split; without one there is always time.
-
-    Attributes:
-        records: Of all sessions; only read.
-        elapsed_s: Seconds that the study has run, all sessions together.
-        lane_count: Lanes that are there now.
-    """
+    """The time budget of a study at one moment, and its split; without one there is always time."""
 
     records: Store
     elapsed_s: float
-    lane_count: int
+    lane_count: int  # at least one: lanes may be in a queue
 
     @property
     def budget_s(self) -> float:
@@ -77,42 +61,31 @@ class TimeLeft:
             return NO_TIME
         return durations_of(self.records.spec, aa_runs[0], self.records.of(ConfirmRun)) or NO_TIME
 
-    # ------------------------------------------------------------------ time left
-
     def is_used_up(self, unit_s: float, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
         """Whether `unit_s` and `kept_s` do not fit; the last proof may exceed it by `GRACE`."""
         limit_s = (1.0 + GRACE * is_last) * self.budget_s
         return self.elapsed_s + unit_s + kept_s >= limit_s
 
-    def _side_by_side(self, seconds: float) -> float:
-        """Returns the wall time of work that all lanes share."""
-        return seconds / max(1, self.lane_count)
-
     def pairs_for(self, kept_s: float, *, starts: float, share: float) -> int | None:
-        """Returns the most pairs of blocks of a task with `starts` processes; None for no limit.
-
-        The task may take `share` of the time left beside `kept_s`.
-        """
+        """Returns the most pairs of blocks in a share of the time left; None for no limit."""
         takes = self.takes
         if not takes.block_pair_s:
             return None
         free_s = self.budget_s - self.elapsed_s - kept_s
         return max(1, int((share * free_s - starts * takes.start_s) / takes.block_pair_s))
 
-    # ------------------------------------------------------------------ time for what must follow
-
     @property
     def _least_proof_s(self) -> float:
         """Seconds of the fewest pairs of processes with which a set can be proven."""
         pairs = min(LEAST_PAIRS, max(FIRST_LOOK, self.records.spec.confirm.processes))
-        return self._side_by_side(pairs * self.takes.pair_s)
+        return pairs * self.takes.pair_s / self.lane_count
 
     def kept_after(self, stage: str) -> float:
         """Returns the least seconds of what follows a piece of work of a stage."""
         takes = self.takes
         after_s = takes.soak_s
         if stage != ISOLATED:
-            after_s += self._side_by_side(takes.isolated_s)
+            after_s += takes.isolated_s / self.lane_count
         if stage not in LIMITED:
             after_s += self._least_proof_s
         return after_s
@@ -120,12 +93,13 @@ class TimeLeft:
     def allows_pair(self, stage: str, *, is_needed: bool) -> bool:
         """Returns whether one more pair of processes of a proof fits with all that must follow.
 
-        If the rest cannot fit any more, and no other set has passed (`is_needed`), finalists get
-        the time: a larger budget resumes there.
+        If the rest cannot fit, and no other set has passed (`is_needed`), finalists get the time.
         """
         if stage not in LIMITED:
             return True
-        pair_s = self.takes.isolated_s / ISOLATED_PAIRS if stage == ISOLATED else self.takes.pair_s
+        pair_s = self.takes.pair_s
+        if stage == ISOLATED:
+            pair_s = self.takes.isolated_s / ISOLATED_PAIRS
         if not self.is_used_up(pair_s, self.kept_after(stage), is_last=True):
             return True
         return stage != ISOLATED and is_needed and not self.is_used_up(pair_s)
@@ -137,8 +111,6 @@ class TimeLeft:
     def allows_ablation(self) -> bool:
         """Returns whether leaving out a setting fits before the proof of the rest."""
         return not self.is_used_up(self.takes.ablation_s, self.kept_after("minimise"))
-
-    # ------------------------------------------------------------------ the split of any session
 
     @property
     def used_s(self) -> float:
@@ -155,7 +127,7 @@ class TimeLeft:
         """Seconds that are reserved for proofs."""
         spec = self.records.spec
         takes = self.takes
-        proofs_wall_s = self._side_by_side(proofs_s(spec, takes))
+        proofs_wall_s = proofs_s(spec, takes) / self.lane_count
         wanted_s = proofs_wall_s + takes.soak_s + minimising_s(spec, takes)
         limit_s = BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s)
         return max(self.least_s, min(wanted_s, limit_s))
@@ -176,9 +148,9 @@ class TimeLeft:
 
     @property
     def trials(self) -> int:
-        """Trials that fit beside `reserved_s`, at most the requested ones, in a budget."""
+        """Requested trials that fit beside `reserved_s`."""
         search_s = max(0.0, self.budget_s - self.used_s - self.reserved_s)
-        fitting = int(search_s / self.takes.trial_s) * max(1, self.lane_count)
+        fitting = int(search_s / self.takes.trial_s) * self.lane_count
         return min(self.records.spec.search.trials, fitting)
 
     @property

@@ -24,18 +24,14 @@ from autotune.stats.proof import unseen_share
 from autotune.study.plan import Conclude
 from autotune.study.run import StudyRun
 
-RULED_OUT = 0.02
-"""A study without a winner is inconclusive if it does not rule out larger gains than this share."""
+RULED_OUT = 0.02  # larger gains are ruled out, or a study without a winner is inconclusive
 
 
 def conclude(run: StudyRun, end: Conclude) -> None:
     """Records the study's conclusion."""
-    run.conclude(**_fields(run, end))
-
-
-def _fields(run: StudyRun, end: Conclude) -> dict[str, object]:
     if end.winner:
-        return _of_winner(run, end, end.winner)
+        _conclude_winner(run, end, end.winner)
+        return
     results = run.store.of(TrialResult)
     needed_s = run.time.elapsed_s + run.time.least_s if end.unproven else None
     if not results:
@@ -58,17 +54,16 @@ def _fields(run: StudyRun, end: Conclude) -> dict[str, object]:
     if against := [s for s in soaks if s.failure or s.unsettled]:
         smallest = min(against, key=lambda s: len(s.settings))
         sentence += f"; {smallest.settings} was faster but {format_soak(smallest)}"
-    return {"outcome": outcome, "sentence": sentence, "needed_s": needed_s}
+    run.conclude(outcome=outcome, sentence=sentence, needed_s=needed_s)
 
 
-def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str, object]:
+def _conclude_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> None:
     confirm = run.spec.confirm
     figures = run.store.of(AaRecord)[-1].comparison
     estimate = end.report.estimate
     assert estimate is not None
     soaks = [s for s in run.store.of(SoakRecord) if s.settings == proven.settings]
     runs = [r for r in run.store.of(ConfirmRun) if r.settings == proven.settings]
-    count = sum(r.log_ratio is not None for r in runs)
     quantity = time_of(proven.work)
     step_s = None if proven.work else figures.reference_step_s
     sentence = (
@@ -85,18 +80,19 @@ def _of_winner(run: StudyRun, end: Conclude, proven: FinalistResult) -> dict[str
         sentence += (
             f"; this is run {earlier + 1} of the same study here, and each may name a false winner"
         )
+    count = sum(r.log_ratio is not None for r in runs)
     share = format_share(unseen_share(count))
     sentence += f"; its {count} processes do not rule out that up to {share} of processes are slow"
     for text in _objections(run.store, end.objections):
         sentence += f"; {text}"
-    return {
-        "outcome": Outcome.WINNER,
-        "sentence": sentence,
-        "settings": proven.settings,
-        "trial": proven.trial,
-        "estimate": estimate,
-        "soaked_s": soaks[-1].steps_s if soaks and confirm.soak else None,
-    }
+    run.conclude(
+        outcome=Outcome.WINNER,
+        sentence=sentence,
+        settings=proven.settings,
+        trial=proven.trial,
+        estimate=estimate,
+        soaked_s=soaks[-1].steps_s if soaks and confirm.soak else None,
+    )
 
 
 def _refused(store: Store, end: Conclude) -> dict[FlagSet, Objection]:
@@ -106,7 +102,6 @@ def _refused(store: Store, end: Conclude) -> dict[FlagSet, Objection]:
 
 
 def _objections(store: Store, refused: Mapping[FlagSet, Objection]) -> list[str]:
-    """Formats what speaks against sets that looked faster."""
     finalists = store.of(FinalistResult)
     gains = {f.settings: format_gain(f.estimate.ratio) for f in finalists if f.estimate}
     return [

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.measure.context import refuse_untold_work
-from autotune.measure.runner import pays
 from autotune.measure.tasks import AblationTask, PendingTask
 from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
@@ -17,7 +16,6 @@ from autotune.model.measurement import WorkerReport
 from autotune.model.proofs import Report, report_of
 from autotune.model.records import (
     AaRecord,
-    AblationResult,
     Callbacks,
     ConclusionRecord,
     ConfirmRun,
@@ -40,14 +38,7 @@ End = TypeVar("End")
 
 
 def run_study(run: StudyRun, *, profiled: bool = False) -> ConclusionRecord:
-    """Runs a study to its conclusion, or goes on with it.
-
-    Args:
-        profiled: Whether its reference and its winner are traced after that, once.
-
-    Raises:
-        AutotuneError: If it cannot start or go on; its records stay.
-    """
+    """Runs a study to its conclusion, or goes on with it; then traces its winner if `profiled`."""
     with contextlib.closing(run):
         begin(run)
         with contextlib.closing(StudyScreener(run)) as screener:
@@ -79,13 +70,7 @@ def begin(run: StudyRun) -> WorkerReport:
 def prove(
     run: StudyRun, settings: FlagSet, *, stage: str, trial: int = 0, count: int = 1
 ) -> FinalistResult:
-    """Proves one set in fresh pairs of processes; goes on from its recorded pairs.
-
-    Args:
-        stage: Name of the runs in the records; runs of another stage are never used.
-        trial: Number of the trial that had the set first; 0 where there is none.
-        count: Proofs, with this one, that share the error which those before it left.
-    """
+    """Proves one set of `count` that share the error which is left; goes on from recorded pairs."""
     return _do(run, lambda plan: plan.prove(stage, settings, trial, count))
 
 
@@ -128,12 +113,7 @@ def _begin(run: StudyRun, step: Step, trials: Trials | None) -> Tasks:
             if detail:
                 run.begin_stage(stage, detail)
             if trials and isinstance(task, AblationTask) and trials.is_same_program(task):
-                stays, reason = pays(None, run.spec.measure.min_effect)
-                run.lanes.record(
-                    AblationResult(
-                        settings=task.settings, left_out=task.left_out, kept=stays, reason=reason
-                    )
-                )
+                run.lanes.record(task.of_same_program())
             else:
                 yield PendingTask(task, folder, name)
         case _:
@@ -151,13 +131,7 @@ def new_run(
     setup: Setup | None = None,
     **session: Any,
 ) -> StudyRun:
-    """Creates the session of a study without starting or writing anything; see `StudyRun`.
-
-    Args:
-        path: The run directory, created or resumed.
-        watch: Counts the study's time; the view may show it.
-        setup: Default: of the build that a probe finds.
-    """
+    """Creates the session of a study without starting or writing anything; see `StudyRun`."""
     return StudyRun(
         spec=spec,
         view=view,

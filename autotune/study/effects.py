@@ -23,16 +23,11 @@ from autotune.search.sampler import NUMBER_KEY, SD_KEY, USUAL_SD, AdditiveFlagSa
 from autotune.search.space import Codes
 from autotune.study.samplers import Points
 
-LIKELY_PAIR = 0.05
-"""Least probability of an interaction for which a pair of settings is recorded."""
+LIKELY_PAIR = 0.05  # least probability of an interaction that is recorded
 
 
 class StudyEffects:
-    """The model fitted to all trials of a study.
-
-    Args:
-        least: Share that each setting of the best set must gain.
-    """
+    """The model fitted to all trials; each setting of the best set must gain the share `least`."""
 
     def __init__(
         self,
@@ -82,11 +77,7 @@ class StudyEffects:
         )
 
     def _expected(self, codes: Codes, trial: FrozenTrial) -> float:
-        """Returns the ratio of a trial's set by the model and by the trial itself.
-
-        Trials scatter about the model by more than their own errors tell, as processes and sets
-        differ; half of that counts as the set's.
-        """
+        """Returns a trial's ratio by model and trial; half of their scatter counts as the set's."""
         model = self._effects.model
         mean = model.mean.total(codes)
         error = trial.user_attrs.get(SD_KEY, USUAL_SD)
@@ -124,8 +115,8 @@ def _figures(change: Change) -> dict[str, float]:
 
 
 def _is_clear(trial: FrozenTrial) -> bool:
-    """Returns whether the interval of a trial is all faster or all slower."""
-    return SD_KEY in trial.user_attrs and abs(trial.value or 0.0) > 1.96 * trial.user_attrs[SD_KEY]
+    error: float = trial.user_attrs.get(SD_KEY, math.inf)
+    return abs(trial.value or 0.0) > 1.96 * error
 
 
 def _natural(tried: tuple[str, int]) -> tuple[int, int, str]:

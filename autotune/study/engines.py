@@ -29,8 +29,7 @@ from autotune.study import preflight
 from autotune.study.run import MakeEngine, StudyRun
 from autotune.workers.srun import SRUN_VARIABLE
 
-HIGHEST_STEP = 0xFFFFFFF0
-"""First of the step numbers that SLURM uses itself, for the batch script and interactive shells."""
+HIGHEST_STEP = 0xFFFFFFF0  # first of SLURM's own steps, of scripts and interactive shells
 
 _ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
@@ -46,16 +45,7 @@ def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
 def choose_engine(
     spec: StudySpec, groups: Sequence[Sequence[str]], *, scheduler: str | None = None
 ) -> MakeEngine | None:
-    """Chooses the engine by command line and SLURM job; None is this process alone.
-
-    Args:
-        scheduler: Address or file of a Dask cluster, or an `Engine` by MODULE:CLASS.
-
-    Raises:
-        StudyFileError: If trials of several nodes are given devices of one machine, lanes are named
-            in two ways, or the scheduler is none of these.
-        LaunchError: If this machine does not have those devices.
-    """
+    """Chooses the engine by command line and SLURM job; None is this process alone."""
     if scheduler is not None:
         if groups:
             raise StudyFileError(
@@ -109,7 +99,6 @@ def _nodes_of_job() -> tuple[str, ...]:
 
 
 def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
-    """Refuses what a Dask cluster cannot do, before a run directory is created."""
     # The file may be about to be written.
     is_file = scheduler.endswith(".json") and Path(scheduler).parent.is_dir()
     if not is_file and not _ADDRESS.fullmatch(scheduler):
@@ -133,7 +122,8 @@ def _refuse_for_dask(spec: StudySpec, scheduler: str) -> None:
 
 def _on_dask(run: StudyRun, scheduler: str) -> Engine:
     """Makes a lane of each worker of the cluster; workers need not see the run directory."""
-    from autotune.cluster.dask_engine import DaskEngine  # no other study needs Dask to be installed
+    # No other study needs Dask to be installed.
+    from autotune.cluster.dask_engine import DaskEngine
 
     study = study_message(run.spec, study_dir=run.store.study_dir, run=None)
     engine = DaskEngine(study, scheduler, holds_gpus=run.spec.device.platform == "cuda")
@@ -142,7 +132,6 @@ def _on_dask(run: StudyRun, scheduler: str) -> Engine:
 
 
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
-    """Places a lane on each node or, if a trial spans several, on each group of nodes."""
     device = run.spec.device
     size = device.node_count
     try:

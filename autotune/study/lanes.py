@@ -1,8 +1,7 @@
 """The driver's side of lanes: gives them tasks, records their results, and counts device-hours.
 
-Only the driver decides and writes. The task of a lost lane goes to another lane, and later messages
-of the lost one are ignored. So no task is recorded twice and none is left out, whichever process
-dies.
+The task of a lost lane goes to another, and later messages of the lost one are ignored: so no task
+is recorded twice and none is left out, whichever process dies.
 """
 
 from __future__ import annotations
@@ -42,18 +41,11 @@ from autotune.model.records import (
 from autotune.model.stop import check_stop
 from autotune.rundir.store import Store
 
-MOST_LOST = 3
-"""Lanes that may be lost over one task, which may be what kills them, before it has failed."""
-
+MOST_LOST = 3  # lanes lost over one task, which may kill them, before it has failed
 LISTEN_S = 1.0
-SILENT_S = 60.0
-"""Time without a message after which a busy lane is given up; lanes send signs of life."""
-
-WRITE_EVERY_S = 60.0
-"""Time between ledger records: the most that a killed driver leaves uncounted."""
-
-MUST_AGREE = ("jax", "jaxlib")
-"""Packages whose versions must be equal on all lanes, and in all sessions."""
+SILENT_S = 60.0  # after this time without a sign of life a busy lane is given up
+WRITE_EVERY_S = 60.0  # between ledger records: the most that a killed driver leaves uncounted
+MUST_AGREE = ("jax", "jaxlib")  # packages of equal versions on all lanes and in all sessions
 
 
 @dataclass(slots=True)
@@ -68,19 +60,14 @@ class _Lane:
     pending: PendingTask | None = None
 
 
-Tasks = Iterator[PendingTask | None]
-"""Gives the next task, or None if there is none now; it is asked again after each result."""
+Tasks = Iterator[PendingTask | None]  # None if there is none now: asked again after each result
 
 
 class Lanes:
-    """All lanes of one session; `runtime` selects the settings that are read at run time.
-
-    Attributes:
-        engine: Set before the first use.
-        phase: Shows what a lane is doing.
-    """
+    """All lanes of one session; `runtime` selects the settings that are read at run time."""
 
     engine: Engine
+    """Set before the first use."""
 
     def __init__(
         self, store: Store, view: Callbacks, runtime: Callable[[FlagSet], FlagSet]
@@ -99,8 +86,6 @@ class Lanes:
         self._written_s = self._counted_s
         self._written_lanes: tuple[str, ...] = ()
         self.phase = view.phase
-
-    # ------------------------------------------------------------------ for stages
 
     def first_aa_run(self) -> AaRecord:
         """Returns the first A/A run of a lane; LaunchError if the reference runs on none."""
@@ -158,10 +143,7 @@ class Lanes:
         return any(x.pending for x in self._lanes.values())
 
     def _count(self, *, is_last: bool = False) -> None:
-        """Adds the time of all devices, busy or idle, since the last call, and records it at times.
-
-        A record is written if the last one is old, or lanes have come or gone.
-        """
+        """Adds the time of all devices; records it if the last record is old, or lanes changed."""
         now_s = self._store.watch.total_s
         lanes = tuple(filter(None, self.names))
         devices = sum(x.devices for x in self._lanes.values())
@@ -171,8 +153,6 @@ class Lanes:
             self._store.append(LedgerRecord(device_s=round(self._device_s, 3), lanes=lanes))
             self._written_lanes = lanes
             self._written_s = now_s
-
-    # ------------------------------------------------------------------ giving
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending = pending
@@ -198,8 +178,6 @@ class Lanes:
         self.engine.begin(
             lane.name, {"type": "task", "assignment": assignment.model_dump(mode="json")}
         )
-
-    # ------------------------------------------------------------------ hearing
 
     def _listen(self) -> None:
         """Begins A/A runs, waits up to `LISTEN_S` for messages of lanes, and handles them."""
@@ -343,8 +321,6 @@ class Lanes:
         if not self._lanes:
             raise StoppedError(why) if is_stopped else LaunchError(why)
 
-    # ------------------------------------------------------------------ progress of a lane
-
     def pair(
         self, folder: Path, pair: Pair, work: WorkPerStep | None = None, lane: str = ""
     ) -> None:
@@ -369,9 +345,6 @@ class Lanes:
     def incident(self, what: str, lane: str = "") -> None:
         """Records an incident."""
         self._store.append(IncidentRecord(what=what[:500], by=lane or None))
-
-
-# ---------------------------------------------------------------------- who may measure one study
 
 
 def refuse_strangers(aa_run: AaRecord, others: Iterable[AaRecord]) -> None:

@@ -81,8 +81,9 @@ class LineView:
             case AaRecord():
                 if self._provable is None:  # of the study's workload
                     self._provable = record.provable
+                lane = f"lane {record.by}: " if record.by else ""
                 for text in format_aa_run(record, record.power):
-                    self.line(f"lane {record.by}: {text}" if record.by else text)
+                    self.line(f"{lane}{text}")
             case TrialResult():
                 lane = f"trial {record.number} on lane {record.by}: " if record.by else ""
                 finding = record.finding_at(min_effect=self._min_effect, provable=self._provable)
@@ -97,7 +98,7 @@ class LineView:
                     ratio = f"ratio {format_ratio(math.exp(record.log_ratio))}"
                 self.line(f"  {trial}fresh pair {record.repeat + 1}: {ratio}")
             case FinalistResult():
-                trial = f" trial {record.trial}" if record.trial else ""  # a recheck is of no trial
+                trial = f" trial {record.trial}" if record.trial else ""
                 self.line(f"  {record.stage}{trial}: {format_finalist(record)}")
             case AblationResult():
                 self.line(f"  {format_ablation(record)}")

@@ -1,10 +1,8 @@
 """Decides a study's next step from its records, the time left and the tasks in hand, without I/O.
 
-A study that was killed, or has more trials or time than before, goes on by the same call. The best
-of many noisy estimates is biased, so the search's own figures decide only which sets are proven. A
-set is proven in fresh pairs of processes by a sequential test whose plan, with the error that all
-looks share, is recorded before the first pair. The rule of one proof is
-`autotune.model.proofs.standing`.
+A study that is resumed goes on by the same call. The best of many noisy estimates is biased, so the
+search only decides which sets are proven, in fresh pairs of processes by a sequential test whose
+plan is recorded before the first pair. The rule of one proof is `autotune.model.proofs.standing`.
 """
 
 from __future__ import annotations
@@ -72,27 +70,16 @@ from autotune.study.budget import TRIAL_SHARE, TimeLeft
 STAGES = ("probe", "A/A run", "screen", "search", "minimise", "confirm", "soak", "conclude")
 """In order, by their names in docs/study.md."""
 
-LEAST_GROUP = 2
-"""Fewest settings that are left out together rather than in turn."""
-
-ENOUGH_TO_TELL = 12
-"""Trials that are needed for the search to end with the best expected set."""
-
-
-# ---------------------------------------------------------------------- steps
+LEAST_GROUP = 2  # fewest settings that are left out together rather than in turn
+ENOUGH_TO_TELL = 12  # trials that the search needs to end with the best expected set
 
 
 class TryNext(NamedTuple):
-    """Try the sampler's next set as trial `number`.
-
-    Attributes:
-        is_last: Whether the best expected set is tried.
-        most: Pairs of blocks for which there is time; None for no limit.
-    """
+    """Try the next set, as last the best expected one; `block_pairs` is None without a limit."""
 
     number: int
     is_last: bool
-    most: int | None
+    block_pairs: int | None
 
 
 class EndSearch(NamedTuple):
@@ -102,11 +89,7 @@ class EndSearch(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Give a task to a lane.
-
-    Attributes:
-        detail: Shown as the stage begins; empty where the caller has shown it.
-    """
+    """Give a task to a lane; `detail` is shown as its stage begins, if the caller did not do so."""
 
     task: AnyTask
     folder: tuple[str, ...]
@@ -129,14 +112,7 @@ Step = TryNext | EndSearch | Give | Write | Wait
 
 
 class Conclude(NamedTuple):
-    """The study ends.
-
-    Attributes:
-        winner: The proof of the winner; None if there is none.
-        report: What is reported of the winner.
-        objections: What speaks against sets that looked faster.
-        unproven: The best trial whose set is not proven because the budget left no time for it.
-    """
+    """The study ends; `unproven` is the best trial for whose proof the budget left no time."""
 
     winner: FinalistResult | None = None
     report: Report = Report()
@@ -149,10 +125,6 @@ class Plan:
 
     Sets are proven one after the other, best first, each in fresh pairs of processes until its
     sequential test is settled. Once one is proven, only sets that look better than it go on.
-
-    Args:
-        clock: The time left now, and the records of all sessions; only read.
-        in_hand: Tasks that lanes are doing.
     """
 
     def __init__(self, clock: TimeLeft, in_hand: Sequence[AnyTask] = ()) -> None:
@@ -165,23 +137,22 @@ class Plan:
         self._runs = self._records.of(ConfirmRun)
         self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
         self._objections: dict[FlagSet, Objection] = {}
-        # The end of a search of as many trials and as much time as are asked for now.
-        self._end: SearchEnd | None = None
-        end = self._records.last(SearchEnd)
+        self._end = self._records.last(SearchEnd)
         search = self._study.search
-        if end and (end.asked, end.budget_s) == (search.trials, search.time_budget):
-            self._end = end
+        size = (search.trials, search.time_budget)
+        if self._end and (self._end.asked, self._end.budget_s) != size:
+            self._end = None  # of a search of other size
 
     def next_step(self) -> Step | Conclude:
         """Returns the next step of a study that searches."""
         if self._end and self._end.trials == len(self._results):
             return next(step for step in self._steps() if step)
+        clock = self._clock
         kept_s = 0.0  # where no proof fits, the search names the best set so far
-        if self._clock.is_enough:
-            if self._end is None:
-                kept_s = self._clock.still_kept_s
-            elif self._clock.allows_proof():  # of one more set, where those before named no winner
-                kept_s = self._clock.least_s
+        if clock.is_enough and self._end is None:
+            kept_s = clock.still_kept_s
+        elif clock.is_enough and clock.allows_proof():
+            kept_s = clock.least_s
         return self._search(kept_s)
 
     def _steps(self) -> Iterator[Step | Conclude | None]:
@@ -206,8 +177,6 @@ class Plan:
             unproven = self._unproven
         yield Conclude(objections=self._objections, unproven=unproven)
 
-    # ------------------------------------------------------------------ the search
-
     def _search(self, kept_s: float) -> Step:
         count = len(self._results)
         trial_s = longer_trial_s(self._clock.takes.trial_s, self._results)
@@ -228,7 +197,7 @@ class Plan:
         return self._failing_set(kept_s) or TryNext(
             number=_first_free(numbers, 1),
             is_last=is_last and count >= ENOUGH_TO_TELL,
-            most=self._clock.pairs_for(kept_s, starts=1, share=TRIAL_SHARE),
+            block_pairs=self._clock.pairs_for(kept_s, starts=1, share=TRIAL_SHARE),
         )
 
     def _failing_set(self, kept_s: float) -> Give | None:
@@ -249,16 +218,12 @@ class Plan:
             return Give(task, ("failing", number), f"failing-{number}")
         return None
 
-    # ------------------------------------------------------------------ finalists
-
     @functools.cached_property
     def _plans(self) -> dict[int, ProofRecord]:
-        """The plans of the finalists' proofs, by the number of the trial."""
         return {p.trial: p for p in self._records.of(ProofRecord) if p.stage == CONFIRM}
 
     @functools.cached_property
     def _since_search(self) -> Sequence[AnyRecord]:
-        """Records after the end of the last search."""
         records = self._records.records()
         begins = [at + 1 for at, record in enumerate(records) if isinstance(record, SearchEnd)]
         return records[max(begins, default=0) :]
@@ -274,12 +239,7 @@ class Plan:
     def _next_finalist(
         self, chosen: Sequence[TrialResult], *, has_winner: bool = False
     ) -> Step | None:
-        """Returns a step that makes the best trial without a proof minimal, or plans its proof.
-
-        Args:
-            chosen: Trials worth a proof, best first.
-            has_winner: Whether a set that passed its proof may win, so that no worse one is proven.
-        """
+        """Makes the best unproven trial minimal or plans its proof, unless a better one may win."""
         count = sum(t.number not in self._plans for t in chosen)
         for trial in chosen:
             plan = self._plans.get(trial.number)
@@ -308,15 +268,12 @@ class Plan:
                 return trial
         return next((r for r in self._results if r.number in unfinished), None)
 
-    # ------------------------------------------------------------------ minimal sets
-
     def _minimal(self, settings: FlagSet) -> FlagSet | Step:
         """Returns a set without the settings that do not pay, or the step that measures one.
 
-        Settings of no expected use are left out first, together, by one measurement. If they pay
-        after all, or nothing is expected, each setting in turn is measured against the set without
-        it. A setting stays if leaving it out is measurably slower or, where that is not resolved,
-        slower by the estimate: what is dropped by mistake is lost.
+        Settings of no expected use are left out together first. If they pay after all, each setting
+        in turn is measured against the set without it. It stays if leaving it out is measurably
+        slower or, if unresolved, slower by the estimate: what is dropped by mistake is lost.
         """
         if not self._study.confirm.minimise or len(settings) < 2:
             return settings
@@ -367,12 +324,10 @@ class Plan:
         name = f"{settings.digest}-without-{label}"[:120]
         return Give(task, ("minimise", name), name, "minimise", detail)
 
-    # ------------------------------------------------------------------ proven and soaked
-
     def alone(self, proven: FinalistResult) -> Step | FinalistResult | None:
         """Returns the proof of a proven set in isolated runs, or its next step; None if not due."""
-        count = self._study.confirm.isolated
-        if is_alone_due(proven, self._records.last(AaRecord), self._runs, allowed=count):
+        aa_run = self._records.last(AaRecord)
+        if is_alone_due(proven, aa_run, self._runs, allowed=self._study.confirm.isolated):
             return self.prove(ISOLATED, proven.settings, proven.trial)
         return None
 
@@ -430,10 +385,7 @@ class Plan:
         )
         return Give(task, ("soak", name), name, "soak", detail)
 
-    # ------------------------------------------------------------------ proofs
-
     def _standing(self, plan: ProofRecord) -> Standing:
-        """Returns the proof's verdict so far, and whether it is over."""
         runs = [r for r in self._runs if (r.stage, r.settings) == (plan.stage, plan.settings)]
         cap = most_pairs(self._study, plan.stage)
         standings = _STANDINGS.setdefault(self._records, {})
@@ -475,7 +427,8 @@ class Plan:
     def _pair(self, plan: ProofRecord, repeat: int) -> Give:
         stage = plan.stage
         settings = plan.settings
-        noise = self._records.of(AaRecord)[0].noise  # of the first lane: the same in every session
+        # Of the first lane: the same in every session.
+        noise = self._records.of(AaRecord)[0].noise
         pairs = proof_size(noise, starts=self._study.block_sizes.starts)
         task = PairTask(
             stage=stage, settings=settings, trial=plan.trial, repeat=repeat, pairs=pairs
@@ -503,12 +456,12 @@ class Plan:
         if stage == ISOLATED:
             plan = alone_plan(cap)
         else:
-            used = sum(p.error for p in self._records.of(ProofRecord) if p.stage == stage)
-            recent = [
-                r for r in self._since_search if isinstance(r, ProofRecord) and r.stage == stage
-            ]
+            errors = [p.error for p in self._records.of(ProofRecord) if p.stage == stage]
+            used = sum(errors)
+            since = [r for r in self._since_search if isinstance(r, ProofRecord)]
+            recent = [p.error for p in since if p.stage == stage]
             # That of the proofs since the last search, if there is so much left.
-            share = allot(ERROR, used - sum(p.error for p in recent), len(recent) + count)
+            share = allot(ERROR, used - sum(recent), len(recent) + count)
             if used + count * share > ERROR:
                 share = allot(ERROR, used, count)
             plan = ProofPlan(
@@ -521,7 +474,6 @@ class Plan:
 
 
 def _first_free(numbers: Container[int], start: int) -> int:
-    """Returns the least number from `start` on that is not among some."""
     return next(n for n in itertools.count(start) if n not in numbers)
 
 
@@ -544,17 +496,11 @@ def worth_proving(
 ) -> list[TrialResult]:
     """Returns the best `count` trials whose intervals allow a gain of `min_effect`, best first.
 
-    A trial is one pair of processes, and where processes differ by as much as a gain, one set in
-    eight that gains 2 % does not look promising after it. So an interval that only allows a gain is
-    enough.
-
-    The best expected set comes first, unless its own trial was surely slower than the fastest one,
-    and the others by what is expected of them, so that no lucky trial takes the place of a better
-    set. Of trials that differ only in settings of no expected use one is taken, and of trials of
-    such settings alone those that were faster.
-
-    Args:
-        effects: Estimates from all trials; None where none of them is a point of the space.
+    Where processes differ by as much as a gain, one set in eight that gains 2 % does not look
+    promising after its trial, so an interval that only allows a gain is enough. The best expected
+    set comes first, unless it was surely slower than the fastest one, then the others as expected,
+    so that no lucky trial takes the place of a better set. Of trials that differ only in settings
+    of no expected use one is taken, and of trials of such settings alone those that were faster.
     """
     bound = 1.0 - min_effect
     hopeful = [
@@ -581,9 +527,7 @@ def worth_proving(
     return list(different.values())[:count]
 
 
-_STANDINGS: WeakKeyDictionary[Store, dict[tuple[str, FlagSet, int, int], Standing]] = (
-    WeakKeyDictionary()
-)
+_STANDINGS: WeakKeyDictionary[Store, dict[object, Standing]] = WeakKeyDictionary()
 """Standings that were computed, by stage, set, number of pairs and the most of them."""
 
 

@@ -33,19 +33,15 @@ from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher
 from autotune.workers.srun import SrunLauncher
 
-RECIPE = "recipe "
-"""Start of the origin of a set that is a published recipe."""
+RECIPE = "recipe "  # start of the origin of a set that is a published recipe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What a session is set up with; by itself, to measure given sets without a search.
-
-    Attributes:
-        first: Sets to try before the sampler proposes, each with its origin.
-    """
+    """What a session is set up with; by itself, to measure given sets without a search."""
 
     first: NamedSets = ()
+    """Sets to try before the sampler proposes, each with its origin."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""
@@ -62,30 +58,31 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight(Setup):
-    """The setup of a study that was checked against the installed build.
-
-    Attributes:
-        known: Settings of the installed build.
-        python: Interpreter of that build, under which the study's program runs.
-    """
+    """The setup of a study that was checked against the build of an interpreter."""
 
     spec: StudySpec
-    known: KnownSettings
+    installed: KnownSettings
     python: str
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
         """See `Setup`; unknown settings count as read at run time."""
         return FlagSet(
-            {n: v for n, v in settings.items() if self.known[n].entry.stage is not Stage.PROGRAM}
+            {
+                n: v
+                for n, v in settings.items()
+                if self.installed[n].entry.stage is not Stage.PROGRAM
+            }
         )
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Builds the search space; StudyFileError if the reference ran on another build."""
-        refuse_other_build(self.known.build.jaxlib, self.python, self.spec, facts)
-        return space_here(self.spec, self.known, facts)
+        refuse_other_build(self.installed.build.jaxlib, self.python, self.spec, facts)
+        return space_here(self.spec, self.installed, facts)
 
 
-def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | None) -> SearchSpace:
+def space_here(
+    spec: StudySpec, installed: KnownSettings, facts: WorkloadFacts | None
+) -> SearchSpace:
     """Builds the space of a study on the machines that its reference ran on, or that it names."""
     ran = facts if isinstance(facts, WorkerReport) else None
     machines: dict[Scope, bool] = {}
@@ -95,28 +92,21 @@ def space_here(spec: StudySpec, known: KnownSettings, facts: WorkloadFacts | Non
             # A command on one node may start processes elsewhere.
             is_open = spec.workload.command is not None and spec.device.node_count == 1
             machines = target.scopes(None if is_open else topology)
-            known = KnownSettings(known.build, target.name)
+            installed = KnownSettings(installed.build, target.name)
     if ran and ran.infiniband_ports is not None:
         machines[Scope.INFINIBAND] = ran.infiniband_ports > 0
     if ran and ran.cloud_networks is not None:
         for network in (Scope.EFA, Scope.GVNIC):
             machines[network] = network in ran.cloud_networks
-    space = build_space(spec, known, facts, machines=machines)
+    space = build_space(spec, installed, facts, machines=machines)
     mesh = spec.workload.mesh or {}
     is_mixture = spec.workload.entry == "moe" or mesh.get("expert", 1) > 1
     place = Here(gpus=spec.device.count or 0, experts=is_mixture)
-    return with_published(space, known, machines, place)
+    return with_published(space, installed, machines, place)
 
 
 def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Note) -> Preflight:
-    """Probes the build, checks all settings that the study names, and collects its first sets.
-
-    Raises:
-        SettingError: If the study names settings that the installed build refuses; the message
-            lists them all.
-        StudyFileError: If there is no such sampler, or the storage cannot be opened.
-        LaunchError: If the installed build cannot be probed.
-    """
+    """Probes the build, checks all settings that the study names, and collects its first sets."""
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
@@ -136,10 +126,11 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Note
         for finding in nccl_file_findings(caller_environment()):
             note(finding.problem)
     first_sets = _first_sets(spec, installed, note)
-    space_here(spec, installed, None)  # finds an unknown group before the reference runs
+    # An unknown group, or a mistyped URL, is found before the reference runs.
+    space_here(spec, installed, None)
     if storage is not None:
-        open_study(spec, storage)  # finds a mistyped URL before it, too
-    return Preflight(spec=spec, known=installed, python=python, first=first_sets)
+        open_study(spec, storage)
+    return Preflight(spec=spec, installed=installed, python=python, first=first_sets)
 
 
 def known_settings(spec: StudySpec, python: str) -> KnownSettings:
@@ -148,17 +139,7 @@ def known_settings(spec: StudySpec, python: str) -> KnownSettings:
 
 
 def make_launcher(spec: StudySpec, study_dir: str, devices: Sequence[str] = ()) -> Launcher:
-    """Creates the launcher of a study; tests replace this function by a simulated machine.
-
-    Args:
-        devices: Devices to which this process and its workers are restricted; empty for no
-            restriction.
-
-    Raises:
-        LaunchError: If its trials span several nodes and there are none, or the machine does not
-            have those devices.
-        StudyFileError: If its `workload.launcher` is no launcher.
-    """
+    """Creates a study's launcher, restricted to devices; tests put a simulated machine here."""
     if devices:
         restrict_devices(spec.device.platform, devices)
     kind: type[LocalLauncher] = LocalLauncher
@@ -178,7 +159,6 @@ def refuse_missing_secrets(spec: StudySpec, *, source: str) -> None:
 
 
 def _refuse(spec: StudySpec, known: KnownSettings) -> None:
-    """Refuses every setting that the build refuses."""
     places = [("baseline", spec.baseline)]
     places += [(f"search.first `{s.name}`", s.settings) for s in spec.search.first]
     problems = ""
@@ -208,23 +188,9 @@ def _first_sets(spec: StudySpec, known: KnownSettings, note: Note) -> NamedSets:
     return [pair for pair in sets if pair[1]]
 
 
-# ---------------------------------------------------------------------- preview
-
-
 def preview_space(
     spec: StudySpec, *, study_dir: Path, python: str | None = None, note: Note | None = None
 ) -> tuple[SearchSpace, str]:
-    """Builds the space of a study that has not run, and names the probed build.
-
-    Args:
-        python: Interpreter of the build to probe; None for the workload's.
-        note: Called with a warning if the workload's interpreter, or a file of a library, cannot be
-            read.
-
-    Raises:
-        SettingError: If the study names a group or setting that does not exist, or an illegal
-            value.
-        LaunchError: If the installed build cannot be probed.
-    """
+    """Builds the space of a study that has not run, and names the build (of `python`, if given)."""
     installed = known_settings(spec, python or program_python(spec, study_dir, note=note))
     return space_here(spec, installed, None), installed.build.build

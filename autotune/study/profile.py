@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from autotune.child.tracer import Step
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord, ProfileRow
@@ -13,19 +14,14 @@ from autotune.workers.tracing import NoTrace, traced_step
 
 MOST_ROWS = 10
 
-Step = Mapping[str, Mapping[str, tuple[float, float]]]
-"""See `autotune.child.tracer`."""
+Names = tuple[str, str]  # of two sides, in a sentence
 
 
-def profile_once(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) -> None:
-    """Records traces of two sides, unless the newest ones are of them; see `profile`."""
+def profile_once(run: StudyRun, names: Names, settings: Sequence[FlagSet]) -> None:
+    """Records traces of two sides, each run alone, unless the newest traces are of them."""
     newest = run.store.last(ProfileRecord)
-    if newest is None or newest.names != names:
-        run.store.append(profile(run, names, settings))
-
-
-def profile(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) -> ProfileRecord:
-    """Traces two sides, each the study's reference with some settings; both alone, one by one."""
+    if newest and newest.names == names:
+        return
     run.lanes.engine.close()  # a living reference would share the device
     steps = []
     for name, letter, changed in zip(names, "ab", settings, strict=True):
@@ -36,8 +32,10 @@ def profile(run: StudyRun, names: tuple[str, str], settings: Sequence[FlagSet]) 
             merged = run.spec.baseline.merge(changed)
             steps.append(traced_step(launcher, merged, folder, progress=run.view.phase))
         except (NoTrace, WorkerFailed, LaunchError) as error:
-            return ProfileRecord(names=names, problem=f"there is no trace of {name}: {error}")
-    return ProfileRecord(names=names, rows=rows_of(*steps))
+            problem = f"there is no trace of {name}: {error}"
+            run.store.append(ProfileRecord(names=names, problem=problem))
+            return
+    run.store.append(ProfileRecord(names=names, rows=rows_of(*steps)))
 
 
 def rows_of(a: Step, b: Step) -> tuple[ProfileRow, ...]:

@@ -1,8 +1,6 @@
 """Ask/tell wrapper around an Optuna sampler; recipes and given sets go first.
 
-Samplers learn from the records, and every proposal draws from a sampler seeded by the study's seed
-and the trial's number. So a study whose driver was killed, or whose database is gone, proposes
-exactly what it would have proposed.
+Proposals follow from records, seed and trial number: a study that was killed proposes the same.
 """
 
 from __future__ import annotations
@@ -52,40 +50,18 @@ from autotune.study.samplers import (
     suggest,
 )
 
-ENQUEUED = "enqueued"
-"""Origin of a set that somebody enqueued in the study's Optuna storage."""
-
-PREDICTED_BEST = "predicted best"
-"""Origin of the last trial of a search: the best expected set by all other trials."""
-
-STARTUP_TRIALS = 8
-"""Random trials before a sampler other than `additive` proposes."""
-
-CHANGES = 2
-"""Settings that a random proposal changes on average."""
-
-LEAST_CHANCE = 0.02
-"""Chance of another set to gain what a proof can show below which it is not worth a trial."""
-
-FEW_REPEATS = 5
-"""Known sets in a row after which a sampler counts as stuck, and a random set is drawn."""
-
-MAX_REPEATS = 1000
-"""Known sets in a row after which the space counts as exhausted."""
-
-FAILURE_PENALTY = 0.1
-"""Added to the worst log ratio seen, for failed sets: worse than any other, on the same scale."""
+ENQUEUED = "enqueued"  # origin of a set that somebody enqueued in the study's Optuna storage
+PREDICTED_BEST = "predicted best"  # origin of the last trial: all others expect it to be best
+STARTUP_TRIALS = 8  # random trials before a sampler other than `additive` proposes
+CHANGES = 2  # settings that a random proposal changes on average
+LEAST_CHANCE = 0.02  # a set's chance of a provable gain below which no trial is worth it
+FEW_REPEATS = 5  # known sets in a row after which a sampler is stuck, and a random set is drawn
+MAX_REPEATS = 1000  # known sets in a row after which the space counts as exhausted
+FAILURE_PENALTY = 0.1  # added to the worst log ratio seen, for failed sets
 
 
 class KnownMemory(NamedTuple):
-    """What an A/A run and the screen tell of memory.
-
-    Attributes:
-        default_bytes: The reference's peak.
-        limit: Its limit, over that peak.
-        peaks: Of some sets over the reference's, as if at its limit.
-        room: Gives the limit of a set over the reference's.
-    """
+    """What an A/A run and the screen tell of memory: limits and peaks over the reference's."""
 
     default_bytes: int
     limit: float
@@ -122,9 +98,6 @@ def known_memory(
 
 class Proposer:
     """Proposes the next set, never a known one: those of `first` before the sampler's.
-
-    Args:
-        provable: The smallest gain (a share) that proofs of the study can show.
 
     Attributes:
         why_none: Why no set was proposed when there was none.
@@ -183,10 +156,9 @@ class Proposer:
         )
 
     def tell(self, result: TrialResult) -> FrozenTrial | None:
-        """Adds a finished trial and returns it as Optuna's.
+        """Adds a finished trial and returns it as Optuna's; None if it was ended from outside.
 
-        A failed one is infeasible, as samplers ignore failed trials. One that was ended from
-        outside is not tried again, but tells the models nothing.
+        A failed one is infeasible, as samplers ignore failed trials.
         """
         self._seen.add(result.settings)
         failure = result.failure
@@ -224,11 +196,7 @@ class Proposer:
         return result.worker.peak_bytes / memory.default_bytes / memory.room(result.settings)
 
     def move_to(
-        self,
-        space: SearchSpace,
-        *,
-        priors: Mapping[str, float],
-        first: NamedSets = (),
+        self, space: SearchSpace, *, priors: Mapping[str, float], first: NamedSets = ()
     ) -> None:
         """Searches another space from now on, after `first`; past trials count in it."""
         self.priors = priors
@@ -241,10 +209,9 @@ class Proposer:
         self._replay.forget()
 
     def ask(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
-        """Returns the set to try as trial `number`; None if the space is exhausted.
+        """Returns the set to try as trial `number`, not one of `taken`; None if there is no other.
 
-        Equal numbers after equal histories give equal proposals. `taken` are the sets that other
-        lanes are trying.
+        Equal numbers after equal histories give equal proposals.
         """
         excluded = self._seen.union(taken)
         candidates = [*self._first]
@@ -288,8 +255,7 @@ class Proposer:
     def _is_gain_likely(self, number: int, history: Sequence[FrozenTrial]) -> bool:
         """Whether another set gains what a proof can show with a chance worth a trial.
 
-        Only the additive sampler can tell. With fewer trials than settings it cannot, either: it
-        would go by what it expects of most settings.
+        Only the additive sampler can tell, and not before it has as many trials as settings.
         """
         measured = sum("failure" not in t.user_attrs for t in history)
         enough = max(ENOUGH_TO_TELL, len(self._points.parameters))
@@ -299,11 +265,7 @@ class Proposer:
         return sampler.chance_of_gain(history, least=-math.log1p(-self._gain)) >= LEAST_CHANCE
 
     def enqueued(self, number: int, values: Mapping[str, Any]) -> TrialConfig:
-        """Returns a trial of an enqueued set; SettingError if it is not to be tried.
-
-        Args:
-            values: Of the set's settings; others have their defaults.
-        """
+        """Returns a trial of an enqueued set, else at defaults; SettingError if it is refused."""
         parameters = self._points.parameters
         texts = {n: p.default_choice for n, p in parameters.items()}
         for name in values:
@@ -391,12 +353,7 @@ class Proposer:
         return sampler
 
     def _random(self, draw: str, changes: int) -> FlagSet:
-        """Returns a random point with about `changes` settings changed from the default.
-
-        Most settings do nothing or harm: a uniform point changes two thirds of them, and one bad
-        setting hides the others. OpenTuner's and GroupTuner's flag tuners start from the default
-        for the same reason.
-        """
+        """Returns a random point of few changes, for one bad setting hides what others do."""
         seed = self._seed(draw)
         rng = random.Random(seed)
         trial = optuna.create_study(sampler=RandomSampler(seed)).ask()
@@ -411,7 +368,6 @@ class Proposer:
         return self.space.suggest(choose)
 
     def _seed(self, draw: object) -> int:
-        """Returns the seed of one of the study's draws."""
         text = f"{self._spec.seed}/{draw}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 

@@ -28,14 +28,7 @@ STAGE = "recheck"
 
 
 def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
-    """Measures a winner against the default in fresh pairs of processes, or goes on with that.
-
-    Args:
-        run: Its setup searches nothing; its study says what is measured, and how.
-
-    Raises:
-        LaunchError: If the default itself cannot run.
-    """
+    """Measures a winner against the default in fresh pairs of processes, or goes on with that."""
     with contextlib.closing(run):
         begin(run)
         count = most_pairs(run.spec, STAGE)
@@ -44,20 +37,20 @@ def recheck_winner(run: StudyRun, winner: Winner) -> ConclusionRecord:
         report = Report(result.estimate, objection=result.objection)
         if result.is_passed:
             report = report_on(run, result)
-        fields: dict[str, object] = {"outcome": Outcome.NOTHING_BEATS_THE_DEFAULT}
+        sentence = _sentence(winner, result, report, run.spec.measure.min_effect)
         if result.is_passed and report.objection is None:
-            fields = {
-                "outcome": Outcome.WINNER,
-                "settings": winner.settings,
-                "estimate": report.estimate,
-            }
-        min_effect = run.spec.measure.min_effect
-        sentence = _sentence(winner, result, report, min_effect=min_effect)
-        run.conclude(sentence=sentence, **fields)
+            run.conclude(
+                outcome=Outcome.WINNER,
+                sentence=sentence,
+                settings=winner.settings,
+                estimate=report.estimate,
+            )
+        else:
+            run.conclude(outcome=Outcome.NOTHING_BEATS_THE_DEFAULT, sentence=sentence)
     return run.conclusion
 
 
-def _sentence(winner: Winner, result: FinalistResult, report: Report, *, min_effect: float) -> str:
+def _sentence(winner: Winner, result: FinalistResult, report: Report, min_effect: float) -> str:
     before = f"it was {_figure(winner.estimate)}"
     if result.failure:
         return f"{winner.settings} does not run any more: {format_finalist(result)}; {before}"
@@ -105,20 +98,10 @@ def recheck_study(file: Path, study: Path | None) -> tuple[StudySpec, Path]:
     )
 
 
-# ---------------------------------------------------------------------- verify
-
-
 def verify_winner(
     winner: Winner, file: Path, records: Verification, *, study: Path | None = None
 ) -> Verification:
-    """Adds this machine, compared with that of the proof, to what `check_records` says of a file.
-
-    Args:
-        study: Study file of the workload that is meant to run; None does not check the workload.
-
-    Raises:
-        StudyFileError: If the study file is not legal.
-    """
+    """Adds this machine, and a study's workload, compared with the proof, to what a file says."""
     workload = load_study(study).workload_hash if study else None
     differing = differences(winner.conditions, this_machine(winner.conditions, workload=workload))
     notes = list(records.notes)

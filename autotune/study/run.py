@@ -28,9 +28,7 @@ MakeEngine = Callable[["StudyRun"], Engine]
 
 @dataclass(kw_only=True)
 class StudyRun:
-    """One session of a study, from its first stage to its last.
-
-    The records in `store` are the truth: what earlier sessions did is found there.
+    """One session of a study, whose records in `store` are those of all sessions.
 
     Attributes:
         open_store: Called after the study was checked.
@@ -38,7 +36,6 @@ class StudyRun:
         storage: URL of the study's Optuna storage; None for a journal in the run directory.
         devices: Groups of this machine's devices, one for each lane; empty for all in one.
         make_engine: None if this process is the only lane.
-        command: For the record of the session.
         trackers: Names of `autotune.results.trackers.TRACKERS`.
     """
 
@@ -65,7 +62,7 @@ class StudyRun:
     @property
     def time(self) -> TimeLeft:
         """The time left now."""
-        return TimeLeft(self.store, self.store.watch.total_s, len(self.lanes.names))
+        return TimeLeft(self.store, self.store.watch.total_s, max(1, len(self.lanes.names)))
 
     def open(self) -> None:
         """Checks the study, takes the devices and the run directory, and begins a session."""

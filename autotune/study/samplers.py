@@ -28,23 +28,15 @@ from autotune.stats.estimates import standard_error
 
 ADDITIVE = "additive"
 RANDOM = "random"
-
-REHEARSED = 12
-"""Trials of a made-up study: more than the random ones with which Optuna's samplers begin."""
-
-SURE_SD = 1e-4
-"""Standard error of the log ratio of a program that is the reference's own."""
+REHEARSED = 12  # trials of a made-up study: more than the random ones of Optuna's samplers
+SURE_SD = 1e-4  # standard error of the log ratio of a program that is the reference's own
 
 
 class Replay:
     """An Optuna study in memory that is rebuilt from recorded trials, in which samplers are asked.
 
-    Each trial is asked once more, given its recorded values and told its result: so what a sampler
-    keeps in trials and study (generations, its place in a sequence) follows from the records alone,
-    whatever became of the study's storage.
-
-    Args:
-        make: Makes the sampler at the trial of a number.
+    Each trial is asked again, given its recorded values and told its result: so what a sampler
+    keeps in trials and study (generations, its place in a sequence) follows from the records alone.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler]) -> None:
@@ -53,20 +45,20 @@ class Replay:
 
     def forget(self) -> None:
         """Begins again, for trials whose values have changed."""
-        self._told: list[FrozenTrial] = []
+        self._replayed: list[FrozenTrial] = []
         self._storage = InMemoryStorage()
         self._storage.create_new_study([StudyDirection.MINIMIZE], _NAME)
 
     def up_to(self, trials: Sequence[FrozenTrial], number: int) -> optuna.Study:
         """Returns a new study after these trials, with the sampler at the trial of a number."""
-        if self._told != trials[: len(self._told)]:
+        if self._replayed != trials[: len(self._replayed)]:
             self.forget()
         with _unwarned():
-            for trial in trials[len(self._told) :]:
-                self._tell(trial)
+            for trial in trials[len(self._replayed) :]:
+                self._replay(trial)
         return _load(copy.deepcopy(self._storage), self._make(number))
 
-    def _tell(self, trial: FrozenTrial) -> None:
+    def _replay(self, trial: FrozenTrial) -> None:
         study = _load(self._storage, self._make(trial.user_attrs[NUMBER_KEY]))
         repeated = study.ask()
         repeated.relative_params  # noqa: B018  # asks the sampler
@@ -76,7 +68,7 @@ class Replay:
         else:
             # No point of the space: samplers look for what all trials have, and skip failed ones.
             study.tell(repeated, state=TrialState.FAIL)
-        self._told.append(trial)
+        self._replayed.append(trial)
 
 
 _NAME = "replay"
@@ -123,11 +115,7 @@ class Points:
         }
 
     def flag(self, name: str, p_active: float | None, in_force: str | None = None) -> Flag:
-        """Returns prior knowledge of a parameter.
-
-        Args:
-            in_force: Its value in the study's baseline, if it has one.
-        """
+        """Returns prior knowledge of a parameter; `in_force` is its value in the baseline."""
         parameter = self.parameters[name]
         needs = {
             parent: [from_text(self.parameters[parent], text) for text in texts]
@@ -157,10 +145,7 @@ def suggest(trial: optuna.Trial, parameter: Parameter) -> str:
 
 
 class PinnedTpe(optuna.samplers.TPESampler):
-    """Optuna's TPE with pinned options, so that every Optuna searches alike.
-
-    The proposer makes the startup trials.
-    """
+    """Optuna's TPE with pinned options; the proposer makes the startup trials."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(
@@ -174,12 +159,7 @@ class PinnedTpe(optuna.samplers.TPESampler):
 
 
 def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> BaseSampler:
-    """Creates the study's sampler; its class may lie in `folder`, where the study file is.
-
-    Raises:
-        StudyFileError: If there is no such class, it is no sampler of Optuna, or it needs more than
-            a seed.
-    """
+    """Creates the study's sampler, maybe of a class in `folder`; StudyFileError if it cannot."""
     name = search.sampler
     with _unwarned():
         kind = load_class(SAMPLERS.get(name, name), BaseSampler, folder, key="search.sampler")

@@ -1,13 +1,11 @@
 """The screen of a study: compiles sets without a GPU to decide which are worth a measurement.
 
-The search begins when the sets of one setting are compiled. What does nothing alone is searched
-last: groups of such settings are compiled beside the measurements of GPUs, on processors that these
-can spare, and where there are none, before the search. One thread does all compiling. A screen that
-fails is noted and never ends a study.
+The search begins when the sets of one setting are compiled. Groups of what does nothing alone are
+compiled beside the measurements of GPUs, on processors that these can spare, or before the search.
+One thread does all compiling. A screen that fails is noted and never ends a study.
 
 The described GPU differs from the one that runs, so what the screen calls no-ops is tried there in
-two sets: all at their first values, and all at their last. If one fails, or its interval excludes
-the reference's time, they return to the space.
+two sets. If one fails, or its interval excludes the reference's time, they return to the space.
 """
 
 from __future__ import annotations
@@ -50,20 +48,12 @@ from autotune.study.run import StudyRun
 
 R = TypeVar("R")
 
-SHARE_OF_BUDGET = 0.25
-"""Share of the time budget that the screen may take."""
-
-NO_OPS_TOGETHER = "no-ops together"
-"""Origin of trials of all no-op settings at once."""
+SHARE_OF_BUDGET = 0.25  # share of the time budget that the screen may take
+NO_OPS_TOGETHER = "no-ops together"  # origin of trials of all no-op settings at once
 
 
 class Precheck(NamedTuple):
-    """The result of compiling a set.
-
-    Attributes:
-        key: Identifies its program and the settings read at run time; None if it is not known.
-        failure: Why it must not be launched.
-    """
+    """What compiling a set tells: its program, and why it must not be launched, if known."""
 
     key: str | None = None
     failure: Failure | None = None
@@ -85,11 +75,7 @@ def is_wanted(spec: StudySpec) -> tuple[bool, str]:
 
 
 class StudyScreener:
-    """The screen of one study, open as long as the study runs.
-
-    Attributes:
-        report: None before it ran, and if it cannot run or is not wanted.
-    """
+    """The screen of one study, open as long as the study runs; `report` is None if it did not."""
 
     def __init__(self, run: StudyRun) -> None:
         self.report: ScreenReport | None = None
@@ -150,7 +136,6 @@ class StudyScreener:
         return narrower
 
     def _has_room_beside(self, screen: Screener) -> bool:
-        """Returns whether groups can be compiled beside a measurement without disturbing it."""
         job = screen.job
         return bool(job.target and spare_processors(job.topology.gpus_per_node))
 
@@ -160,11 +145,7 @@ class StudyScreener:
             self._view.phase(f"screening, {done[:80]}")
 
     def settled(self, *, wait: bool = False) -> bool:
-        """Returns whether the report has new verdicts on what does nothing alone.
-
-        Args:
-            wait: Whether to wait for that, within the limit of a screen's time.
-        """
+        """Whether there are new verdicts on what does nothing alone; may `wait` up to the limit."""
         groups = self._groups
         if groups is None or not (wait or groups.done()):
             return False
@@ -211,7 +192,6 @@ class StudyScreener:
                 self.settled(wait=True)
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:
-        """Returns the target and topology that the study names, or those of the machine."""
         target, topology = cluster_that_ran(self._spec, reference)
         if target is None:
             raise LaunchError(
@@ -302,14 +282,8 @@ class StudyScreener:
         self._resources.close()
 
 
-# ---------------------------------------------------------------------- no-op recheck
-
-
 def no_ops_together(space: SearchSpace, report: ScreenReport | None) -> NamedSets:
-    """Returns one or two sets of all no-ops that a screen removed, for the actual GPU may differ.
-
-    There are none without a screen, and where it compiled for the very CPU that runs.
-    """
+    """Returns sets of all no-ops that a screen removed; none if it compiled for this very CPU."""
     if report is None or report.limit_bytes is None:
         return []
     names = {p.name for p in space.parameters}
@@ -331,27 +305,17 @@ def contradicts(results: Iterable[TrialResult], *, min_effect: float) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------- priors
-
-LARGEST_PRIOR = 0.5
-"""Upper limit of the prior probability of a setting to act."""
-
-ACTS = 2.0
-"""Weight of a setting that changes the compiled program."""
-
-UNCLEAR = 1.0
-"""Weight of one that changes it only with others, or of which compiling says nothing."""
-
-USELESS = 0.5
-"""Weight of one that does not change it, or does not compile."""
+LARGEST_PRIOR = 0.5  # upper limit of the prior probability of a setting to act
+ACTS = 2.0  # weight of a setting that changes the compiled program
+UNCLEAR = 1.0  # weight of one that changes it only with others, or of which nothing is known
+USELESS = 0.5  # weight of one that does not change it, or does not compile
 
 
 def priors_of(space: SearchSpace, report: ScreenReport | None) -> dict[str, float]:
     """Returns the prior probability of each parameter to act.
 
     `EXPECTED` of all searched settings are expected to act (the share `MOST_LIKELY` of a few),
-    spread over them by weights, which are judgements: they decide what is tried first, and trials
-    soon outweigh them.
+    spread by weights, which decide what is tried first, until trials outweigh them.
     """
     screened = {s.name: s for s in report.settings} if report else {}
     weights = {p.name: _weight(screened.get(p.name)) for p in space.parameters}

@@ -54,7 +54,8 @@ def run(
         StudyFileError: If the study, or an argument, is not legal; nothing was started.
         AutotuneError: If the study cannot start or go on; its records stay.
     """
-    from autotune.results.api import Study  # imports pandas, which no command line needs
+    # It imports pandas, which no command line needs.
+    from autotune.results.api import Study
 
     if isinstance(study, Mapping):
         spec = parse_study(dict(study))
@@ -120,12 +121,7 @@ def run_shown(
     do: Callable[[StudyRun], object] = run_study,
     **session: Any,
 ) -> StudyRun:
-    """Runs a study, or what else `do` does with its session, with its progress on a console.
-
-    Raises:
-        AutotuneError: If the study cannot start or go on; its records stay.
-        KeyboardInterrupt: After its processes have ended; `Stopped` if a batch system asked for it.
-    """
+    """Runs a study, or what else `do` does with its session, with its progress on a console."""
     watch = Stopwatch()
     view = LineView(console, watch, min_effect=spec.measure.min_effect)
     session_run = new_run(spec, path, view=view, watch=watch, **session)

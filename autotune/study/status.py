@@ -12,25 +12,18 @@ from typing import Any
 
 from autotune.model.records import AaRecord, LedgerRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
-from autotune.results.format import RUNNING, run_state
+from autotune.results.format import RUNNING, incumbent, run_state
 from autotune.results.screen_words import screen_lines
 from autotune.rundir.lock import read_stage
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats.estimates import Estimate
-from autotune.study.trials import incumbent
 
-SLOW = 0.03
-"""Excess of a lane's reference step time over the median lane's from which it is called slow."""
+SLOW = 0.03  # excess of a lane's reference step time over the median from which it is slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatus:
-    """One lane of a study with several.
-
-    Attributes:
-        is_here: Whether the study runs and its last ledger record has the lane.
-        is_slow: Whether its reference was slower than the median lane's by more than `SLOW`.
-    """
+    """One lane of a study with several; it `is_here` if the study runs and has it now."""
 
     lane: str
     host: str
@@ -46,10 +39,8 @@ class StudyStatus:
         stage: The current one; None before the first begins, and if the study does not run.
         since: When that stage began, UTC, ISO 8601.
         left_s: Seconds left of the time budget; None without one, or if the study does not run.
-        elapsed_s: Time of the study's last record, in seconds.
-        device_hours: Summed over devices, while they were allocated.
+        elapsed_s: Time of the study's last record.
         best: Ratio of the best set so far, not yet proven; None while it is the default.
-        outcome: None before the conclusion; `sentence` is empty then.
     """
 
     run: str
@@ -89,6 +80,7 @@ def study_status(path: Path) -> StudyStatus:
     ledger = store.last(LedgerRecord) or LedgerRecord(device_s=0.0)
     stage = read_stage(store.path)
     fields: dict[str, Any] = {}
+    present = ledger.lanes if state == RUNNING else ()
     if stage:
         fields = {"stage": stage.name, "since": stage.since}
         if spec.search.time_budget is not None:
@@ -110,21 +102,21 @@ def study_status(path: Path) -> StudyStatus:
         elapsed_s=elapsed_s,
         device_hours=round(ledger.device_s / 3600, 4),
         screen=next(iter(screen_lines(store)), None),
-        lanes=_lanes(store, ledger.lanes if state == RUNNING else ()),
+        lanes=_lanes(store, present),
         **fields,
     )
 
 
 def _lanes(store: Store, present: Sequence[str]) -> tuple[LaneStatus, ...]:
-    aa_runs = {f.by: f for f in store.of(AaRecord) if f.by is not None}
-    steps_s = {name: aa_run.comparison.reference_step_s for name, aa_run in aa_runs.items()}
-    limit_s = (1 + SLOW) * statistics.median(steps_s.values() or [0.0])
+    aa_runs = {r.by: r for r in store.of(AaRecord) if r.by is not None}
+    steps_s = [r.comparison.reference_step_s for r in aa_runs.values()]
+    limit_s = (1 + SLOW) * statistics.median(steps_s or [0.0])
     return tuple(
         LaneStatus(
             lane=name,
             host=str(aa_run.provenance.get("host", "")),
             is_here=name in present,
-            is_slow=steps_s[name] > limit_s,
+            is_slow=aa_run.comparison.reference_step_s > limit_s,
         )
         for name, aa_run in sorted(aa_runs.items())
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from optuna.trial import TrialState
 
@@ -20,9 +20,9 @@ from autotune.model.records import (
     TrialResult,
     TrialStatus,
 )
+from autotune.results.format import incumbent
 from autotune.rundir.optuna_study import ENQUEUED_KEY, JOURNAL
-from autotune.settings.space import SearchSpace, format_cannot_act
-from autotune.stats.estimates import REFERENCE, Estimate
+from autotune.settings.space import format_cannot_act
 from autotune.study.lanes import Tasks
 from autotune.study.plan import TryNext
 from autotune.study.preflight import RECIPE
@@ -86,7 +86,14 @@ class Trials:
                 self._stored.put(finished)
         report = self._screener.report
         if report and self._is_screen_refuted:
-            self._widen(narrowed(self._whole, report, keeps_no_ops=True))
+            space = narrowed(self._whole, report, keeps_no_ops=True)
+            added = len(space.parameters) - len(self._proposer.space.parameters)
+            if added:
+                self._note(
+                    f"no-ops of the screen are active on this GPU: {added} settings are searched "
+                    "after all"
+                )
+                self._proposer.move_to(space, priors=self._proposer.priors)
         failing = (record.smallest for record in self._store.of(FailingSetRecord))
         self._proposer.failing = list(dict.fromkeys(failing))
         self._show_news()
@@ -94,16 +101,6 @@ class Trials:
     def _show_news(self) -> None:
         for text in self._stored.news():
             self._note(text)
-
-    def _widen(self, space: SearchSpace) -> None:
-        """Searches the screen's no-ops, too, as a measurement contradicts it."""
-        added = len(space.parameters) - len(self._proposer.space.parameters)
-        if added:
-            self._note(
-                f"no-ops of the screen are active on this GPU: {added} settings are searched "
-                "after all"
-            )
-            self._proposer.move_to(space, priors=self._proposer.priors)
 
     def _settle(self, *, wait: bool = False) -> bool:
         """Takes in what the screen has shown beside the search, once; returns whether it has."""
@@ -132,7 +129,7 @@ class Trials:
         config = config or self._proposer.ask(step.number, taken=trying)
         if config:
             self._run.view.trial_starts(config, trials)
-            yield from self._evaluate(config, step.most)
+            yield from self._evaluate(config, step.block_pairs)
         elif tasks:
             yield None  # what is being tried may fail, or open the space
         elif not self._settle(wait=True):
@@ -156,32 +153,30 @@ class Trials:
                 return config
         return None
 
-    def _evaluate(self, config: TrialConfig, most: int | None) -> Tasks:
+    def _evaluate(self, config: TrialConfig, block_pairs: int | None) -> Tasks:
         """Yields the task of a set, or records its result if that needs no measurement."""
         precheck = self._screener.precheck(config.settings)
         is_recheck = config.origin == NO_OPS_TOGETHER
         key = precheck.key
         if is_recheck or self._is_screen_refuted:
             key = None  # equal programs are what the recheck is about
-        outcome: dict[str, object] = {}
-        same_as = self._same_program(key)
-        if precheck.failure:
-            outcome = {"status": TrialStatus.FAILED, "failure": precheck.failure}
-        elif same_as is not None:
-            outcome = {"status": TrialStatus.SAME_PROGRAM, "same_as": same_as}
-        if outcome:
-            result = {**dict(config), **outcome, "compiled_key": key}
-            self._run.lanes.record(TrialResult.model_validate(result))
-            return
         # A trial surely worse than the best one is given up.
         best = None if is_recheck else incumbent(self._results)
-        task = TrialTask(config=config, incumbent=best, compiled_key=key, most=most)
-        self._stored.put(self._proposer.begun(config))
-        name = f"trial-{config.number}"
-        yield PendingTask(task, ("trials", f"{config.number:04d}"), name)
+        task = TrialTask(config=config, incumbent=best, compiled_key=key, most=block_pairs)
+        same_as = self._same_program(key)
+        if precheck.failure:
+            self._run.lanes.record(task.failed(precheck.failure))
+        elif same_as is not None:
+            status = TrialStatus.SAME_PROGRAM
+            self._run.lanes.record(
+                TrialResult(**dict(config), status=status, same_as=same_as, compiled_key=key)
+            )
+        else:
+            self._stored.put(self._proposer.begun(config))
+            folder = ("trials", f"{config.number:04d}")
+            yield PendingTask(task, folder, f"trial-{config.number}")
 
     def _same_program(self, key: str | None) -> int | None:
-        """Returns the number of the trial, or of the reference, that has the same program."""
         if key is None:
             return None
         if key == self._screener.precheck(FlagSet()).key:
@@ -223,11 +218,3 @@ class Trials:
         )
         self._stored.finish()
         self._show_news()
-
-
-def incumbent(results: Iterable[TrialResult]) -> Estimate:
-    """Returns the best estimate so far, or the reference's own while nothing is better."""
-    measured = [
-        r.comparison.estimate for r in results if r.status is TrialStatus.MEASURED and r.comparison
-    ]
-    return min([REFERENCE, *measured], key=lambda e: e.ratio)

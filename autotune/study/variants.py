@@ -36,8 +36,6 @@ class Variant:
     Attributes:
         settings: XLA flags and variables that steer performance, those of the caller included.
         variables: Other variables, added to the caller's environment.
-        name: In a sentence; empty for A or B.
-        entering: Shell commands that enter the worktree of its revision; empty without one.
         build: Packages of its interpreter; None where the command says what it runs on.
     """
 
@@ -71,11 +69,7 @@ class Variant:
 
 
 def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
-    """Returns a variant in the caller's environment, with variables of a file, then those given.
-
-    Raises:
-        StudyFileError: If a variable is not ``NAME=VALUE``, or the file cannot be read.
-    """
+    """Returns a variant in the caller's environment, with variables of a file, then those given."""
     try:
         assigned = read_assignments(file.read_text(encoding="utf-8")) if file else []
     except (OSError, ValueError) as error:
@@ -97,18 +91,8 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
     return Variant(command=tuple(command), settings=settings, variables=variables)
 
 
-# ---------------------------------------------------------------------- interpreters
-
-
 def with_interpreter(variant: Variant, python: str, platform: str, *, note: Note) -> Variant:
-    """Returns the variant run by an interpreter, with its settings as those packages name them.
-
-    Args:
-        note: Receives what is renamed or left out.
-
-    Raises:
-        LaunchError: If the interpreter cannot be started, or has no jaxlib.
-    """
+    """Returns the variant run by an interpreter, with its settings as those packages name them."""
     program = shutil.which(python)
     if program is None:
         raise LaunchError(
@@ -125,20 +109,9 @@ def with_interpreter(variant: Variant, python: str, platform: str, *, note: Note
     )
 
 
-# ---------------------------------------------------------------------- git revisions
-
-
 @contextlib.contextmanager
 def at_revision(variant: Variant, revision: str | None, place: Path) -> Iterator[Variant]:
-    """Yields the variant in a worktree of a git revision, which is removed afterwards.
-
-    Args:
-        revision: None for the caller's folder.
-        place: Path of the worktree without the commit, below the caller's folder.
-
-    Raises:
-        StudyFileError: If the revision cannot be checked out whole.
-    """
+    """Yields the variant in a worktree of a git revision, if any, which is removed afterwards."""
     if revision is None:
         yield variant
         return

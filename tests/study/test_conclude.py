@@ -45,8 +45,10 @@ class Changed:
 
 def concluded(end: Conclude, **change: Any) -> dict[str, Any]:
     records = Changed(**change)
-    run: Any = SimpleNamespace(store=records, spec=records.spec)
-    return conclude._fields(run, end)
+    fields: dict[str, Any] = {}
+    run: Any = SimpleNamespace(store=records, spec=records.spec, conclude=lambda **given: fields.update(given))
+    conclude.conclude(run, end)
+    return fields
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["name"])

@@ -26,7 +26,7 @@ from autotune.rundir.store import Store
 from autotune.study import profile as study_profile
 from autotune.study.ab import prepare_variants
 from autotune.study.preflight import Setup
-from autotune.study.profile import profile, rows_of
+from autotune.study.profile import profile_once, rows_of
 from autotune.study.variants import Variant
 from autotune.workers.tracing import traced_step
 from harness.simulated import given_run
@@ -235,7 +235,8 @@ def test_one_more_matrix_product_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     spec, variants = prepare_variants(BUILDS_BASE, a, b, Path("runs/traced"))
     run = given_run(spec, tmp_path / "runs" / "traced", Setup(), Diary())
     run.open()
-    record = profile(run, variants.names, (variants.going_back, FlagSet()))
+    profile_once(run, variants.names, (variants.going_back, FlagSet()))
+    record = run.store.of(ProfileRecord)[0]
     run.close()
     assert record.problem == ""
     products = [row for row in record.rows if row.counts != (0.0, 0.0) and kind_of(row.name) == "matrix products"]
