@@ -16,17 +16,11 @@ from typing import Any
 from autotune.child.guard import CHANNEL_VARIABLE as CHANNEL_VARIABLE
 from autotune.child.packages import workloads_root
 
-Message = dict[str, Any]
-"""A JSON object between driver and child, whose ``type`` says what it is, or a part of one."""
+Message = dict[str, Any]  # a JSON object between driver and child, or a part of one
 
 
 class Channel:
-    """Sends and receives messages; can be opened once in a process.
-
-    Raises:
-        KeyError: If this process was not started by a study.
-        OSError, ValueError: If the channel is not open in this process.
-    """
+    """Sends and receives messages; opened once, KeyError, OSError or ValueError without a study."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(fileno=int(os.environ[CHANNEL_VARIABLE]))
@@ -49,7 +43,7 @@ class Channel:
         self._socket.sendall(json.dumps({"type": kind, **fields}).encode() + b"\n")
 
     def enter(self, phase: str) -> None:
-        """Reports a new phase."""
+        """Begins and reports a phase."""
         self.phase = phase
         self.send("phase", phase=phase)
 
@@ -72,14 +66,13 @@ class Channel:
         return message
 
 
-def serve(
-    work: Callable[[Channel, Message], None],
-    prepare: Callable[[Channel, Message], None] | None = None,
-) -> int:
-    """Receives the job and works on it; returns the exit status.
+Work = Callable[[Channel, Message], None]
 
-    Any exception, ``SystemExit`` included, is the trial's result and is reported and printed. What
-    a message before the job asks for is done by `prepare`.
+
+def serve(work: Work, prepare: Work | None = None) -> int:
+    """Has messages before the job prepared, and works on the job; returns the exit status.
+
+    Any exception, ``SystemExit`` included, is the trial's result: reported and printed.
     """
     channel = Channel()
     job = channel.receive()
@@ -90,7 +83,7 @@ def serve(
         return 0
     try:
         sys.path[:0] = job["paths"]
-        sys.path.append(str(workloads_root()))  # last: a `workloads` of the user comes first
+        sys.path.append(str(workloads_root()))  # last: the user's own comes first
         work(channel, job)
     except BaseException as error:
         channel.send_error(type(error).__name__, str(error))

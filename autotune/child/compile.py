@@ -1,17 +1,14 @@
 """The compile worker: lowers one training step once, compiles it under many flag sets.
 
 XLA parses XLA_FLAGS once in a process, when it first compiles. So this process lowers the workload
-for described devices, but compiles nothing; a fork for each set puts the set into its environment
-and compiles. A compiler that aborts, hangs or exhausts the memory ends only its fork.
+for described devices, and a fork for each set puts the set into its environment and compiles. A
+compiler that aborts, hangs or exhausts the memory ends only its fork.
 
-If a workload starts a JAX backend while it is built (``jnp.ones``), the flags of forks do nothing:
-``ready`` says so. A process without ``lowers_first`` leaves building to each fork.
+If a workload starts a JAX backend while it is built (``jnp.ones``), the flags of forks do nothing
+(``is_touched``); without ``lowers_first`` each fork builds.
 
-Messages over the channel (`autotune.child.channel`):
-
-* in: ``job`` (once), then any number of ``compile``, then ``stop``;
-* out: ``ready``, one ``compiled`` for each ``compile``, or ``error`` and the end. The results of a
-  compilation are files in the folder that ``compile`` names.
+Messages of the channel are ``job`` (once), ``compile`` and ``stop``; it sends ``ready``, then
+``compiled`` for each ``compile``, which names the folder of the results, or ``error``.
 """
 
 from __future__ import annotations
@@ -52,8 +49,7 @@ from autotune.child.packages import installed_versions
 
 Lower = Callable[[], Any]
 
-ALL_PROCESSORS = os.sched_getaffinity(0)
-"""Processors of this process at its start; a fork inherits those of the last order."""
+ALL_PROCESSORS = os.sched_getaffinity(0)  # a fork inherits the last order's
 
 
 def described_devices(job: Message) -> Sequence[Any]:
@@ -80,11 +76,7 @@ def let_attention_ask(device: Any) -> None:
 
 
 def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any:
-    """Returns shapes and shardings of state and batch: the workload's, or those of its arrays.
-
-    Raises:
-        ValueError: If the workload does not define the shardings for several devices.
-    """
+    """Returns shapes and shardings of state and batch; ValueError if several devices need them."""
     import jax
 
     if workload.abstract_state is not None and workload.abstract_batch is not None:
@@ -92,9 +84,8 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
     if len(devices) > 1:
         raise ValueError(
             f"workload `{entry}` must have `abstract_state` and `abstract_batch` "
-            "(jax.ShapeDtypeStruct with "
-            f"shardings) to be compiled for {len(devices)} devices that are not here; see "
-            "workloads/base.py"
+            f"(jax.ShapeDtypeStruct with shardings) to be compiled for {len(devices)} devices "
+            "that are not here; see workloads/base.py"
         )
     sharding = jax.sharding.SingleDeviceSharding(devices[0])
     shapes = jax.eval_shape(lambda: (workload.init(0), workload.batch(0)))
@@ -103,11 +94,9 @@ def abstract_arguments(workload: Any, entry: str, devices: Sequence[Any]) -> Any
 
 
 def prepare(job: Message) -> tuple[Lower, Message]:
-    """Prepares the job before forks; returns a function that lowers the step, and facts.
-
-    The fact ``is_touched`` tells whether the workload started a backend in this process.
-    """
+    """Prepares the job before forks; returns a function that lowers the step, and facts."""
     import jax
+    from jax._src import xla_bridge
 
     from workloads.base import jit_step
     from workloads.loading import load
@@ -122,7 +111,8 @@ def prepare(job: Message) -> tuple[Lower, Message]:
     if not job["lowers_first"]:
         return lower, facts
     lowered = lower()
-    facts["is_touched"] = has_backend()
+    has_backend = getattr(xla_bridge, "backends_are_initialized", lambda: True)
+    facts["is_touched"] = bool(has_backend())
     if facts["is_touched"]:
         return lower, facts
     # MLIR's thread pool does not survive a fork, where serializing this module would wait for it.
@@ -151,18 +141,10 @@ def keep_to_limits(processor_s: float | None) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
-def has_backend() -> bool:
-    """Returns whether a JAX backend was started in this process; True if unknown."""
-    from jax._src import xla_bridge
-
-    return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
-
-
 def compile_in_fork(lower: Lower, order: Message, facts: Message) -> Message:
     """Compiles under one set in a fork; returns the fork's exit status and cost."""
     parent = os.getpid()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of any fork with threads; those of MLIR are idle and not used again.
+    with warnings.catch_warnings():  # MLIR's threads are idle and not used again
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -204,7 +186,7 @@ def _run_fork(lower: Lower, order: Message, facts: Message, parent: int) -> None
             traceback.print_exc()
         (folder / RESULT).write_text(json.dumps(facts), encoding="utf-8")
     finally:
-        os._exit(status)  # no clean-up: it would wait for threads and locks of the parent
+        os._exit(status)  # a clean-up would wait for locks of the parent
 
 
 def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
@@ -227,20 +209,16 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
 
 
 def _keep_dumps(folder: Path, module: str, platform: str) -> None:
-    """Moves the files to read out of XLA's dump, whose text has asynchronous starts, too.
-
-    The step is the last module of its name: modules that a workload compiles while it is built come
-    before.
-    """
+    """Moves the step's files out of XLA's dump; the step is the last module of its name."""
     for pattern, name in (
         (f"*{platform}_after_optimizations.txt", HLO),
-        # With an empty command buffer list the passes do not run, and there is no file after them.
-        ("*thunk_sequence.txt", THUNKS),
+        ("*thunk_sequence.txt", THUNKS),  # the only one with an empty command buffer list
         ("*thunk_sequence_after_thunk_passes.txt", THUNKS),
         ("*thunk_metadata.txt", METADATA),
         ("debug_options", OPTIONS),
     ):
-        for path in sorted((folder / "dump").glob(f"module_*.{glob.escape(module)}.{pattern}")):
+        files = f"module_*.{glob.escape(module)}.{pattern}"
+        for path in sorted((folder / "dump").glob(files)):
             path.replace(folder / name)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Message
 from autotune.child.gpus import kernel_text, machine_report
 from autotune.child.guard import descendants
+from autotune.child.packages import Versions
 
 
 def dtype_name(dtype: Any) -> str | None:
@@ -19,10 +20,6 @@ def dtype_name(dtype: Any) -> str | None:
     if dtype is None or isinstance(dtype, str):
         return dtype or None
     return str(getattr(dtype, "__name__", None) or getattr(dtype, "name", dtype))
-
-
-UNBACKED = ("RssAnon:", "RssShmem:")
-"""Fields of memory without a backing file: the kernel may drop mapped files at any time."""
 
 
 def memory_in_use(root: int | None = None) -> dict[str, int | None]:
@@ -40,11 +37,12 @@ def memory_in_use(root: int | None = None) -> dict[str, int | None]:
 def _process_bytes(pid: int) -> int | None:
     """Returns the bytes of one process (proc(5)); None if it ended."""
     lines = kernel_text(Path(f"/proc/{pid}/status")).splitlines()
-    sizes = [int(line.split()[1]) for line in lines if line.startswith(UNBACKED)]
+    unbacked = ("RssAnon:", "RssShmem:")  # the kernel may drop mapped files at any time
+    sizes = [int(line.split()[1]) for line in lines if line.startswith(unbacked)]
     return sum(sizes) * 1024 if sizes else None
 
 
-def jax_report(jax: Any, versions: Mapping[str, str], places: Iterable[int]) -> Message:
+def jax_report(jax: Any, versions: Versions, places: Iterable[int]) -> Message:
     """Returns the fields of a `WorkerReport` that JAX tells; `places` are those of visible GPUs."""
     devices = jax.local_devices()
     stats = [device.memory_stats() for device in devices]  # None on CPU
@@ -71,11 +69,8 @@ def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
     """Returns the options of JAX in force, after any change by the program."""
     config = getattr(jax, "config", None)
     values = getattr(config, "values", {})
-    return {
-        n: str(getattr(config, n, values.get(n)))
-        for n in names
-        if n in values or hasattr(config, n)
-    }
+    present = [name for name in names if name in values or hasattr(config, name)]
+    return {name: str(getattr(config, name, values.get(name))) for name in present}
 
 
 def _device_bytes() -> int | None:
@@ -96,34 +91,29 @@ class NoDeviceError(RuntimeError):
         super().__init__(f"JAX finds no GPU though the study asks for one: {text}"[:1500])
 
 
-class _JaxLog(logging.Handler):
-    """Collects JAX's log of finding devices, the only report of a failing plugin."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the first line of the logged exception, or of the text."""
-        error = record.exc_info[1] if record.exc_info else None
-        text = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
-        self.lines += text.splitlines()[:1]
-
-
 def find_devices(jax: Any, platform: str) -> list[Any]:
     """Returns the devices of JAX's default platform; NoDeviceError if a wanted GPU is missing."""
+    logged: list[str] = []  # the only report of a failing plugin
+
+    def keep(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
+        logged.extend(text.splitlines()[:1])
+        return False
+
+    handler = logging.Handler(logging.WARNING)
+    handler.addFilter(keep)
     logger = logging.getLogger("jax")
-    log = _JaxLog()
-    logger.addHandler(log)
+    logger.addHandler(handler)
     try:
         devices = list(jax.devices())
-    except Exception as error:  # without its plugin, JAX fails an assertion without a message
+    except Exception as error:  # an assertion without text if the plugin is gone
         if platform != "cuda":
             raise
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise NoDeviceError(line.rstrip(": "), *log.lines) from error
+        raise NoDeviceError(line.rstrip(": "), *logged) from error
     finally:
-        logger.removeHandler(log)
+        logger.removeHandler(handler)
     if platform == "cuda" and devices[0].platform == "cpu":
-        raise NoDeviceError("it would run on the CPU", *log.lines)
+        raise NoDeviceError("it would run on the CPU", *logged)
     return devices

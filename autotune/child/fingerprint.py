@@ -1,8 +1,8 @@
 """Fingerprint of a compiled program, equal for equal ones in every process, and its counts.
 
-Hashed are the optimized HLO text without source locations, and the serialized executable with
-buffers, thunks and machine code, whose protobuf messages are walked without a schema: its compile
-options, the numbers of modules in their process and the order of fields are left out.
+It hashes the optimized HLO text without source locations, and the serialized executable (buffers,
+thunks, machine code) without compile options, numbers of modules in their process, and order of
+fields.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from autotune.child.channel import Message
 
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # of XLA's cost models: not executed
+_ESTIMATES = re.compile(r'"reification_cost":\[[^\]]*\]')  # not executed
 _SAYS_NOTHING = re.compile(r', backend_config=\{(?:"\w+":(?:"0"|false|\[\]|"\w+_INVALID"),?)*\}')
 _SOURCE_TABLES = re.compile(
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?", flags=re.M
 )
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_WITH_OPERANDS = ("all-gather-start", "collective-permute-start")  # shapes: operands, then results
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.MULTILINE)
+_WITH_OPERANDS = ("all-gather-start", "collective-permute-start")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\{\n((?: +\S.*\n)*)", re.M)
 _FUSED = re.compile(r" fusion\(.*? calls=%?([\w.\-~$]+)")
-_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.\-~$]+ = (.+?) ([a-z][\w\-]*)\(", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^ +(?:ROOT )?%?[\w.\-~$]+ = (.+?) ([a-z][\w\-]*)\(", re.M)
 _ARRAY = re.compile(r"\b[a-z]+(\d*)\w*\[([\d,]*)\]")
 HLO = "optimized.hlo"
 THUNKS = "thunks.txt"
@@ -41,16 +41,13 @@ RESULT = "result.json"
 
 CACHE_SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 CACHE_FOLDER = "JAX_COMPILATION_CACHE_DIR"
-KEPT = "kept-"
-"""Starts the names of files beside JAX's cache that hold what its programs are called."""
-
-KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"
-"""Flag by which a study keeps kernels; no part of a program."""
+KEPT = "kept-"  # prefix of files beside JAX's cache, with figures of its programs
+KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"  # not hashed
 
 _BYTES = 2  # wire types of protobuf
 _GROUP = 3
-_EXECUTABLE_FIELD = 1  # of the outermost message; its other fields hold the compile options
-_MODULE_WITH_OPTIONS_FIELD = 1  # of the executable: in the text already, options must not count
+_EXECUTABLE_FIELD = 1  # of the outermost message, beside compile options
+_MODULE_WITH_OPTIONS_FIELD = 1  # of the executable: not hashed
 
 
 def strip_hlo(text: str) -> str:
@@ -65,7 +62,7 @@ def strip_hlo(text: str) -> str:
 def collective_bytes(hlo: str) -> dict[str, int]:
     """Returns the bytes that an HLO text's collectives write, by kind; each instruction once."""
     fused = set(_FUSED.findall(hlo))
-    written: Counter[str] = Counter()
+    written = Counter[str]()
     for name, body in _COMPUTATION.findall(hlo):
         for shape, opcode in _INSTRUCTION.findall(body):
             kind = opcode.removesuffix("-start")
@@ -75,7 +72,9 @@ def collective_bytes(hlo: str) -> dict[str, int]:
             for bits, dimensions in _ARRAY.findall(shape):
                 lengths = map(int, re.findall(r"\d+", dimensions))
                 sizes.append(int(bits or 8) * math.prod(lengths) // 8)
-            written[kind] += sum(sizes[len(sizes) // 2 :] if opcode in _WITH_OPERANDS else sizes)
+            if opcode in _WITH_OPERANDS:  # their results follow
+                sizes = sizes[len(sizes) // 2 :]
+            written[kind] += sum(sizes)
     return dict(written)
 
 
@@ -85,11 +84,10 @@ def module_name(hlo: str) -> str:
 
 
 def fingerprint(compiled: Any) -> str:
-    """Sixteen hexadecimal digits that identify the program of a compiled JAX function.
+    """Returns sixteen hexadecimal digits that identify the program of a compiled JAX function.
 
-    They begin with ``t`` where the backend serializes in its own form (as XLA:GPU does), or
-    protobuf is not installed: thunks and buffers are then invisible, and XLA_FLAGS counts instead,
-    so that two sets of flags never appear equal by mistake.
+    They begin with ``t`` without protobuf, and for XLA:GPU's own form: XLA_FLAGS stands for thunks
+    and buffers then, so that no two sets of flags appear equal by mistake.
     """
     hlo = compiled.as_text()
     text = strip_hlo(hlo).encode()
@@ -105,10 +103,9 @@ def fingerprint(compiled: Any) -> str:
 
 
 def figures_of(lowered: Any, compiled: Any) -> Message:
-    """Returns fingerprint and `collective_bytes` of a compiled JAX function, as in a report.
+    """Returns fingerprint and `collective_bytes` of a compiled JAX function, kept beside its cache.
 
-    An executable that JAX loaded from its cache has no machine code to hash, so the process that
-    compiled it keeps them beside it.
+    An executable that JAX loaded from its cache has no machine code to hash.
     """
     is_cached = os.environ.get(CACHE_SWITCH) == "true"
     if is_cached:
@@ -122,21 +119,12 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
     }
     if is_cached:
         with contextlib.suppress(OSError):
-            file.write_text(json.dumps(figures), encoding="utf-8")  # what is cut off is no JSON
+            file.write_text(json.dumps(figures), encoding="utf-8")
     return figures
 
 
 def code_parts(blob: bytes, module: str) -> list[bytes]:
-    """Returns a serialized executable's fields that are no options: buffers, thunks, machine code.
-
-    Args:
-        blob: ``compiled.runtime_executable().serialize()``: JAX's header with its length, then
-            XLA's message.
-        module: Name of the HLO module, which identifies records of thunks.
-
-    Raises:
-        ValueError: If the bytes have another form, as from other PJRT plugins.
-    """
+    """Returns a serialized executable's buffers, thunks and code; ValueError for other plugins."""
     code = [
         b"%d:" % field.field_number + _without_module_number(field.data, module.encode(), depth=0)
         for executable in _fields(_without_header(blob))
@@ -152,11 +140,9 @@ def code_parts(blob: bytes, module: str) -> list[bytes]:
 
 
 def _without_module_number(data: bytes | int, module: bytes, *, depth: int) -> bytes:
-    """Removes the module's number in this process from all thunks of a message.
+    """Removes the module's number in this process, and all lengths, from thunks of a message.
 
-    A thunk's record is (1: operation, 2: module name, 3: module number). Lengths are dropped
-    because they depend on the number. Plain bytes that parse as a message are changed, but equally
-    for equal bytes.
+    A thunk's record is (1: operation, 2: module name, 3: module number).
     """
     if isinstance(data, int):
         return b"%d" % data

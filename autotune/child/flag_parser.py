@@ -1,11 +1,10 @@
 """Parses XLA_FLAGS texts with the jaxlib of this Python, one JSON line per question and answer.
 
-Started by `autotune.settings.probe`. jaxlib parses XLA_FLAGS once per process and ends the process
-on an error; so each question goes to a fork of this process, which has loaded the library.
+jaxlib parses XLA_FLAGS once per process and ends the process on an error; so each question goes to
+a fork of this process, which has loaded the library.
 
-Questions on standard input: ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``. Answers on
-standard output: ``{"exit_code": int, "log": str, "options": str | null}`` with the resolved
-DebugOptions as a text proto, or a mapping of JAX config options.
+Questions are ``{"xla_flags": TEXT}`` or ``{"jax_options": true}``, answers ``{"exit_code": int,
+"log": str, "options": str | null}`` (DebugOptions as a text proto), or JAX's config options.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ def _parse_and_exit(text: str, write_end: int) -> None:
     from jaxlib import xla_client
 
     os.environ["XLA_FLAGS"] = text
-    # A temporary CompileOptions would be freed while its debug_options are read: keep both names.
-    compile_options = xla_client.CompileOptions()
+    compile_options = xla_client.CompileOptions()  # kept while its debug_options are read
     build_options = compile_options.executable_build_options
     answer = _MARK + repr(build_options.debug_options).encode()
     while answer:
@@ -55,8 +53,7 @@ def jax_options() -> dict[str, dict[str, Any]]:
     """Returns type, legal values if they are few, and value of every option of `jax.config`."""
     import jax
 
-    # `meta` and `values` are not documented; without them the JAX options simply stay unknown.
-    meta = getattr(jax.config, "meta", {})
+    meta = getattr(jax.config, "meta", {})  # not documented: the options may stay unknown
     options = {}
     for name, value in getattr(jax.config, "values", {}).items():
         kind, _, details = meta.get(name, (str, [], {}))

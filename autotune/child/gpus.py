@@ -1,8 +1,7 @@
 """NVIDIA GPUs that a process may use, with libraries, firmware and clocks.
 
-The process that ran the steps reports them; ``python -m autotune.child.gpus '{"count": 1}'`` prints
-the same as JSON without starting anything on a GPU. Standard library only; ``nvidia-ml-py`` where
-it is installed.
+``python -m autotune.child.gpus '{"count": 1}'`` prints what a measured process reports, and starts
+nothing on a GPU. Standard library only; ``nvidia-ml-py`` where it is installed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.child.channel import Message
-from autotune.child.packages import CUDA_PLUGINS, folder_of, installed_versions
+from autotune.child.packages import CUDA_PLUGINS, Versions, folder_of, installed_versions
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -33,14 +32,11 @@ def load_nvml() -> Any:
 
 
 def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
-    """Returns NVML's handles of the GPUs in CUDA_VISIBLE_DEVICES by index, in its order.
-
-    Lost GPUs are left out, and parts of a GPU under MIG.
-    """
+    """Returns NVML's handles by index of CUDA_VISIBLE_DEVICES, without lost GPUs and MIG parts."""
     if nvml is None:
         return {}
-    handles: dict[int, Any] = {}
-    uuids: dict[int, str] = {}
+    handles = {}
+    uuids = {}
     ask(nvml, "nvmlInit")
     for index in range(ask(nvml, "nvmlDeviceGetCount") or 0):
         handle = ask(nvml, "nvmlDeviceGetHandleByIndex", index)
@@ -53,12 +49,11 @@ def visible_devices(nvml: Any, visible: str | None) -> dict[int, Any]:
 def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
     """Returns the indices of the GPUs in CUDA_VISIBLE_DEVICES, in its order; all if it is None.
 
-    An entry is an index, or the start of one UUID. As in CUDA the first unknown entry ends the
-    list.
+    An entry is an index, or the start of one UUID; as in CUDA the first unknown one ends the list.
     """
     if visible is None:
         return list(uuids)
-    indices: list[int] = []
+    indices = []
     for entry in visible.split(","):
         name = entry.strip()
         if name.isdigit():
@@ -67,7 +62,7 @@ def named_devices(uuids: Mapping[int, str], visible: str | None) -> list[int]:
             matches = [index for index, uuid in uuids.items() if name and uuid.startswith(name)]
         if len(matches) != 1:
             break
-        indices += matches
+        indices.extend(matches)
     return indices
 
 
@@ -75,8 +70,9 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
     """Calls a function of NVML; None if GPU, driver or nvidia-ml-py does not support it."""
     with contextlib.suppress(nvml.NVMLError, AttributeError):
         answer = getattr(nvml, name)(*arguments)
-        # Some versions of nvidia-ml-py return text as bytes.
-        return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+        if isinstance(answer, bytes):  # text in some versions of nvidia-ml-py
+            return answer.decode(errors="replace")
+        return answer
     return None
 
 
@@ -86,10 +82,10 @@ CLASSES = Path("/sys/class")
 
 _PROPERTY = (0, 1, 2)  # library_types.h: MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
 _LIBRARY = re.compile(r"/(?:.*/)?lib(cublas|cudnn|nccl)\.so[.\d]*$", re.M)
-# Plugin to its libraries: package below `nvidia` where it looks first, name for the linker.
-_WHEELS = {
-    "jax-cuda13-plugin": ("cu13/libcublas.so.13", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
-    "jax-cuda12-plugin": ("cublas/libcublas.so.12", "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"),
+# Package below `nvidia` where a plugin looks first, and name for the linker.
+_CUBLAS = {
+    "jax-cuda13-plugin": "cu13/libcublas.so.13",
+    "jax-cuda12-plugin": "cublas/libcublas.so.12",
 }
 
 
@@ -101,11 +97,7 @@ def machine_report(devices: Iterable[int]) -> Message:
 
 
 def ran_on(devices: Iterable[int] | None = None) -> Message:
-    """Returns versions of NVIDIA's driver and loaded libraries, states of GPUs, and networks.
-
-    Args:
-        devices: Places of the GPUs among the visible ones; None for all.
-    """
+    """Returns versions of driver and loaded libraries, networks, and states of visible GPUs."""
     nvml = load_nvml()
     visible = visible_devices(nvml, os.environ.get(VISIBLE))
     states = [_state(nvml, index, handle) for index, handle in visible.items()]
@@ -123,9 +115,8 @@ def ran_on(devices: Iterable[int] | None = None) -> Message:
 
 def infiniband_ports(environment: Mapping[str, str]) -> int:
     """Counts active InfiniBand and RoCE ports that NCCL takes itself (its net_ib/init.cc)."""
-    if environment.get("NCCL_NET", "IB").upper() != "IB":
-        return 0
-    if environment.get("NCCL_IB_DISABLE", "0") != "0":
+    is_disabled = environment.get("NCCL_IB_DISABLE", "0") != "0"
+    if is_disabled or environment.get("NCCL_NET", "IB").upper() != "IB":
         return 0
     return sum(
         kernel_text(port / "state") == "4: ACTIVE"
@@ -152,7 +143,7 @@ def kernel_text(path: Path) -> str:
         return ""
 
 
-def loaded_versions() -> dict[str, str]:
+def loaded_versions() -> Versions:
     """Returns the versions that NVIDIA's libraries in this process report (see proc(5))."""
     paths: dict[str, str] = {}
     for match in _LIBRARY.finditer(kernel_text(MAPS)):
@@ -176,7 +167,7 @@ def _version(name: str, path: str) -> str:
     if name == "nccl":
         code = number("ncclGetVersion")  # 22703 for 2.27.3 (nccl.h since 2.9)
         return f"{code // 10_000}.{code % 10_000 // 100}.{code % 100}"
-    return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(part))) for part in _PROPERTY)
+    return ".".join(str(number(f"{name}GetProperty", ctypes.c_int(kind))) for kind in _PROPERTY)
 
 
 def _state(nvml: Any, index: int, handle: Any) -> Message:
@@ -221,7 +212,7 @@ def load_as_jax_does() -> None:
     plugins = list(installed_versions(CUDA_PLUGINS))
     if not plugins:
         return
-    for name in _WHEELS[plugins[0]]:
+    for name in (_CUBLAS[plugins[0]], "cudnn/libcudnn.so.9", "nccl/libnccl.so.2"):
         package, library = name.split("/")
         wheel = folder_of(f"nvidia.{package}")
         for path in [library] if wheel is None else [f"{wheel}/lib/{library}", library]:

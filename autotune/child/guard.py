@@ -1,20 +1,17 @@
 """The guard: a small process between driver and worker; no process of the worker outlives it.
 
-Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] SECRET_VARIABLE,... -- COMMAND
-...`` by a launcher, locally or through ``srun``. Standard library only, to start in milliseconds.
-It
+Run as ``python -I -S guard.py LOG LOG_BYTES [--remote] SECRET_VARIABLE,... -- COMMAND ...`` by a
+launcher, locally or through ``srun``. Standard library only, to start in milliseconds. It
 
 * starts the command in a session of its own, with a socket whose number is in ``AUTOTUNE_CHANNEL``;
 * relays lines between its stdin/stdout and that socket, so that no worker needs a listening port;
 * keeps the first and the last half of ``LOG_BYTES`` of the worker's output;
-* when its stdin ends (the driver stopped for any reason), or the command ends, ends every process
-  that descends from the command, those that left its session included (it is their "child
-  subreaper", see prctl(2)), by `ENDING`;
+* ends all descendants of the command, also those in other sessions (it is their subreaper, see
+  prctl(2)), by `ENDING` when its stdin (with the driver) or the command ends;
 * reports as its last line how the command ended.
 
 With ``--remote`` it first reads one line from stdin, ``{"environment": {...}, "keep": [...]}``: the
-command's whole environment except for the variables to keep, which the node sets. It answers with a
-line ``hello``: its node and step, and a free port.
+command's environment without what the node sets; it answers ``hello``: node, step, a free port.
 """
 
 from __future__ import annotations
@@ -38,20 +35,17 @@ CHANNEL_VARIABLE = "AUTOTUNE_CHANNEL"
 CANNOT_START = "cannot start"
 GUARD_PROGRAM = __file__
 KILL = ((signal.SIGKILL, 10.0),)
-ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)
-"""Signals that end processes, each with the seconds before the next."""
-
+ENDING = ((signal.SIGINT, 2.0), (signal.SIGTERM, 2.0), *KILL)  # seconds to the next
 STRUCK = b"***"
-LAST_LINES = 20
+LAST_LINES = 20  # limits of the output in the last message
 LAST_BYTES = 20_000
-"""Limits of the output in the last message."""
+
+
+Message = dict[str, object]
 
 
 class BoundedLog:
-    """Writes the first half of its limit at once, and the last half when closed.
-
-    A full disk ends no running trial.
-    """
+    """Writes the first half of its limit at once, the last when closed; ignores a full disk."""
 
     def __init__(self, path: str, limit: int, secrets: Iterable[str]) -> None:
         self._secrets = [os.fsencode(value) for value in secrets]
@@ -153,21 +147,6 @@ def end_descendants(
             wait()
 
 
-def pause_descendants(root: int, *, but: int) -> None:
-    """Stops all descendants of a process but one, parents first, until no new one appears."""
-    stopped = {but}
-    while running := [pid for pid in descendants(root) if pid not in stopped]:
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        stopped.update(running)
-
-
-def resume_descendants(root: int) -> None:
-    """Continues all descendants of a process, children first: no parent sees a stopped one."""
-    send(reversed(descendants(root)), signal.SIGCONT)
-
-
 def reap_all() -> None:
     """Waits for a moment, and reaps all dead children."""
     time.sleep(0.02)
@@ -186,10 +165,10 @@ def die_with_parent(parent: int) -> None:
 def start_program(
     command: Sequence[str], *, cwd: str | None = None, files: Sequence[int] = ()
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts a program in a session of its own, without input; returns it and its output's pipe.
+    """Starts a program in its own session, without input; returns it and its output's pipe.
 
-    It keeps the descriptors `files`, and ends with this process: nothing would continue it if it
-    was paused. Raises OSError if it cannot be started.
+    It ends with this process: nothing would continue it if it was paused. OSError if it cannot
+    start.
     """
     ours, theirs = os.pipe()
     try:
@@ -208,7 +187,7 @@ def start_program(
     return program, ours
 
 
-def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
+def run(log: BoundedLog, command: list[str]) -> Message:
     """Runs one command to its end, or to that of stdin; returns the message ``exit``."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ours, theirs = socket.socketpair()
@@ -252,7 +231,7 @@ def run(log: BoundedLog, command: list[str]) -> dict[str, object]:
     return _end(log, program.returncode, stopped=stopped)
 
 
-def _end(log: BoundedLog, status: int, *, stopped: bool) -> dict[str, object]:
+def _end(log: BoundedLog, status: int, *, stopped: bool) -> Message:
     return {
         "type": "exit",
         "exit_status": status,
@@ -285,7 +264,7 @@ def to_log(output: int, log: BoundedLog) -> bool:
     return bool(data)
 
 
-def say(message: dict[str, object]) -> None:
+def say(message: Message) -> None:
     """Writes a message to stdout, on a line of its own whatever the worker wrote before."""
     write_all(b"\n" + json.dumps(message).encode() + b"\n")
 
@@ -327,8 +306,7 @@ def take_environment() -> None:
 def main(arguments: list[str]) -> int:
     """Runs the command of the arguments."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        # A cluster sends them to a whole step before its time limit; only the driver reacts.
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, signal.SIG_IGN)  # a cluster's warning is for the driver
     if arguments[2] == "--remote":
         del arguments[2]
         take_environment()

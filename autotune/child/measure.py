@@ -1,10 +1,7 @@
 """The measuring worker: compiles a training step under its environment's flags, and runs blocks.
 
-Messages over the channel (`autotune.child.channel`):
-
-* in: ``job`` (once), then any number of ``block``, then ``stop``;
-* out: ``phase`` while starting, ``ready`` (a `WorkerReport`), one ``block`` for each, or ``error``
-  and the end.
+Messages of the channel are ``job`` (once), ``block`` and ``stop``; it sends ``phase`` while it
+starts, ``ready`` (a `WorkerReport`), then ``block`` for each, or ``error``.
 """
 
 from __future__ import annotations
@@ -27,23 +24,15 @@ from autotune.child.devices import dtype_name, find_devices, jax_options, jax_re
 from autotune.child.fingerprint import CACHE_FOLDER
 from autotune.child.packages import CUDA_PLUGINS, installed_versions, workloads_root
 
-FEWEST_BATCHES = 4
-"""Batches of the ring at least, however large one is."""
+FEWEST_BATCHES = 4  # batches of the ring at least, however large one is
+MOST_BATCHES = 64  # batches of the ring at most, so that later blocks make none
+RING_BYTES = 64_000_000  # of all batches: many small ones, so that few repeat
+SAMPLES = 8  # arrays of the state of which copies tell how far the first steps move it
+SAMPLE_BYTES = 8_000_000  # largest size of one
+FAR = 1e30  # stands for a distance that is no number
 
-MOST_BATCHES = 64
-"""Batches of the ring at most, so that later blocks make none."""
 
-RING_BYTES = 64_000_000
-"""Limit of the bytes of the ring: many small batches, so that a long run repeats few."""
-
-SAMPLES = 8
-"""Arrays of the state of which copies tell how far the first steps move it."""
-
-SAMPLE_BYTES = 8_000_000
-"""Largest size of one."""
-
-FAR = 1e30
-"""Stands for a distance that is no number."""
+Arrays = list[Any]
 
 
 class Job:
@@ -132,7 +121,7 @@ class Job:
     def fill_ring(self, steps: int) -> None:
         """Makes the batches of the next steps that the ring lacks, so that no step waits for it."""
         end = min(self._next + steps, self._ring)
-        batches = [self._make_batch(number) for number in range(len(self._batches), end)]
+        batches = list(map(self._make_batch, range(len(self._batches), end)))
         self._jax.block_until_ready(batches)  # type: ignore[no-untyped-call]
         self._batches += batches
 
@@ -157,11 +146,11 @@ class Job:
 
 
 def ring_length(batch_bytes: int) -> int:
-    """Returns how many batches of a size are kept: step n has the n-th of them, counted round."""
+    """Returns how many batches are kept: step n takes the n-th of them, counted round."""
     return min(MOST_BATCHES, max(FEWEST_BATCHES, RING_BYTES // max(1, batch_bytes)))
 
 
-def sample_of(leaves: list[Any]) -> list[Any]:
+def sample_of(leaves: Arrays) -> Arrays:
     """Copies some floating-point arrays of a state to the host, small ones if there are any."""
     import numpy as np
     from jax import numpy as jnp
@@ -175,7 +164,7 @@ def sample_of(leaves: list[Any]) -> list[Any]:
     return copies
 
 
-def distance(before: list[Any], after: list[Any]) -> float:
+def distance(before: Arrays, after: Arrays) -> float:
     """Returns the root of the sum of squared differences between two samples of a state."""
     squares = sum(float(((b - a) ** 2).sum()) for b, a in zip(before, after, strict=True))
     return min(FAR, math.sqrt(squares))  # NaN is not below it
@@ -203,7 +192,7 @@ def work(channel: Channel, job: Message) -> None:
         )
 
 
-def prepare(channel: Channel, message: dict[str, Any]) -> None:
+def prepare(channel: Channel, message: Message) -> None:
     """Imports what a later job needs, or takes over its variables; starts no backend."""
     if message["type"] == "import":
         with contextlib.suppress(Exception):  # the job finds out, and says so

@@ -8,27 +8,22 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-Output = Sequence[str]
-"""Lines that a program printed."""
-
-PIECE = 1 << 16
-"""Bytes that are read at once."""
-
-LONGEST_LINE = 4_000
-LONGEST_RECORD = 65_536
-"""Bytes of a line, and of a JSON line; what is longer is cut."""
+Output = Sequence[str]  # lines that a program printed
+PIECE = 1 << 16  # bytes that are read at once
+LONGEST_LINE = 4_000  # bytes; what is longer is cut
+LONGEST_RECORD = 65_536  # of a JSON line
 
 
 class Lines:
     """Splits a stream of bytes into lines, also at the carriage returns of progress bars."""
 
     def __init__(self) -> None:
-        self._begun_line = b""
+        self._incomplete = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yields complete lines, each cut to `LONGEST_LINE` or `LONGEST_RECORD`."""
-        *lines, begun = re.split(rb"[\r\n]", self._begun_line + data)
-        self._begun_line = self._cut(begun)
+        *lines, incomplete = re.split(rb"[\r\n]", self._incomplete + data)
+        self._incomplete = self._cut(incomplete)
         for line in lines:
             if line:
                 yield self._cut(line).decode("utf-8", errors="replace")
@@ -46,10 +41,7 @@ def _files_of(path: Path) -> list[Path]:
 
 
 class Follow:
-    """Follows the file that a program writes, or the newest of a pattern.
-
-    Present content is not read, but all of a file that is truncated or replaced.
-    """
+    """Follows the file that a program writes, or the newest of a pattern, from its present end."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

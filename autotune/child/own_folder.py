@@ -1,15 +1,12 @@
 """Starts a command in a folder of its own: it reads the user's files, its own are thrown away.
 
 Run as ``own_folder KIND FOLDER SCRATCH [KEPT ...] -- COMMAND ...`` between guard and command, which
-takes its place. Standard library only. Of kind
+takes its place; KEPT paths in FOLDER keep their content. Standard library only. Of kind
 
-* ``overlay``: an overlay file system lies over FOLDER, in a mount namespace of this process and
-  what it starts, so that relative and absolute paths into FOLDER, and paths by links, all meet it.
-  Writes go to ``SCRATCH/written``. See mount_namespaces(7), user_namespaces(7) and
+* ``overlay``: an overlay file system lies over FOLDER for this process and what it starts, by all
+  paths; writes go to ``SCRATCH/written``. See mount_namespaces(7), user_namespaces(7) and
   Documentation/filesystems/overlayfs.rst of Linux;
-* ``copy``: the command runs in ``SCRATCH/copy``. Absolute paths into FOLDER are not caught.
-
-KEPT are paths whose content is not thrown away, where they lie in FOLDER: the folder of the trial.
+* ``copy``: the command runs in ``SCRATCH/copy``; absolute paths into FOLDER are not caught.
 """
 
 from __future__ import annotations
@@ -32,8 +29,7 @@ MS_SLAVE = 0x80000
 OVERLAY = "overlay"
 COPY = "copy"
 WRITTEN = "written"
-WORK = "work"
-"""Folders in SCRATCH, numbered: an overlay's layer that is written, and one for the kernel."""
+WORK = "work"  # numbered folders in SCRATCH: a layer that is written, the kernel's
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -45,21 +41,14 @@ def _call(name: str, *arguments: object) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def _mount(source: str, target: str, flags: int, *, kind: str = "", options: str = "") -> None:
+def _mount(source: str, target: str, flags: int, options: str = "") -> None:
     """Mounts a file system; the kernel ignores kind and options of anything but an overlay."""
-    places = (os.fsencode(source), os.fsencode(target), kind.encode())
+    places = (os.fsencode(source), os.fsencode(target), b"overlay")
     _call("mount", *places, ctypes.c_ulong(flags), os.fsencode(options))
 
 
 def enter_namespace() -> None:
-    """Enters a mount namespace of this process's own, whose mounts no other process sees.
-
-    Without the right to do so it also enters a user namespace, in which user and group keep their
-    numbers.
-
-    Raises:
-        OSError: If the kernel allows neither.
-    """
+    """Enters a mount namespace of this process, by a user namespace if it must; else OSError."""
     parent = os.getppid()
     user = os.getuid()
     group = os.getgid()
@@ -89,19 +78,15 @@ def _lasting(path: str) -> str:
     return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_CLOEXEC)}"
 
 
-def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
-    """Lays an overlay over a folder, one over each mount point in it, and keeps what is kept.
-
-    Raises:
-        OSError: If the kernel or one of the file systems does not allow it.
-    """
+def overlay(folder: str, scratch: str, exempt: Sequence[str]) -> None:
+    """Lays overlays over a folder and its mount points, not `exempt`; OSError if not allowed."""
     enter_namespace()
-    # With redirects, folders that were there before can be renamed. Linux before 6.5 mounts with
-    # them in a user namespace, too, and then makes no folder in place of one that was removed.
+    # Redirects let old folders be renamed, but in a user namespace Linux before 6.5 then makes no
+    # folder in place of one that was removed.
     users = Path("/proc/self/uid_map").read_text(encoding="ascii").split()
     mode = "redirect_dir=on" if users == ["0", "0", str(2**32 - 1)] else "userxattr"
     lower = {path: _lasting(path) for path in mount_points(folder)}
-    content = {path: _lasting(path) for path in kept if path.startswith(f"{folder}/")}
+    content = {path: _lasting(path) for path in exempt if path.startswith(f"{folder}/")}
     layers = _lasting(scratch)
     for number, (path, below) in enumerate(lower.items()):
         if not Path(below).is_dir():
@@ -110,7 +95,7 @@ def overlay(folder: str, scratch: str, kept: Sequence[str]) -> None:
         for name in (WRITTEN, WORK):
             Path(scratch, f"{name}-{number}").mkdir()
         upper = f"upperdir={layers}/{WRITTEN}-{number},workdir={layers}/{WORK}-{number}"
-        _mount("overlay", path, 0, kind="overlay", options=f"lowerdir={below},{upper},{mode}")
+        _mount("overlay", path, 0, f"lowerdir={below},{upper},{mode}")
     for path, source in content.items():
         Path(path).mkdir(parents=True, exist_ok=True)  # in the overlay
         _mount(source, path, MS_BIND | MS_REC)
@@ -131,11 +116,11 @@ def copy(folder: str, scratch: str) -> None:
 def main() -> int:
     """Makes the folder and becomes the command; returns the exit status if that fails."""
     dashes = sys.argv.index("--")
-    _, kind, folder, scratch, *kept = sys.argv[:dashes]
+    _, kind, folder, scratch, *exempt = sys.argv[:dashes]
     command = sys.argv[dashes + 1 :]
     try:
         if kind == OVERLAY:
-            overlay(folder, scratch, kept)
+            overlay(folder, scratch, exempt)
         else:
             copy(folder, scratch)
     except OSError as error:

@@ -1,9 +1,8 @@
 """Packages of a Python and their versions. Standard library only.
 
 Run by another Python as ``python -P -c TEXT '{"versions": [NAME, ...], "folders": [MODULE, ...]}'``
-it prints a JSON object: ``python`` (its version), ``versions`` and ``folders`` by name, without
-missing ones, and ``libraries`` in these folders: path to size in bytes and time of the last change
-in ns.
+it prints JSON: ``python`` (its version), ``versions`` and ``folders`` of those installed, and
+``libraries`` in these folders, by path: bytes, and time of the last change in ns.
 """
 
 from __future__ import annotations
@@ -17,11 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-"""Distributions with JAX's CUDA backend, in JAX's order of preference."""
-
-RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", *CUDA_PLUGINS)
-"""Distributions whose versions are recorded for a user's program."""
+CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")  # in JAX's order
+RECORDED = ("jax", "jaxlib", "flax", "optax", "numpy", *CUDA_PLUGINS)  # of a program
+Versions = dict[str, str]  # of distributions, by name
 
 
 def workloads_root() -> Path:
@@ -31,9 +28,9 @@ def workloads_root() -> Path:
     return bundled if bundled.is_dir() else package.parent
 
 
-def installed_versions(names: Iterable[str]) -> dict[str, str]:
+def installed_versions(names: Iterable[str]) -> Versions:
     """Returns the versions of the installed ones of some distributions, in their order."""
-    from importlib.metadata import PackageNotFoundError, version  # slow: ten times all else
+    from importlib.metadata import PackageNotFoundError, version  # slow
 
     versions = {}
     for name in names:
@@ -60,10 +57,10 @@ def near_home(folder: str) -> str:
     return folder
 
 
-def versions_in(folder: str) -> dict[str, str]:
+def versions_in(folder: str) -> Versions:
     """Returns the versions of `RECORDED` in a folder of packages, and of the folder's Python."""
     path = Path(folder).expanduser()
-    present: dict[str, str] = {}
+    present = {}
     try:
         for entry in path.glob("*.dist-info"):
             name, _, version = entry.name.removesuffix(".dist-info").partition("-")

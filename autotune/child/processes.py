@@ -17,21 +17,14 @@ _JAXLIB = re.compile(r"(/\S[^\n]*?)/jaxlib/[^\n]*\.so")
 _FLAGS = re.compile(r"^flags:\s*(\d+)", re.M)
 _PROC = Path("/proc")
 
-Names = Iterable[str] | re.Pattern[str]
-"""Names of variables, or a pattern for those that are set."""
+Names = Iterable[str] | re.Pattern[str]  # of variables, or a pattern for set ones
 
 
 def xla_processes(root: int, names: Names = ()) -> list[Message]:
     """Describes every process of a tree that has loaded jaxlib.
 
-    Args:
-        names: Variables whose values are returned.
-
-    Returns:
-        For each ``pid``, ``python`` (path of the interpreter), ``packages`` (folder of its jaxlib),
-        ``versions`` there, ``opens_gpu`` (None if unknown), and ``values``: the variables at its
-        start (None for unset ones), or ``unreadable`` with the reason. Later changes of its
-        environment are invisible from outside.
+    ``values`` are those of the variables `names` at its start, None for unset ones, or the reason
+    is ``unreadable``; ``opens_gpu`` is None if unknown.
     """
     processes = []
     for pid in (root, *descendants(root)):
@@ -43,7 +36,7 @@ def xla_processes(root: int, names: Names = ()) -> list[Message]:
                     "pid": pid,
                     "python": _python_of(pid, folder),
                     "packages": near_home(folder),
-                    "versions": versions_in(f"{_PROC}/{pid}/root{folder}"),  # perhaps a container's
+                    "versions": versions_in(f"{_PROC}/{pid}/root{folder}"),
                     "opens_gpu": _opens_gpu(pid),
                     **_environment(pid, names),
                 }

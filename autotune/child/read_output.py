@@ -1,25 +1,23 @@
 """Runs a user's program between guard and driver, and reads its output. Standard library only.
 
-For a ``job`` over the channel (`autotune.child.channel`) it reads steps, so that the driver never
-waits for a regular expression, and answers with ``phase``, ``ready``, ``block``, ``error`` as
-workers do; the program does not wait, so a ``block`` is its next steps. From a ``pause`` on it is
-stopped between blocks, with all that it started: a block is then of steps after the first
-`PAUSED_LINES` lines, timed here and never by the program's own clock. For a ``probe`` it sends
-``lines`` (each with its time in seconds; of the output, or of the file that the program writes),
-``processes`` (of `xla_processes`), ``writes`` (files that it has open to write them) and ``ended``.
-On ``stop`` the program is ended as `autotune.child.guard.ENDING` says.
+For a ``job`` over the channel (`autotune.child.channel`) it reads steps and answers with ``phase``,
+``ready``, ``block``, ``error`` as workers do; the program does not wait, so a ``block`` is its next
+steps. After a ``pause`` all its processes are stopped between blocks: a block is then of steps
+after the first `PAUSED_LINES` lines, timed here and never by the program's own clock. For a
+``probe`` it sends ``lines`` (each with its time in seconds), ``processes`` (of `xla_processes`),
+``writes`` (files open for writing) and ``ended``.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import re
 import select
 import signal
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,9 +26,9 @@ from autotune.child.devices import memory_in_use
 from autotune.child.gpus import machine_report
 from autotune.child.guard import (
     CANNOT_START,
+    descendants,
     end_descendants,
-    pause_descendants,
-    resume_descendants,
+    send,
     start_program,
     write_all,
 )
@@ -42,37 +40,16 @@ POLL_S = 0.1
 LOOK_EVERY_S = 0.5
 FILES_EVERY_S = 0.1
 KEPT_LINES = 400
-PAUSED_LINES = 2
-"""Lines of steps that never count after a pause: the one in which it falls, and the next."""
+PAUSED_LINES = 2  # never count after a pause: the one in which it falls, the next
+FEW_LINES = 0.05  # share of a block's lines that may be read at once at its ends
+MOST_LATE = 0.5  # share by which a block may begin later for that
 
-FEW_LINES = 0.05
-"""Share of a block's lines that may be read at once where it begins and ends."""
-
-MOST_LATE = 0.5
-"""Share by which a block may begin later for that: a program may go on while it seems paused."""
-
-CARRIERS = frozenset(
-    (
-        "srun",
-        "salloc",
-        "mpirun",
-        "mpiexec",
-        "mpiexec.hydra",
-        "orterun",
-        "prterun",
-        "docker",
-        "podman",
-        "ssh",
-        "raylet",
-    )
-)
+_STARTERS = ("salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
+CARRIERS = frozenset((*_STARTERS, "srun", "docker", "podman", "ssh", "raylet"))
 """Programs whose work runs where no signal to their own processes reaches it."""
 
-LINES_AT_ONCE = 40
-"""Lines of a message; long records, too, stay below the longest message that the driver takes."""
-
-MOST_LINES = 20_000
-"""Limit of reported lines; the first ones."""
+LINES_AT_ONCE = 40  # of a message: long records, too, stay below the driver's limit
+MOST_LINES = 20_000  # reported lines, the first ones
 
 
 class ProgramRun:
@@ -82,10 +59,10 @@ class ProgramRun:
         self.channel = channel
         self.job = job
         self._lines = Lines()
-        self.last_lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self.last_lines = collections.deque[str](maxlen=KEPT_LINES)
         path = job["rules"].get("file")
         self.file = Follow(Path(job["cwd"]) / path) if path else None
-        for number in (signal.SIGINT, signal.SIGTERM):  # of the guard: the program ends first
+        for number in (signal.SIGINT, signal.SIGTERM):  # the program ends first
             signal.signal(number, lambda *_: None)
         self.program, self.output = start_program(job["command"], cwd=job["cwd"])
 
@@ -93,7 +70,7 @@ class ProgramRun:
         """Runs the program to its end or until ``stop``; returns the exit status."""
         sources = [self.output, self.channel.fileno()]
         while True:
-            is_over = self.program.poll() is not None  # before its last words are looked for
+            is_over = self.program.poll() is not None  # before its last words
             readable, _, _ = select.select(sources, [], [], POLL_S)
             if self.output in readable and not self.take_output():
                 sources.remove(self.output)
@@ -125,8 +102,7 @@ class ProgramRun:
         """Ends the program and what it started; the guard ends what is left."""
 
         def wait() -> None:
-            # A program that prints at its end must not block on a full pipe.
-            if not self.has_output(0.05):
+            if not self.has_output(0.05):  # else it would block on a full pipe
                 time.sleep(0.01)
             self.program.poll()
 
@@ -172,7 +148,7 @@ class Session(ProgramRun):
         self._started = time.monotonic()
 
     def run(self) -> int:
-        """Runs the program; returns the exit status."""
+        """Runs the program; reports a pattern that takes too long."""
         try:
             return super().run()
         except TooSlow:
@@ -215,15 +191,20 @@ class Session(ProgramRun):
         return self.no_result(self._why_too_few())
 
     def _pause(self) -> None:
-        """Stops the program and all that it started."""
-        pause_descendants(os.getppid(), but=os.getpid())
+        """Stops the program's processes, parents first, until no new one appears."""
+        stopped = {os.getpid()}
+        while running := [pid for pid in descendants(os.getppid()) if pid not in stopped]:
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped.update(running)
 
     def _resume(self) -> None:
-        """Lets the program go on; what it printed before the pause is read first."""
+        """Reads what came before the pause; continues children first: parents see none stopped."""
         while self.has_output(0.0):
             continue
         self._earliest = len(self._times) + PAUSED_LINES
-        resume_descendants(os.getppid())
+        send(reversed(descendants(os.getppid())), signal.SIGCONT)
 
     def _read(self, line: str) -> None:
         now_s = time.perf_counter()
@@ -242,17 +223,16 @@ class Session(ProgramRun):
             self._losses.append((len(self._times), step.loss))
 
     def _answer(self) -> None:
-        """Sends ``ready`` and the requested block once they are complete."""
-        # One step more: the output of a step may be incomplete until the next one.
-        if not self._is_ready and len(self._times) > self._warm:
+        """Sends ``ready`` and the wanted block, when the next step shows that they are whole."""
+        if self.channel.phase != "step" and len(self._times) > self._warm:
             self._send_ready()
         order = self._order
         if order is None:
             return
         steps = order["steps"]
-        first = self._paused_block(steps) if self._pauses else self._sent
-        is_late = self._pauses and first > self._earliest + 1 + MOST_LATE * steps
-        if len(self._times) < first + steps and not is_late:
+        begin = self._paused_block(steps) if self._pauses else self._sent
+        is_late = self._pauses and begin > self._earliest + 1 + MOST_LATE * steps
+        if len(self._times) < begin + steps and not is_late:
             return
         self._order = None
         if self._pauses:
@@ -265,13 +245,10 @@ class Session(ProgramRun):
             self.channel.send("block", no_pause=why)
         else:
             memory = memory_in_use(self.program.pid) if order.get("memory") else None
-            self._send_block(first, first + steps, memory=memory)
-
-    @property
-    def _is_ready(self) -> bool:
-        return self.channel.phase == "step"
+            self._send_block(begin, begin + steps, memory=memory)
 
     def _send_ready(self) -> None:
+        """Sends ``ready``, with the machine's libraries: the program's cannot be asked."""
         warm = self._warm
         losses = [loss for step, loss in self._losses if step <= warm]
         self._sent = warm
@@ -286,26 +263,20 @@ class Session(ProgramRun):
             },
             no_pause=self._why_no_pause(),
             processes=xla_processes(self.program.pid, self.job["variables"]),
-            # Of the machine: the program's own libraries cannot be asked from outside.
             ran_on=machine_report(range(self.job["device_count"] or 1)),
         )
 
     def _paused_block(self, steps: int) -> int:
-        """Returns the first step of a block after a pause, which may not be complete yet.
-
-        Where this process had to wait for its turn, it reads several lines at once, later than they
-        came: a block begins and ends at lines that were read alone, or with few of many.
-        """
+        """Returns the first step of a block that begins and ends at lines read with few others."""
         end = len(self._times) - steps + 1
-        for first in range(self._earliest, end):
-            at_once = max(self._together[first - 1], self._together[first + steps - 1])
+        for begin in range(self._earliest, end):
+            at_once = max(self._together[begin - 1], self._together[begin + steps - 1])
             if at_once <= 1 + FEW_LINES * steps:
-                return first
+                return begin
         return end
 
     def _send_block(self, first: int, last: int, **fields: Any) -> None:
-        """Sends the steps of a block, and the losses of all steps since the one before."""
-        # The output of the last step may be incomplete: the loss is that of an earlier one.
+        """Sends a block, and losses since the one before, without the last step's, perhaps cut."""
         step, loss = next((pair for pair in reversed(self._losses) if pair[0] < last), (last, 0.0))
         self.channel.send(
             "block",
@@ -350,11 +321,10 @@ class Session(ProgramRun):
         """Reports why there is no result, or waits for further orders."""
         status = self.program.returncode
         if status < 0:
-            # Ends by the same signal, so that the guard reports it.
             if -status not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(-status, signal.SIG_DFL)
-            os.kill(os.getpid(), -status)
-        while status == 0 and self._is_ready and self._order is None:
+            os.kill(os.getpid(), -status)  # for the guard's report
+        while status == 0 and self.channel.phase == "step" and self._order is None:
             if not self.take_orders():
                 return 0
             self._answer()
@@ -410,21 +380,19 @@ class ProbedRun(ProgramRun):
         at_s = time.monotonic() - self._began
         rows = [(at_s, line) for line in lines[: MOST_LINES - self._count]]
         self._count += len(rows)
-        for first in range(0, len(rows), LINES_AT_ONCE):
-            self.channel.send("lines", lines=rows[first : first + LINES_AT_ONCE])
+        for begin in range(0, len(rows), LINES_AT_ONCE):
+            self.channel.send("lines", lines=rows[begin : begin + LINES_AT_ONCE])
 
     def look(self) -> None:
         """Sends files that are new, and the processes that have loaded XLA, if they changed."""
         now_s = time.monotonic()
-        # Below the guard, which inherits orphans: a launcher may leave a daemon.
-        guard = os.getppid()
+        guard = os.getppid()  # it inherits orphans: a launcher may leave a daemon
         if now_s - self._watched >= FILES_EVERY_S:
             self._watched = now_s
             files = open_for_writing(guard) - self._writes
             if files:
                 self._writes |= files
                 self.channel.send("writes", files=sorted(files))
-        # A short program may end soon.
         if now_s - self._looked >= (LOOK_EVERY_S if self._processes else FILES_EVERY_S):
             self._looked = now_s
             processes = xla_processes(guard, self._variables)
@@ -470,12 +438,7 @@ FOLLOW_UP = re.compile(
 
 
 class Raised(NamedTuple):
-    """A Python exception that ended a traceback in the output.
-
-    Attributes:
-        frame: Number of the last line of its traceback that names a place.
-        line: Number of its own line.
-    """
+    """An exception, with the numbers of its line and of its traceback's last line of a place."""
 
     error_type: str
     message: str
@@ -483,15 +446,14 @@ class Raised(NamedTuple):
     line: int
 
 
-def last_raised(lines: Iterable[str]) -> Raised | None:
-    """Finds the last Python exception that ended a traceback in the output; None if there is none.
+def last_raised(lines: Output) -> Raised | None:
+    """Finds the last exception of a traceback in the output, also behind ``[rank0]: ``.
 
-    A launcher may write something before each line, such as ``[rank0]: ``. The direct cause of an
-    exception, or XLA's while it was handled, counts in its place; a follow-up of another process's
-    end only if there is nothing else.
+    Its direct cause, or XLA's error before it, counts in its place, and what another process's end
+    causes only if there is nothing else.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
-    frames: dict[str, int] = {}
+    frames = {}
     exceptions: list[Raised] = []
     is_caused = False
     for i, line in enumerate(text):
@@ -518,7 +480,7 @@ def last_raised(lines: Iterable[str]) -> Raised | None:
     return next(reversed(causes or exceptions), None)
 
 
-def last_exception(lines: Iterable[str]) -> tuple[str, str] | None:
+def last_exception(lines: Output) -> tuple[str, str] | None:
     """Returns type and message of the exception that `last_raised` finds."""
     raised = last_raised(lines)
     return raised[:2] if raised is not None else None

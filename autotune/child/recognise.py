@@ -28,30 +28,16 @@ from autotune.child.steps import (
     undivided,
 )
 
-Times = Sequence[float] | None
-"""Time of each line, seconds on any clock; None for a saved log."""
-
-FEWEST_STEPS = 3
-"""Least number of readings for a rule to fit."""
-
-FEWEST_LINES = 5
-"""Least number of lines that are of one shape."""
-
-AGREES = (0.5, 2.0)
-"""Printed durations over the time between their lines where a loop waits for its device."""
-
-ALIKE = (0.85, 1.15)
-"""Likewise where both agree."""
-
-MEAN = 4
-"""Rank of the mean of several steps, read where nothing else is printed."""
-
-AT_ONCE = 0.02
-"""Lines closer than this share of the mean distance came at once."""
-
-LONGEST_NAME = 120
-"""Characters before a number among which its name is looked for."""
-
+Times = Sequence[float] | None  # of lines, on any clock; None for a saved log
+Arrival = tuple[float, int | None]  # time and counter of a line
+Candidates = Iterator[tuple[int, Rules]]  # with the rank of the name that they read
+FEWEST_STEPS = 3  # least number of readings for a rule to fit
+FEWEST_LINES = 5  # least number of lines that are of one shape
+AGREES = (0.5, 2.0)  # printed over passed time where a loop waits for its device
+ALIKE = (0.85, 1.15)  # likewise where both agree
+MEAN = 4  # rank of the mean of several steps, read where nothing else is printed
+AT_ONCE = 0.02  # lines closer than this share of the mean distance came at once
+LONGEST_NAME = 120  # characters before a number among which its name is looked for
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
 _WHOLE = r"(?:it|iter|iteration|step|batch|update)"
@@ -99,7 +85,8 @@ _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
 _OF_NAMES = _OF_TIME.union(_STEPS, _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
-_OTHERS, _PARTS = (re.compile("|".join(LINES["expressions"][name])) for name in ("others", "parts"))
+_OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
+_PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
 _RATES = {
@@ -126,6 +113,9 @@ _RANK = re.compile(
 _PART_OF = re.compile(r"\d+\s?(?:/|of)\s?\d+|(?i:micro|accum)[\w ]*\W{0,3}\d+")
 _FIRST_WORD = re.compile(r"^\W*([A-Za-z_]+)")
 _VALUE = re.compile(r"[=:][A-Za-z]\S*\s")
+_BEFORE_NAME = re.compile(
+    r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))"
+)
 
 
 class _Mention(NamedTuple):
@@ -143,29 +133,29 @@ class _Mention(NamedTuple):
     @property
     def name(self) -> str:
         """The last words before it that belong to the name of a number."""
-        words = list(itertools.takewhile(_belongs_to_name, reversed(self.label.split())))
-        return " ".join(reversed(words))
+        name = list(itertools.takewhile(_belongs_to_name, reversed(self.label.split())))
+        return " ".join(reversed(name))
 
     @property
     def rank(self) -> int | None:
         """How far from a step's duration: 0 for one, 1 a time or total, 2 no name, `MEAN`, None."""
-        words = set(self.words)
-        is_mean = words & _WORDS["means"]
-        is_time = words & _OF_TIME
-        if any(map(_OTHERS.fullmatch, words)):
+        name = set(self.words)
+        is_mean = name & _WORDS["means"]
+        is_time = name & _OF_TIME
+        if any(map(_OTHERS.fullmatch, name)):
             return None
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
         rate = self.rate
-        if rate is None and (words & _WORDS["many"] or re.search(_OTHER_RATE, self.label.lower())):
+        if rate is None and (name & _WORDS["many"] or re.search(_OTHER_RATE, self.label.lower())):
             return None
         if is_mean:
-            return MEAN if words & _STEPS else None
+            return MEAN if name & _STEPS else None
         if rate or (self.names_step and (self.unit or is_time)):
             return 0
-        if is_time or (self.unit and words & _WORDS["newest"]):
+        if is_time or (self.unit and name & _WORDS["newest"]):
             return 1
-        if self.unit and not words and self.between not in ("(", "[", "/"):
+        if self.unit and not name and self.between not in ("(", "[", "/"):
             return 2
         return None
 
@@ -188,24 +178,19 @@ class _Mention(NamedTuple):
     @property
     def group(self) -> str:
         """The group of a pattern for the duration or rate that its name says."""
-        units = [_UNITS[word] for word in self.words if word in _UNITS]
-        unit = units[-1] if units else "step_s"
-        return self.rate or unit
+        units = ["step_s", *(_UNITS[word] for word in self.words if word in _UNITS)]
+        return self.rate or units[-1]
 
     @property
     def loss_rank(self) -> int | None:
         """How likely it is the loss of training, 0 the likeliest; None if it is none."""
-        words = [word for word in self.words if word not in _ANY_LOSS]
-        if not words or self.unit or words[-1] not in _LOSSES or any(map(_OTHERS.fullmatch, words)):
+        name = [word for word in self.words if word not in _ANY_LOSS]
+        if not name or self.unit or name[-1] not in _LOSSES or any(map(_OTHERS.fullmatch, name)):
             return None
-        if words[-1] == "l" and not {"=", ":"} & set(self.between):
+        if name[-1] == "l" and not {"=", ":"} & set(self.between):
             return None
-        return (
-            len(words)
-            + len(self.words)
-            + 20 * _LOSSES.index(words[-1])
-            + 200 * any(map(_PARTS.fullmatch, words))
-        )
+        rank = len(name) + len(self.words) + 20 * _LOSSES.index(name[-1])
+        return rank + 200 * any(map(_PARTS.fullmatch, name))
 
     @property
     def shape(self) -> tuple[str, tuple[str, ...], str]:
@@ -218,36 +203,26 @@ class _Mention(NamedTuple):
         pattern = r"\s*".join([*map(re.escape, self.between.split()), number])
         if not self.label:
             return pattern if self.between else rf"(?<![\w.]){pattern}"
-        words = " +".join(map(re.escape, self.label.split()))
+        label = " +".join(map(re.escape, self.label.split()))
         guard = ""
         for name in sorted(names):
             if name.endswith(self.label) and name != self.label:
                 guard += rf"(?<!{re.escape(name.removesuffix(self.label))})"
-        return rf"{guard}(?<![A-Za-z_]){words}\s*{pattern}"
+        return rf"{guard}(?<![A-Za-z_]){label}\s*{pattern}"
 
 
 class Recognised(NamedTuple):
-    """Rules that read steps from lines.
-
-    Attributes:
-        steps: Number of lines with a step's duration.
-        step_s: Median duration; None by the clock of a saved log.
-        by_clock: Whether the time between lines counts.
-        agrees: Median printed duration over the time between lines; None if unknown.
-        in_bursts: Whether most lines came at once, so that the time between lines is meaningless.
-        name_rank: How far the name of a printed duration is from a step's (see `_Mention.rank`).
-        left_out: Lines that name steps like those with a printed duration, of which none is read.
-    """
+    """Rules that read steps from lines, and how well they do."""
 
     rules: Rules
     steps: int
-    step_s: float | None
+    step_s: float | None  # None by the clock of a saved log
     example: str
     by_clock: bool
-    agrees: float | None
-    in_bursts: bool
-    name_rank: int
-    left_out: Output
+    agrees: float | None  # median printed duration over the time between lines
+    in_bursts: bool  # most lines came at once: the time between lines is meaningless
+    name_rank: int  # see `_Mention.rank`
+    left_out: Output  # lines that name steps like those that are read, of which none is
 
     @property
     def reads_rate(self) -> bool:
@@ -267,28 +242,29 @@ class Recognised(NamedTuple):
 def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     """Finds the rules that fit lines of output, best first.
 
-    Printed durations come before the clock between lines, unless they differ much from it, and the
-    name that says step before other names. For as many steps, a preset comes before a JSON key
-    before a pattern. Rates of tokens are left out, because nobody says how many tokens a step has.
-
+    Printed durations come before the clock between lines, unless they differ much from it; the name
+    of a step before other names; a preset before a JSON key before a pattern. Rates of tokens are
+    left out, because nobody says how many tokens a step has.
     """
-    normalised = ["" if _is_binary(line) else normal(line) for line in lines]
+    normalised = [normal(line) for line in lines]
     trained = ["" if re.search(_EVALUATION, line) else line for line in normalised]
     skips = [] if trained == normalised else [_EVALUATION]
     fits = _fits(trained, at, skips) or _fits(normalised, at, [])
-    if at is not None:  # a bar that is drawn again at each step repeats counter and rate
-        bars = [
-            PRESETS[fit.rules["preset"]]["pattern"]
-            for fit in fits
-            if fit.by_clock and "preset" in fit.rules
-        ]
+    if at is not None:  # a bar drawn at each step repeats counter and rate
+        presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
+        bars = [PRESETS[name]["pattern"] for name in presets if name]
         fits = [
             fit
             for fit in fits
             if not (fit.reads_rate and any(re.search(pattern, fit.example) for pattern in bars))
         ]
-    most = max((fit.steps for fit in fits), default=0)
-    return sorted(fits, key=lambda fit: _rank(fit, most))
+    step_count = max((fit.steps for fit in fits), default=0)
+    return sorted(fits, key=lambda fit: _rank(fit, step_count))
+
+
+def best_fit(lines: Output, at: Times = None) -> Recognised | None:
+    """Returns the best rules that fit lines of output; None if none do."""
+    return next(iter(recognise(lines, at=at)), None)
 
 
 def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
@@ -302,24 +278,21 @@ def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
     return fits
 
 
-def _is_binary(line: str) -> bool:
-    """Returns whether a line is no text: more than a tenth of it are bytes that no text has."""
-    return 10 * len(_NO_TEXT.findall(line)) > len(line)
-
-
 _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
 
 
 def normal(line: str) -> str:
-    """Returns a line as patterns are searched in it: plain, cut, numbers undivided; JSON stays."""
+    """Returns a line as patterns are searched in it: plain, cut, undivided; binary ones empty."""
+    if 10 * len(_NO_TEXT.findall(line)) > len(line):
+        return ""
     if line.lstrip().startswith("{"):
         return line
     text = plain(line)[:LONGEST_LINE]
     return undivided(text, is_decimal=has_decimal_commas(text))
 
 
-def _candidates(lines: Output) -> Iterator[tuple[int, Rules]]:
-    """Yields rules with the rank of the name that they read, -1 for programs that are known."""
+def _candidates(lines: Output) -> Candidates:
+    """Yields rules that may fit; the rank is -1 for programs that are known."""
     shapes = _shapes_of(lines)
     names = {mention.label for mention in shapes}
     lost = _loss_of(shapes)
@@ -365,10 +338,7 @@ def _shapes_of(lines: Output) -> list[_Mention]:
 
 
 def _unchanging(rows: Sequence[Sequence[_Mention]]) -> list[_Mention]:
-    """Returns mentions by their names alone, without words in front that change, as of a phase.
-
-    A name that several numbers of a line have keeps the words in front of it.
-    """
+    """Returns mentions by their names alone; one that is twice in a line keeps the words before."""
     ambiguous = {""}
     for row in rows:
         counts = collections.Counter(mention.name for mention in row)
@@ -414,12 +384,7 @@ def mentions_of(line: str) -> Iterator[_Mention]:
         before = line[max(end, match.start() - LONGEST_NAME) : match.start()]
         end = match.end()
         head = _BETWEEN.sub("", before, count=1)
-        label = _APART.split(_VALUE.sub("  ", head))[-1]
-        label = re.sub(
-            r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))",
-            "",
-            label,
-        )
+        label = _BEFORE_NAME.sub("", _APART.split(_VALUE.sub("  ", head))[-1])
         marks = before[len(head) :].strip()
         if not (marks or label):
             marks = before.strip()[-1:]
@@ -438,11 +403,11 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
     return {**rules, "skip": "|".join(skips)} if skips else rules
 
 
-def _read_by(pattern: str, lines: Output) -> list[str]:
+def _read_by(pattern: str, lines: Output) -> Output:
     return [line for line in lines if re.search(pattern, line)]
 
 
-def _json_rules(lines: Output) -> Iterator[tuple[int, Rules]]:
+def _json_rules(lines: Output) -> Candidates:
     """Yields rules for keys of JSON lines."""
     keys = collections.Counter(key for line in lines for key in numbers_of(line))
     ordered = sorted(keys, key=lambda key: (-keys[key], len(key), key))
@@ -460,9 +425,9 @@ def _json_rules(lines: Output) -> Iterator[tuple[int, Rules]]:
 def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | None:
     """Reads lines by rules; None if too few steps, or totals in place of durations."""
     reader = StepReader(rules)
-    times: list[float] = []
-    came: list[tuple[float, int | None]] = []
-    readable: list[str] = []
+    times = []
+    came = []
+    readable = []
     for line, now_s in zip(lines, at or [0.0] * len(lines), strict=True):
         step = reader.read(line, now_s)
         if step is not None and step.step_s is not None:
@@ -499,7 +464,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
     )
 
 
-def _left_out(lines: Output, read: Output) -> list[str]:
+def _left_out(lines: Output, read: Output) -> Output:
     """Returns the lines that begin as those that were read, but name steps of which none was."""
     steps = {step_of(line) for line in read}
     if None in steps:
@@ -520,9 +485,9 @@ def _only_grow(times: Sequence[float]) -> bool:
     return is_doubled or len(set(times)) == len(times) >= 6
 
 
-def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
+def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     """Returns a sort key; a bar may print its rate twice a step, so its counter comes first."""
-    is_few = 4 * fit.steps < most
+    is_few = 4 * fit.steps < step_count
     vague = 0
     if fit.by_clock and fit.name_rank >= 0:
         vague = 3 if fit.step_s is None else 1
@@ -531,7 +496,7 @@ def _rank(fit: Recognised, most: int) -> tuple[Any, ...]:
     return fit.doubtful, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
 
 
-def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:
+def _passed(came: Sequence[Arrival]) -> tuple[float, bool]:
     """Returns the seconds of a step by times and counters of lines; whether most came at once."""
     gaps_s = []
     for (before_s, before), (after_s, after) in itertools.pairwise(came):
@@ -545,9 +510,8 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:
     return statistics.median(gaps_s), 2 * short_count > len(gaps_s)
 
 
+# A progress bar.
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
-"""A progress bar."""
-
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 

@@ -18,24 +18,15 @@ from autotune.child.output import LONGEST_LINE
 
 def read_table(name: str) -> dict[str, Any]:
     """Reads a table of facts of this package."""
-    return tomllib.loads((Path(__file__).parents[1] / "data" / name).read_text(encoding="utf-8"))
+    path = Path(__file__).parents[1] / "data" / name
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-Rules = Mapping[str, Any]
-"""Content of ``[workload.read]``: `preset`, or `pattern`, or `json_key` and `unit`, and `loss`."""
-
+Rules = Mapping[str, Any]  # content of `[workload.read]`
 PRESETS: Mapping[str, Mapping[str, str]] = read_table("trainers.toml")
-"""Patterns of known trainers. Without a printed duration, the time between lines counts."""
-
-MATCH_LIMIT_S = 2.0
-"""Limit of CPU time for matching one piece of output, against endless backtracking."""
-
-LINES = read_table("lines.toml")
-"""Units, and words and expressions by which numbers of lines are known."""
-
+MATCH_LIMIT_S = 2.0  # of CPU time for one piece of output, against endless backtracking
+LINES = read_table("lines.toml")  # units, words, expressions by which numbers are known
 SECONDS: Mapping[str, float] = LINES["units"]["seconds"]
-"""Units of time in seconds."""
-
 _COUNTED: Mapping[str, str] = LINES["units"]["counted"]
 _SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 
@@ -89,10 +80,7 @@ def has_decimal_commas(line: str) -> bool:
 
 
 def factor(unit: str) -> tuple[str, float] | None:
-    """Returns what a unit counts (``time``, ``steps`` or ``tokens`` a second), and its size.
-
-    None for any other text than s, ms, s/it, ms/step, it/s, tok/s and the like.
-    """
+    """Returns what a unit counts (``time``, or ``steps`` or ``tokens`` a second), and its size."""
     above, _, below = re.sub(r"\s+", "", unit.lower()).replace("per", "/").partition("/")
     if above in SECONDS and _COUNTED.get(below or "step") == "steps":
         return "time", SECONDS[above]
@@ -111,14 +99,9 @@ UNIT_OF = {
     "tokens_per_s": "tok/s",
 }
 
-DURATIONS = (*UNIT_OF, "value")
-"""Groups of a pattern for a step's duration, at most one of them; ``value`` goes with ``unit``."""
-
-GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")
-"""Legal groups of a pattern; ``steps`` is the number, or range, of steps that a duration is of."""
-
-AT_ONCE = 0.25
-"""Share of a printed duration within which lines with one counter are of one step."""
+DURATIONS = (*UNIT_OF, "value")  # at most one in a pattern; `value` goes with `unit`
+GROUPS = (*DURATIONS, "unit", "steps", "step", "loss")  # `steps`: those of a duration
+AT_ONCE = 0.25  # of a printed duration: lines with one counter are of one step
 
 _COUNTERS = tuple(
     re.compile(
@@ -131,23 +114,18 @@ _COUNTERS = tuple(
 
 
 class Step(NamedTuple):
-    """Duration and loss from one line, and the number of the step if the line names it.
-
-    At least one of the former two is there, except for an invalid duration.
-    """
+    """Duration and loss from one line, and the number of the step if the line names it."""
 
     step_s: float | None
     loss: float | None
     number: int | None = None
 
 
-class StepReader:
-    """Reads steps from lines by rules (`autotune.model.sections.ReadSpec`), ValueError if bad.
+Texts = dict[str, str | None]  # what a line says, by group of a pattern
 
-    Attributes:
-        needs_tokens: Whether a rate of tokens is read, which needs the tokens of a step.
-        uses_clock: Whether the time between lines counts.
-    """
+
+class StepReader:
+    """Reads steps from lines by rules (`autotune.model.sections.ReadSpec`), ValueError if bad."""
 
     def __init__(self, rules: Rules) -> None:
         rules = {**PRESETS.get(rules.get("preset", ""), {}), **rules}
@@ -163,7 +141,7 @@ class StepReader:
                     f"`loss` must have a group (?P<loss>...) but got {rules['loss']!r}"
                 )
         self.needs_tokens = self._unit == "tokens_per_s"
-        self.uses_clock = self._unit == "step"
+        self.uses_clock = self._unit == "step"  # the time between lines counts
         self._last_s = -math.inf
         self._last_step: int | None = None
         self._is_decimal = False
@@ -189,9 +167,9 @@ class StepReader:
                 return Step(passed_s, loss, step)
         return None if loss is None else Step(None, loss)
 
-    def _texts(self, line: str) -> dict[str, str | None]:
+    def _texts(self, line: str) -> Texts:
         """Returns what a line says by group; without a duration or counter if it is no step's."""
-        texts: dict[str, str | None] = {}
+        texts: Texts = {}
         if self._is_json:
             numbers = numbers_of(line)
             for group, key in ((self._unit, "json_key"), ("loss", "loss")):
@@ -216,7 +194,7 @@ class StepReader:
             line = undivided(line, is_decimal=self._is_decimal)
         return pattern.search(line)
 
-    def _duration(self, texts: Mapping[str, str | None]) -> float | None:
+    def _duration(self, texts: Texts) -> float | None:
         """Returns the seconds of a step from a printed duration; None if it is none."""
         value, unit = split(texts[self._unit] or "")
         unit += texts.get("unit") or ""
@@ -228,7 +206,7 @@ class StepReader:
         if counted == "steps":
             took_s = 1 / took_s
         elif counted == "tokens":
-            tokens: int | None = self._rules.get("tokens_per_step")
+            tokens = self._rules.get("tokens_per_step")
             if tokens is None:
                 return None
             took_s = tokens / took_s
@@ -237,12 +215,12 @@ class StepReader:
 
     def _count(self, steps: str) -> int:
         """Counts the steps of ``10`` or ``40-49``; 40-50 is alike if 40 ended the line before."""
-        first, *ends = map(int, re.findall(r"\d+", steps))
+        begin, *ends = map(int, re.findall(r"\d+", steps))
         if not ends:
-            return max(1, first)
-        is_new = first != self._window_end
+            return max(1, begin)
+        is_new = begin != self._window_end
         self._window_end = ends[0]
-        return max(1, ends[0] - first + is_new)
+        return max(1, ends[0] - begin + is_new)
 
     def _is_another_rank(self, step: int | None, now_s: float, took_s: float | None) -> bool:
         """Returns whether a line has the counter of the line that came at the same time."""

@@ -1,10 +1,9 @@
 """Has a running JAX program write one short trace, and say what it does in a step.
 
-The driver puts this file into a folder that `FOLDER` names, first on the program's path, as
-``sitecustomize``. A thread waits there for the file `START`, which holds the seconds to trace and
-those of a step by the program's own clock; the driver keeps the latter up to date. The thread reads
-the trace (XPlane) by `jax.profiler.ProfileData` and writes `DONE`, one JSON object. Standard
-library only.
+The driver puts this file as ``sitecustomize`` into a folder that `FOLDER` names, first on the
+program's path. A thread waits there for the file `START`, with the seconds to trace and those of a
+step by the program's own clock, which the driver keeps up to date; it reads the trace (XPlane) and
+writes `DONE`, one JSON object. Standard library only.
 """
 
 from __future__ import annotations
@@ -48,13 +47,10 @@ _COLLECTIVES = {
 ORDER = ("attention", "convolutions", "matrix products", OTHER, COPIES, *_COLLECTIVES)
 """Kinds of work; of those that run at the same moment the first counts."""
 
-CLOCK_ERROR = 1.4
-"""Factor by which the number of steps may differ from what the time of a step gives."""
+CLOCK_ERROR = 1.4  # factor by which the number of steps may differ from the clock's
+HIDDEN = ", hidden"  # added to a kind of collective while something else runs too
 
-HIDDEN = ", hidden"
-"""Added to a kind of collective for the time in which something else runs too."""
-
-_AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")  # events around others
+_AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")  # around others
 
 Step = dict[str, dict[str, tuple[float, float]]]
 """``kinds`` of work and ``kernels`` in a step, each with its seconds and number (0 of a kind)."""
@@ -77,11 +73,7 @@ def kind_of(name: str, operation: str = "") -> str:
 
 
 def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
-    """Returns the seconds of each kind on one device.
-
-    Each moment counts once, for the first kind of `ORDER` that runs. A collective counts as hidden
-    while something else runs; the rest of it delays the step.
-    """
+    """Returns the seconds of each kind on one device; a moment is of the first kind of `ORDER`."""
     changes = [change for e in events for change in ((e.start, 1, e.kind), (e.end, -1, e.kind))]
     running = Counter[str]()
     seconds = defaultdict[str, float](float)
@@ -119,9 +111,8 @@ def device_events(planes: Iterable[Any]) -> list[Event]:
 def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Step:
     """Returns the seconds of a step in each kind of work, and seconds and number of each kernel.
 
-    Numbers that XLA adds to names are left out, for another program counts otherwise. Many kernels
-    run once in a step, so of the counts that `step_s`, by the program's own clock during the trace,
-    allows the most common one is the number of steps.
+    Many kernels run once in a step, so the number of steps is the most common count that `step_s`,
+    by the program's own clock during the trace, allows. Names lose the numbers that XLA adds.
     """
     kernels = defaultdict[str, list[float]](list)
     for event in events:
@@ -143,9 +134,6 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
     }
 
 
-# ---------------------------------------------------------------------- in the program
-
-
 def trace_when_asked(folder: Path) -> None:
     """Waits for `START`, and writes `DONE` if this process uses JAX: a step, or the problem."""
     start = folder / START
@@ -155,9 +143,9 @@ def trace_when_asked(folder: Path) -> None:
     if jax is None or not getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", True):
         return
     place = folder / str(os.getpid())
-    answer: dict[str, Any]
+    answer: object
     try:
-        answer = dict(_traced_step(jax.profiler, place, start))
+        answer = _traced_step(jax.profiler, place, start)
     except Exception as error:
         answer = {"problem": f"{type(error).__name__}: {error}"}
     file = place.with_suffix(".json")
@@ -172,7 +160,7 @@ def _traced_step(profiler: Any, place: Path, start: Path) -> Step:
     began_s = time.perf_counter()
     time.sleep(float(start.read_text().split()[0]))
     traced_s = time.perf_counter() - began_s
-    step_s = float(start.read_text().split()[1])  # of this time: steps may be slower than before
+    step_s = float(start.read_text().split()[1])  # the newest
     profiler.stop_trace()
     trace = profiler.ProfileData.from_file(str(next(place.rglob("*.xplane.pb"))))
     return of_a_step(device_events(trace.planes), traced_s=traced_s, step_s=step_s)

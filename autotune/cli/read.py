@@ -44,7 +44,7 @@ def read(
 
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
-    from autotune.child.recognise import recognise
+    from autotune.child.recognise import best_fit
     from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
@@ -65,7 +65,7 @@ def read(
         )
     is_log = len(what) == 1 and path.exists() and not is_program
     probe = read_log(path) if is_log else _run(what, rules)
-    best = None if rules else next(iter(recognise(probe.lines, at=probe.at_s or None)), None)
+    best = None if rules else best_fit(probe.lines, probe.at_s or None)
     reading = reading_of(probe, best.rules if best else rules)
     if as_json:
         print_json(reading)

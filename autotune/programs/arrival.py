@@ -13,8 +13,7 @@ from autotune.model.flags import FlagSet, parse_tokens, reaches_out
 from autotune.programs.probe import MARK, Probe
 from autotune.workers.settings_check import DUMP_FLAG, IN_FORCE, files_that_set, scripts_of
 
-DEVICE_COUNT = "xla_force_host_platform_device_count"
-"""Flag that makes virtual CPU devices; a study has `device.count`."""
+DEVICE_COUNT = "xla_force_host_platform_device_count"  # a study has `device.count`
 
 # A line of Python that sets flags in front of given ones, or where none are given.
 _GIVES_WAY = re.compile(r"=[^=\n]*--xla[^\n]*environ|setdefault\([^\n]*")
@@ -23,27 +22,18 @@ _UNKNOWN = "the program, or a script that starts it,"
 
 
 class OwnSettings(NamedTuple):
-    """The settings that a program sets itself.
+    """The settings that a program sets itself."""
 
-    Attributes:
-        settings: They become the baseline of its study; without those that name files.
-        environment: Its variables that steer performance or choose devices.
-        held: The flags that it sets while it runs, and no trial can change.
-        warnings: Why a trial may be unable to change some of them; the line to write instead.
-    """
-
-    settings: FlagSet
-    environment: Environment
-    held: Mapping[str, str]
+    settings: FlagSet  # the baseline of its study, without those that name files
+    environment: Environment  # variables that steer performance or choose devices
+    held: Mapping[str, str]  # flags set while it runs: no trial can change them
     warnings: Sequence[str]
 
 
 def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSettings:
     """Compares the environments of a command's processes with the one that it was given.
 
-    Raises:
-        LaunchError: If XLA_FLAGS do not arrive, with the line to write instead.
-        SettingError: If the program's XLA_FLAGS cannot be parsed.
+    LaunchError if XLA_FLAGS do not arrive, SettingError if they cannot be parsed.
     """
     environments = [p["values"] for p in probe.processes.values() if "values" in p]
     script = _script_that_sets("XLA_FLAGS", command, folder)
@@ -91,7 +81,8 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
         warnings.append(f"{script} sets {name}: write `{line}`, or no trial can change it")
     count = probe.options.get(DEVICE_COUNT) or str(probe.partitions)
     if count != "1":
-        values = {**values, "XLA_FLAGS": f"{values.get('XLA_FLAGS', '')} --{DEVICE_COUNT}={count}"}
+        arrived = values.get("XLA_FLAGS", "")
+        values = {**values, "XLA_FLAGS": f"{arrived} --{DEVICE_COUNT}={count}"}
     return OwnSettings(settings, values, held, warnings)
 
 
@@ -99,20 +90,17 @@ def _script_that_sets(name: str, command: Sequence[str], folder: Path) -> str:
     return next(iter(files_that_set(name, command, folder)), _UNKNOWN)
 
 
-def _held_flags(probe: Probe, values: Mapping[str, str], text: str) -> dict[str, str]:
+def _held_flags(probe: Probe, values: Environment, text: str) -> Environment:
     """Returns the flags that a program with a script of this text adds behind given ones."""
     given_flags = {token.name for token in parse_tokens(values.get("XLA_FLAGS", ""))}
     script_flags = set(re.findall(r"--(xla_\w+)", text))
     gives_way = re.findall(r"--(xla_\w+)", " ".join(_GIVES_WAY.findall(text)))
     doubtful = {*IN_FORCE["set_by_jax"], *given_flags} - (script_flags - given_flags)
     if probe.opens_gpu:
-        doubtful |= probe.options.keys() - script_flags  # what JAX sets on GPUs is not known
+        doubtful |= probe.options.keys() - script_flags  # what JAX sets is unknown
     doubtful.update(gives_way, (DUMP_FLAG, DEVICE_COUNT))
-    return {
-        name: value
-        for name, value in probe.options.items()
-        if name not in doubtful and not reaches_out(name)
-    }
+    options = probe.options.items()
+    return {n: v for n, v in options if n not in doubtful and not reaches_out(n)}
 
 
 def _refuse_lost(script: str, flags: str) -> None:

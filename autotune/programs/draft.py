@@ -25,60 +25,37 @@ from autotune.stats.proof import ISOLATED_PAIRS, LEAST_PAIRS
 
 _KINDS = packaged_table("device_kinds.toml")
 
-RUN_SHARE = 0.5
+RUN_SHARE = 0.5  # counted part of a run over its start-up time, within these bounds
 SHORTEST_RUN_S = 2.0
 LONGEST_RUN_S = 30.0
-"""Counted part of a run: this share of its start-up time, within bounds in seconds."""
-
 MOST_STEPS = 1000
-AA_STARTS = 5
-"""Processes that an A/A run of paused ones starts."""
-
+AA_STARTS = 5  # processes that an A/A run of paused ones starts
 PAIRS_CAP = 26
-ABA_RUNS = 2
-"""ABA runs of a trial that this `measure.pairs_cap` stands for: a trial nominates only."""
-
+ABA_RUNS = 2  # of a trial for this `measure.pairs_cap`: a trial nominates only
 SOAK_S = 30.0
 LEAST_BUDGET_S = 600.0
-BUDGET_SLACK = 1.25
-"""The default budget over what a few trials and one proof take; at least `LEAST_BUDGET_S`."""
+BUDGET_SLACK = 1.25  # the default budget over what a few trials and one proof take
 
 SCHEMA = Path(str(resources.files("autotune") / "data" / "study.schema.json"))
-"""JSON schema by which editors complete keys; written by `docs/write_study_file.py`."""
 
 
 class Plan(NamedTuple):
-    """A drafted study, its file, and its durations.
-
-    Attributes:
-        why: Why its groups of settings are searched.
-        run_s: Seconds of one run of the program.
-        is_paused: Whether its processes take turns by pauses: a trial starts one then, else six.
-        needed_s: Seconds for an A/A run, `FEWEST_TRIALS` trials and the proof of one set.
-    """
+    """A drafted study, its file, why its groups of settings are searched, and its durations."""
 
     spec: StudySpec
     text: str
     why: str
     run_s: float
     trial_s: float
-    is_paused: bool
+    is_paused: bool  # its processes take turns by pauses: a trial starts one, else six
     budget_s: float
-    needed_s: float
+    needed_s: float  # for an A/A run, `FEWEST_TRIALS` trials and the proof of one set
 
 
 def plan_of(
     result: ProbeResult, *, name: str, trials: int, budget_s: float | None, command_line: str
 ) -> Plan:
-    """Drafts the study of a probed program.
-
-    Args:
-        budget_s: Seconds for the whole study; None derives it from the run.
-        command_line: What asked for it, for a comment of the file.
-
-    Raises:
-        StudyFileError: If the study would not be legal.
-    """
+    """Drafts the study of a probed program; its run gives the budget if none is given."""
     start_s = result.steps.start_s
     line_s = result.steps.line_s
     steps, soak_s = _sizes(result)

@@ -16,16 +16,7 @@ from typing import Any, NamedTuple
 
 from autotune.child.output import Lines, Output
 from autotune.child.read_output import CARRIERS
-from autotune.child.recognise import (
-    ALIKE,
-    BAR,
-    FEWEST_LINES,
-    MEAN,
-    Recognised,
-    Times,
-    recognise,
-    shape_of,
-)
+from autotune.child.recognise import ALIKE, BAR, FEWEST_LINES, MEAN, Recognised, best_fit, shape_of
 from autotune.child.steps import MATCH_LIMIT_S, Rules, Step, StepReader, TooSlow, match_limit, plain
 from autotune.machine.environment import (
     Environment,
@@ -49,23 +40,16 @@ from autotune.programs.probe import Probe, ProbeRequest, run_probe
 from autotune.workers.failures import advice_on, classify_failure
 from autotune.workers.settings_check import scripts_of
 
-LEAST_STEPS = 10
-"""Steps after warm-up that a study needs in each run."""
-
+LEAST_STEPS = 10  # steps after warm-up that a study needs in each run
 ENOUGH_STEPS = 12
 ENOUGH_S = 4.0
 PATIENCE_S = 60.0
 SHOWN_LINES = 6
-MOST_FILES = 1_000
-READ_BYTES = 1 << 18
-"""Limits of the files that are looked at, and of what is read of one."""
-
-RECOGNISED_LINES = 600
-"""Last lines of the output from which the format of steps is recognised."""
-
+MOST_FILES = 1_000  # that are looked at for steps
+READ_BYTES = 1 << 18  # of one of them
+RECOGNISED_LINES = 600  # the last ones, from which the format of steps is recognised
 NOTE_EVERY_S = 10.0
-STUCK_S = 20.0
-"""Seconds of lines of one shape, or of a growing file, after which a look without a step ends."""
+STUCK_S = 20.0  # of lines of one shape, or a file, without a step: ends a look
 
 
 class Steps(NamedTuple):
@@ -96,30 +80,24 @@ class Steps(NamedTuple):
 
 
 class ProbeResult(NamedTuple):
-    """The properties of a program that its study needs.
-
-    Attributes:
-        rules: The keys of `[workload.read]`.
-        how: `rules` in words.
-        doubt: Reason not to trust the printed durations; empty if there is none.
-        device_count: None on a CPU of which the program asks for no number of devices.
-        own: The settings that it sets itself.
-    """
+    """The properties of a program that its study needs."""
 
     request: ProbeRequest
     probe: Probe
     steps: Steps
-    rules: Rules
-    how: str
-    doubt: str
+    rules: Rules  # the keys of `[workload.read]`
+    how: str  # the same in words
+    doubt: str  # reason not to trust the printed durations
     device: str
-    device_count: int | None
+    device_count: int | None  # None on a CPU without a wanted number of devices
     own: OwnSettings
 
     @property
     def named_python(self) -> str | None:
         """The interpreter that a study must name, because its command does not begin with one."""
-        return None if direct_python(self.request.command, self.request.cwd) else self.probe.python
+        if direct_python(self.request.command, self.request.cwd):
+            return None
+        return self.probe.python
 
 
 def read_steps(lines: Output, at_s: Sequence[float], rules: Rules) -> Steps:
@@ -128,7 +106,8 @@ def read_steps(lines: Output, at_s: Sequence[float], rules: Rules) -> Steps:
     took_s = []
     example = ""
     loss = None
-    for line, now_s, step in zip(lines, at_s, _read_each(rules, lines, at_s), strict=True):
+    steps = _read_each(rules, lines, at_s)
+    for line, now_s, step in zip(lines, at_s, steps, strict=True):
         if step.step_s is not None:
             came_s.append(now_s)
             took_s.append(step.step_s)
@@ -142,11 +121,7 @@ _NO_STEP = Step(None, None)
 
 
 def _read_each(rules: Rules, lines: Output, at_s: Sequence[float]) -> list[Step]:
-    """Returns the step that each line tells, `_NO_STEP` if it tells none, or without rules.
-
-    Raises:
-        AutotuneError: If a pattern takes longer than `MATCH_LIMIT_S` for one line.
-    """
+    """Returns the step of each line, if any; AutotuneError if that takes over `MATCH_LIMIT_S`."""
     if not rules:
         return [_NO_STEP] * len(lines)
     reader = StepReader(rules)
@@ -163,18 +138,8 @@ def _read_each(rules: Rules, lines: Output, at_s: Sequence[float]) -> list[Step]
     return steps
 
 
-# ---------------------------------------------------------------------- one run
-
-
 class StepWatch:
-    """Reads the steps of a running program and decides when they are enough.
-
-    Attributes:
-        rules: The keys of `[workload.read]`; none while they are not known.
-        best: The recognised format, where no rules were given.
-        file: The file with steps of a program that prints none; empty if it is not known.
-        is_stuck: Whether it has shown lines of one shape for long, or such a file, without a step.
-    """
+    """Reads the steps of a running program and decides when they are enough."""
 
     def __init__(self, request: ProbeRequest, note: Note) -> None:
         self._note = note
@@ -183,10 +148,10 @@ class StepWatch:
         self._line_count = 0
         self._steps = Steps()
         self.request = request
-        self.file = ""
-        self.is_stuck = False
+        self.file = ""  # with the steps of a program that prints none
+        self.is_stuck = False  # long in lines of one shape, or such a file
         self.rules = request.rules if request.says_how else {}
-        self.best: Recognised | None = None
+        self.best: Recognised | None = None  # the format, where no rules were given
 
     def steps(self, probe: Probe) -> Steps:
         """Returns the steps among all lines so far."""
@@ -194,7 +159,8 @@ class StepWatch:
             return self._steps
         self._line_count = len(probe.lines)
         if not self.request.says_how:
-            self.best = _recognised(probe.lines[-RECOGNISED_LINES:], probe.at_s[-RECOGNISED_LINES:])
+            newest = slice(-RECOGNISED_LINES, None)
+            self.best = best_fit(probe.lines[newest], probe.at_s[newest])
             self.rules = {**self.request.rules, **self.best.rules} if self.best else {}
         self._steps = read_steps(probe.lines, probe.at_s, self.rules)
         return self._steps
@@ -238,13 +204,8 @@ class StepWatch:
             is_new = newest.stat().st_mtime >= self._began
         except (OSError, ValueError):  # removed meanwhile, or none is there
             return ""
-        has_steps = is_new and _recognised(list(Lines().feed(content))) is not None
+        has_steps = is_new and best_fit(list(Lines().feed(content))) is not None
         return newest.relative_to(probe.place).as_posix() if has_steps else ""
-
-
-def _recognised(lines: Output, at_s: Times = None) -> Recognised | None:
-    """Returns the best format; None if there is none."""
-    return next(iter(recognise(lines, at=at_s)), None)
 
 
 def run_request(request: ProbeRequest, *, note: Note) -> tuple[Probe, StepWatch]:
@@ -261,11 +222,7 @@ def run_request(request: ProbeRequest, *, note: Note) -> tuple[Probe, StepWatch]
 
 
 def probe_program(request: ProbeRequest, *, note: Note) -> ProbeResult:
-    """Runs a program once and returns the properties that its study needs.
-
-    Raises:
-        LaunchError: If it cannot be started, fails, takes no XLA_FLAGS, or no steps can be read.
-    """
+    """Runs a program once and returns the properties that its study needs; LaunchError if not."""
     caller = caller_environment()
     if request.platform == "cuda" and is_without_gpus(caller):
         raise LaunchError(
@@ -292,8 +249,8 @@ def probe_program(request: ProbeRequest, *, note: Note) -> ProbeResult:
             "its JAX (`autotune doctor --python INTERPRETER` says what is missing), or add "
             "--platform cpu"
         )
-    own = own_settings(probe, request.command, request.cwd)
-    environment = {**caller, **own.environment}
+    settings = own_settings(probe, request.command, request.cwd)
+    environment = {**caller, **settings.environment}
     if request.platform == "cpu":
         device = processor_name()
         device_count = cpu_device_count(environment)
@@ -310,7 +267,7 @@ def probe_program(request: ProbeRequest, *, note: Note) -> ProbeResult:
         how=_in_words(watch.rules, is_given=request.says_how),
         device=device,
         device_count=device_count,
-        own=own,
+        own=settings,
     )
 
 
@@ -325,9 +282,6 @@ def refuse_without_xla(result: ProbeResult) -> None:
             "the program must use XLA but none of its processes has loaded jaxlib: no setting "
             "here can change it; name the program that trains with JAX"
         )
-
-
-# ---------------------------------------------------------------------- devices
 
 
 def cpu_device_count(environment: Environment) -> int | None:
@@ -349,9 +303,6 @@ def default_platform() -> str:
     environment = caller_environment()
     is_for_cpu = environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu"
     return "cpu" if is_for_cpu or not visible_gpus(environment) else "cuda"
-
-
-# ---------------------------------------------------------------------- interpreter
 
 
 def program_python(spec: StudySpec, study_dir: Path, *, note: Note | None) -> str:
@@ -403,9 +354,6 @@ def _which(name: str, folder: Path) -> str | None:
     return shutil.which(str(folder / Path(name).expanduser()) if "/" in name else name)
 
 
-# ---------------------------------------------------------------------- reading without a study
-
-
 def read_log(path: Path) -> Probe:
     """Reads a log; AutotuneError if it cannot be read, or holds no text."""
     try:
@@ -422,32 +370,26 @@ def read_log(path: Path) -> Probe:
 def reading_of(probe: Probe, rules: Rules) -> dict[str, Any]:
     """Reads lines by keys of `[workload.read]`, if any are known; returns steps and totals."""
     steps = _read_each(rules, probe.lines, probe.at_s or [math.nan] * len(probe.lines))
-    rows: list[dict[str, Any]] = []
+    rows = []
     times = []
-    loss = None
-    loss_count = 0
     for line, step in zip(probe.lines, steps, strict=True):
         is_step = step.step_s is not None
-        rows.append({"line": line, "step_s": None, "loss": step.loss, "is_step": is_step})
-        if step.step_s is not None and not math.isnan(step.step_s):  # a saved log has no clock
-            rows[-1]["step_s"] = step.step_s
+        row = {"line": line, "step_s": None, "loss": step.loss, "is_step": is_step}
+        if step.step_s is not None and not math.isnan(step.step_s):  # no clock
+            row["step_s"] = step.step_s
             times.append(step.step_s)
-        if step.loss is not None:
-            loss = step.loss
-            loss_count += 1
+        rows.append(row)
+    losses = [step.loss for step in steps if step.loss is not None]
     return {
-        "steps": sum(row["is_step"] for row in rows),
+        "steps": sum(step.step_s is not None for step in steps),
         "step_s": statistics.median(times) if times else None,
-        "losses": loss_count,
-        "loss": loss,
+        "losses": len(losses),
+        "loss": next(reversed(losses), None),
         "rules": dict(rules),
         "status": probe.status,
         "notes": probe.notes,
         "lines": rows,
     }
-
-
-# ---------------------------------------------------------------------- words
 
 
 def _in_words(rules: Rules, *, is_given: bool) -> str:

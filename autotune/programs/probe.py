@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.guard import CANNOT_START
+from autotune.child.output import Output
 from autotune.child.steps import Rules
 from autotune.machine.environment import STORED, Environment
 from autotune.machine.files import COMPILES, PROBES, Scratch
@@ -22,9 +23,7 @@ from autotune.workers.programs import dump_flag, dumped_options, partitions_in
 
 ASK_EVERY_S = 0.5
 END_PATIENCE_S = 15.0
-
-MARK = "--xla_dump_max_hlo_modules=-1"
-"""XLA's default, given to a probed program as a flag: it shows whether XLA_FLAGS arrive in it."""
+MARK = "--xla_dump_max_hlo_modules=-1"  # XLA's default: do flags arrive?
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,37 +44,22 @@ class ProbeRequest:
 
 @dataclass(kw_only=True)
 class Probe:
-    """The output of one run of a program, or of its saved log.
-
-    Attributes:
-        has_dumped: Whether XLA wrote what it compiled into a folder; None if none was named.
-        options: The flags in force beside XLA's defaults in what it compiled, and their values.
-        partitions: Devices of the largest program that it compiled.
-        lines: Lines of the output, or of the file that was asked for.
-        at_s: Seconds after the start at which each line came; empty for a saved log.
-        processes: Those that have loaded XLA, by number, as of `autotune.child.processes`.
-        status: Exit status as `subprocess` gives it; None if it was stopped.
-        took_s: Seconds until it ended or was stopped.
-        place: Folder in which the files lie that it writes to its own, while it runs.
-        writes: Files that it wrote below its folder, relative to it, if it had one of its own.
-        outside: Files outside its folder that it had open to write them.
-        folder_warning: Why its folder was not its own; empty if it was.
-    """
+    """The output of one run of a program, or of its saved log."""
 
     environment: Environment = field(default_factory=dict)
-    has_dumped: bool | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    partitions: int = 1
-    lines: list[str] = field(default_factory=list)
-    at_s: list[float] = field(default_factory=list)
-    processes: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    status: int | None = None
+    has_dumped: bool | None = None  # XLA wrote what it compiled into a folder
+    options: Mapping[str, str] = field(default_factory=dict)  # not XLA's defaults
+    partitions: int = 1  # devices of the largest program that it compiled
+    lines: list[str] = field(default_factory=list)  # of the output or file
+    at_s: list[float] = field(default_factory=list)  # none for a saved log
+    processes: dict[int, Message] = field(default_factory=dict)  # with XLA, by pid
+    status: int | None = None  # None if it was stopped
     took_s: float = 0.0
-    last_lines: tuple[str, ...] = ()
-    place: Path = Path()
-    writes: tuple[str, ...] = ()
-    outside: set[str] = field(default_factory=set)
-    folder_warning: str = ""
+    last_lines: Output = ()
+    place: Path = Path()  # of the files that it writes to its folder, while it runs
+    writes: Output = ()  # files below its folder, if it had one of its own
+    outside: set[str] = field(default_factory=set)  # opened to write
+    folder_warning: str = ""  # why its folder was not its own
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -102,31 +86,27 @@ IsEnough = Callable[[Probe], bool]
 def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsEnough) -> Probe:
     """Runs a program once, in a folder of its own, until `is_enough`, its end or the time limit.
 
-    In its command, and in the name of the file with its steps, ``{folder}`` stands for a folder
-    that is removed afterwards. All that it started is ended.
-
-    Raises:
-        LaunchError: If it cannot be started.
+    LaunchError if it cannot start; ``{folder}`` stands for one that is removed afterwards.
     """
     cwd = str(request.cwd)
     with (
         contextlib.closing(Scratch(PROBES)) as scratch,
         contextlib.closing(Scratch(COMPILES)) as dump,
-        contextlib.closing(OwnFolder(cwd, "own")) as own,
+        contextlib.closing(OwnFolder(cwd, "own")) as private,
     ):
         folder = {"folder": str(scratch.path)}
         arguments = filled_command(request.command, folder)
         file = request.rules.get("file")
         environment = {**environment, "XLA_FLAGS": f"{MARK} {dump_flag(dump.path)}"}
-        reader = own.command(reader_command("read_output"), [scratch.path])
+        reader = private.command(reader_command("read_output"), [scratch.path])
         process = GuardedProcess(reader, environment, scratch.path / "probe.log", cwd=cwd)
-        probe = Probe(environment=environment, place=own.place, folder_warning=own.warning)
+        probe = Probe(environment=environment, place=private.place, folder_warning=private.warning)
         try:
             process.send(
                 {
                     "type": "probe",
                     "command": arguments,
-                    "cwd": own.cwd,
+                    "cwd": private.cwd,
                     "rules": {"file": file and filled(file, folder)},
                     "variables": STORED.pattern,
                 }
@@ -135,7 +115,7 @@ def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsE
         finally:
             process.close(END_PATIENCE_S)
         end = process.end or {}
-        probe.last_lines = tuple(end.get("last_lines", ()))
+        probe.last_lines = end.get("last_lines", ())
         if end.get("exit_status") == 127:
             why = probe.last_lines[-1] if probe.last_lines else arguments[0]
             raise LaunchError(
@@ -143,12 +123,12 @@ def run_probe(request: ProbeRequest, environment: Environment, *, is_enough: IsE
                 f"{why.removeprefix(CANNOT_START).strip()}; give its path, word by word without "
                 "the quotes of a shell, or activate its environment"
             )
-        probe.writes = tuple(own.written())
+        probe.writes = private.written()
         probe.has_dumped = any(dump.path.iterdir())
         probe.options = dumped_options(dump.path)
         probe.partitions = partitions_in(dump.path)
         cache = Path.home() / ".cache"
-        places = (scratch.path, dump.path.resolve(), os.path.realpath(cwd), own.cwd, cache)
+        places = (scratch.path, dump.path.resolve(), os.path.realpath(cwd), private.cwd, cache)
         probe.outside = {
             f for f in probe.outside if not any(Path(f).is_relative_to(p) for p in places)
         }
@@ -168,7 +148,7 @@ def _follow(process: GuardedProcess, probe: Probe, *, limit_s: float, is_enough:
             return
 
 
-def _take(probe: Probe, message: Mapping[str, Any]) -> None:
+def _take(probe: Probe, message: Message) -> None:
     """Adds a message of `autotune.child.read_output`."""
     for at_s, line in message.get("lines", ()):
         probe.at_s.append(at_s)
