@@ -34,15 +34,13 @@ def _problems(store: Store, records: Sequence[AnyRecord]) -> Iterator[str]:
         if isinstance(record, TrialResult):
             subject = f"trial {record.number}"
         elif isinstance(record, ConfirmRun):
-            subject = (
-                f"pair of processes {record.repeat} of the {record.stage} proof of "
-                f"{record.settings}"
-            )
+            proof = f"{record.stage} proof of {record.settings}"
+            subject = f"pair of processes {record.repeat} of the {proof}"
         line = lines.setdefault(subject, number)
         if line < number:
             yield f"{place}: is a second record of {subject}, after line {line}; delete this line"
         for trial in (getattr(record, "same_as", None), getattr(record, "trial", None)):
-            if trial and trials and trial not in trials:  # a recheck has no trials at all
+            if trial and trials and trial not in trials:  # a recheck has none
                 yield (
                     f"{place}: names trial {trial}, which is not there; delete this line, and it "
                     "is measured again"

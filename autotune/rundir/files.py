@@ -1,8 +1,4 @@
-"""Durable writes: synced appends, atomic files, plain names.
-
-Nothing is written through a symbolic link: a link inside a run directory could lead to any file of
-the user.
-"""
+"""Durable writes: synced appends, atomic files, plain names; nothing through symbolic links."""
 
 from __future__ import annotations
 
@@ -60,12 +56,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def folder_within(root: Path, *parts: str) -> Path:
-    """Makes and syncs a folder below another if needed; neither it nor its entries may be links.
-
-    Raises:
-        RunDirectoryError: If a part is not a plain name or is a link, the folder holds a link, or
-            cannot be made.
-    """
+    """Makes and syncs a folder below another if needed; refuses links in it, and odd names."""
     path = root
     with writing(path):
         make_folder(path)
@@ -75,7 +66,8 @@ def folder_within(root: Path, *parts: str) -> Path:
         if path.is_symlink():
             raise _is_link(path)
         with writing(path):
-            make_folder(path, mode=path.parent.stat().st_mode & 0o777)  # as private as its parent
+            # As private as its parent.
+            make_folder(path, mode=path.parent.stat().st_mode & 0o777)
     refuse_links(path)
     return path
 
@@ -85,7 +77,6 @@ class FileEnd(NamedTuple):
 
     size: int
     inode: int | None = None
-    """None if it is not known."""
 
 
 class FileReplacedError(RunDirectoryError):
@@ -107,11 +98,7 @@ def refuse_replaced(path: Path, end: FileEnd) -> None:
 
 
 def append_synced(path: Path, line: str, *, sync: bool = True) -> FileEnd:
-    """Appends a whole line or nothing, after cutting a torn one off; returns the end of the file.
-
-    Raises:
-        RunDirectoryError: If it cannot be written, or is a symbolic link.
-    """
+    """Appends a whole line or nothing, after cutting off a torn one; returns the file's end."""
     data = line.encode()
     with writing(path):
         is_new = not path.exists()

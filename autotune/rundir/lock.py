@@ -27,8 +27,7 @@ from autotune.rundir.files import writing
 
 LOCK = "lock"
 _LONGEST = 4096
-
-_TOLD = packaged_table("file_systems.toml")
+_FILE_SYSTEMS = packaged_table("file_systems.toml")
 _CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -42,9 +41,8 @@ class Mount(NamedTuple):
     @property
     def locks_everywhere(self) -> bool:
         """Whether a lock here is known to be visible on every machine that sees the file."""
-        return self.kind in _TOLD["locks_everywhere"] and self.options.isdisjoint(
-            _TOLD["locks_only_here"]
-        )
+        is_capable = self.kind in _FILE_SYSTEMS["locks_everywhere"]
+        return is_capable and self.options.isdisjoint(_FILE_SYSTEMS["locks_only_here"])
 
 
 def mount_of(path: Path) -> Mount:
@@ -69,10 +67,8 @@ class Holder(NamedTuple):
         return f"process {self.pid}" + (f" on {self.host}" if self.host else "")
 
     def may_live(self, mount: Mount) -> bool:
-        """Returns whether it may live on another machine, whose locks are not seen here.
-
-        A holder from before a reboot of this machine is dead.
-        """
+        """Returns whether it may live on another machine, whose locks are not seen here."""
+        # A holder from before a reboot of this machine is dead.
         return (
             not mount.locks_everywhere
             and self.boot not in ("", _boot())
@@ -124,9 +120,10 @@ class Lock:
         driver = Holder(str(os.getpid()), socket.gethostname(), _boot())
         with writing(path / LOCK):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"{driver.pid} {driver.host} {driver.boot}\n".encode(), 0)
+            os.pwrite(self._descriptor, f"{' '.join(driver)}\n".encode(), 0)
             os.fsync(self._descriptor)
-        if read_holder(path) != driver:  # of two machines at once the last to write holds the lock
+        # Of two machines at once the last to write holds the lock.
+        if read_holder(path) != driver:
             raise RunDirectoryError(
                 f"only one driver may write {path} but another began just now; wait for it"
             )
@@ -142,7 +139,7 @@ class Lock:
     def close(self) -> None:
         """Releases the lock and removes this process's name from it."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # closing releases the kernel's lock in any case
+            with contextlib.suppress(OSError):  # closing releases the lock
                 os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,9 +1,8 @@
 """Optuna storage of a study: a journal in the run directory, or a storage that the user names.
 
 A trial is added when it begins and told when it is recorded, so `optuna-dashboard` shows a running
-study. The records are the truth: missing trials are written from them. A storage that does not
-answer at the start is refused; one that fails later gives a note, and gets what it lacks from the
-next session.
+study. The records are the truth: missing trials are written from them. A storage that fails at the
+start is refused; one that fails later gives a note, and the next session writes what it lacks.
 """
 
 from __future__ import annotations
@@ -27,31 +26,20 @@ from autotune.rundir.files import append_synced
 
 T = TypeVar("T")
 
-NUMBER_KEY = "autotune:number"
-"""User attribute of a trial that holds its number in the run directory."""
-
-ENQUEUED_KEY = "fixed_params"
-"""System attribute in which Optuna keeps the values of an enqueued trial."""
-
+NUMBER_KEY = "autotune:number"  # user attribute: a trial's number in the run
+ENQUEUED_KEY = "fixed_params"  # Optuna's system attribute: values of an enqueued trial
 JOURNAL = "optuna.log"
 
 ATTEMPTS = 3
-PAUSE_S = 0.3
-"""Pause between two attempts, seconds: a storage may restart or be locked for a moment."""
-
-LIMIT_S = 15.0
-"""Longest wait for the storage, seconds; a database may hang instead of failing."""
+PAUSE_S = 0.3  # between two attempts: a storage may restart or be locked for a moment
+LIMIT_S = 15.0  # longest wait for the storage; a database may hang instead of failing
 
 
 class OptunaStudy:
     """A study in an Optuna storage, written by one driver.
 
-    Args:
-        storage: A journal's path, or a URL: ``sqlite:///...``, ``postgresql://...`` or
-            ``journal:PATH``.
-
-    Raises:
-        StudyFileError: If a storage that the user names cannot be opened.
+    The storage is a journal's path, or a URL of the user: ``sqlite:///...``, ``postgresql://...``
+    or ``journal:PATH``; StudyFileError if that cannot be opened.
     """
 
     def __init__(self, storage: Path | str, name: str) -> None:
@@ -60,12 +48,12 @@ class OptunaStudy:
         self._where = storage
         self._name = name
         self._opened: optuna.Study | None = None
-        self._told: set[Any] = set()
+        self._recorded: set[Any] = set()
         self._is_lost = False
         self._news: list[str] = []
         try:
             _within_limit(self._open)
-        except Exception as error:  # whatever SQLAlchemy, a database driver or the file system says
+        except Exception as error:  # of SQLAlchemy, a driver, a disk
             if isinstance(storage, str):
                 raise StudyFileError(
                     "the Optuna storage must be reachable, like sqlite:///FILE, postgresql://... "
@@ -75,7 +63,7 @@ class OptunaStudy:
 
     def put(self, trial: FrozenTrial) -> None:
         """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
-        if trial.user_attrs[NUMBER_KEY] not in self._told:
+        if trial.user_attrs[NUMBER_KEY] not in self._recorded:
             self._try(lambda study: self._write(study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
@@ -93,12 +81,7 @@ class OptunaStudy:
 
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
-
-        def fail_open_trials(study: optuna.Study) -> None:
-            for trial in _open_trials(study):
-                study.tell(trial.number, state=TrialState.FAIL)
-
-        self._try(fail_open_trials)
+        self._try(_fail_open_trials)
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
@@ -122,7 +105,7 @@ class OptunaStudy:
             except Exception:  # as above
                 self._opened = None
                 time.sleep(PAUSE_S)
-        return work(self._opened or self._open())
+        return work(self._open())
 
     def _lose(self, error: Exception) -> None:
         self._is_lost = True
@@ -138,19 +121,19 @@ class OptunaStudy:
             storage=_storage_of(self._where), study_name=self._name, load_if_exists=True
         )
         results = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        self._told = {t.user_attrs.get(NUMBER_KEY) for t in results}
+        self._recorded = {t.user_attrs.get(NUMBER_KEY) for t in results}
         self._opened = study
         return study
 
     def _write(self, study: optuna.Study, trial: FrozenTrial) -> None:
         number = trial.user_attrs[NUMBER_KEY]
-        if number in self._told:  # by an attempt that failed only after it
+        if number in self._recorded:  # by an attempt that failed only after it
             return
         is_result = trial.state.is_finished()
         entry = next(
             (t for t in _open_trials(study) if t.user_attrs.get(NUMBER_KEY) == number), None
         )
-        if entry is not None and not is_result:  # its driver died before the trial was recorded
+        if entry is not None and not is_result:  # its driver died
             study.tell(entry.number, state=TrialState.FAIL)
             entry = None
         if entry is None and ENQUEUED_KEY in trial.system_attrs:
@@ -162,7 +145,7 @@ class OptunaStudy:
             if is_result:
                 study.tell(entry.number, trial.value)
         if is_result:
-            self._told.add(number)
+            self._recorded.add(number)
 
 
 def fill_trial(storage: BaseStorage, running: FrozenTrial, trial: FrozenTrial) -> None:
@@ -216,7 +199,7 @@ def _storage_of(where: Path | str) -> BaseStorage:
     if isinstance(where, Path):
         try:
             return JournalStorage(RunJournal(where))
-        except (ValueError, KeyError, TypeError):  # damaged; the records hold its content
+        except (ValueError, KeyError, TypeError):  # damaged
             where.unlink()
             return JournalStorage(RunJournal(where))
     if where.startswith("journal:"):
@@ -233,6 +216,11 @@ def _take_waiting(study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | 
             study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
             return trial
     return None
+
+
+def _fail_open_trials(study: optuna.Study) -> None:
+    for trial in _open_trials(study):
+        study.tell(trial.number, state=TrialState.FAIL)
 
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:

@@ -13,8 +13,7 @@ Layout::
     earlier-1/          the same of an edited study that had measured nothing
 
 A record is appended with one write and synced before anything depends on it. Readers ignore a torn
-last line (power cut, full disk), and the next writer cuts it off; `autotune.rundir.damage` finds
-what else is lost.
+last line, and the next writer cuts it off; `autotune.rundir.damage` finds what else is lost.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -103,7 +103,7 @@ class Folders:
             file.rename(file.with_name(f"{file.stem}.{time.time_ns()}{file.suffix}"))
 
         def write(pair: Pair) -> None:
-            append_synced(file, pair.model_dump_json(exclude_none=True) + "\n", sync=False)
+            append_synced(file, _line_of(pair), sync=False)
 
         return write
 
@@ -128,12 +128,14 @@ class Folders:
 def lost_pairs(folders: Folders, record: Stamped) -> str:
     """Returns as a clause how raw pairs differ from a record's count of them; empty if not."""
     directory = getattr(record, "directory", None)
-    measured = record if isinstance(record, ConfirmRun) else getattr(record, "comparison", None)
+    measured = getattr(record, "comparison", None)
+    if isinstance(record, ConfirmRun):
+        measured = record
     if (
         directory is None
         or measured is None
         or getattr(record, "failure", None) is not None
-        or getattr(record, "same_as", None) is not None  # its figures are another trial's
+        or getattr(record, "same_as", None) is not None  # of another trial
     ):
         return ""
     count = len(list(folders.pairs(directory)))
@@ -180,30 +182,20 @@ def _no_study(file: Path, error: Exception) -> str:
 
 
 class Store(Folders):
-    """One run directory, open for reading, or for writing by exactly one driver.
-
-    Args:
-        study_dir: Folder of the study file, where the user's modules are imported from.
-
-    Attributes:
-        earlier: Folder to which the files of an earlier study were moved, if they were.
-    """
+    """One run directory, open for reading, or for writing by exactly one driver."""
 
     def __init__(self, path: Path, spec: StudySpec, *, study_dir: str) -> None:
         super().__init__(path)
         self.spec = spec
-        self.study_dir = study_dir
+        self.study_dir = study_dir  # the user's modules are imported from there
         self.watch = Stopwatch()
-        self.earlier: Path | None = None
+        self.earlier: Path | None = None  # to where an earlier study's files were moved
         self._file = path / RECORDS
         self._lock: Lock | None = None
         self._end = FileEnd(0)
         self._all: list[AnyRecord] = []
         self._by_type: defaultdict[type[Stamped], list[Stamped]] = defaultdict(list)
-        self._is_sole_writer = False
-        """Whether nobody else writes, so that all records are in memory once they were read."""
-
-    # ------------------------------------------------------------------ opening
+        self._is_sole_writer = False  # then all records that were read stay in memory
 
     @classmethod
     def open(cls, path: Path) -> Store:
@@ -233,7 +225,8 @@ class Store(Folders):
                     f"{data['schema_version']}; read it with the version of autotune that wrote "
                     "it, or start a new run directory"
                 )
-            return cls(path, StudySpec.model_validate(data["study"]), study_dir=data["study_dir"])
+            spec = StudySpec.model_validate(data["study"])
+            return cls(path, spec, study_dir=data["study_dir"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(_no_study(file, error)) from error
 
@@ -243,12 +236,10 @@ class Store(Folders):
     ) -> Store:
         """Opens a run directory for writing, making it if needed, and locks it.
 
-        Args:
-            watch: It goes on from the time of earlier sessions.
+        A given `watch` goes on from the time of earlier sessions.
 
         Raises:
-            RunDirectoryError: If it belongs to another study, another driver holds it, or it cannot
-                be written.
+            RunDirectoryError: If another study or driver has it, or it cannot be written.
         """
         try:
             make_folder(path, mode=0o700)
@@ -258,9 +249,8 @@ class Store(Folders):
                 "with --run-dir"
             ) from error
         refuse_links(path)
-        for folder in path.iterdir():
-            if folder.is_dir():
-                refuse_links(folder)
+        for folder in filter(Path.is_dir, path.iterdir()):
+            refuse_links(folder)
         lock = Lock(path)
         try:
             store = cls._prepare(path, spec, study_dir)
@@ -322,7 +312,8 @@ class Store(Folders):
         """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
         if store.records():
-            if {session.identity for session in store.of(SessionRecord)} != {spec.identity}:
+            identities = {session.identity for session in store.of(SessionRecord)}
+            if identities != {spec.identity}:
                 raise RunDirectoryError(
                     f"{path / STUDY} must hold the study of this run but is lost, and its records "
                     "are not of this one; restore that file from a copy, or name another folder "
@@ -330,8 +321,9 @@ class Store(Folders):
                 )
             return store
         # What an interrupted start leaves is no stranger.
-        names = {entry.name for entry in path.iterdir()} - {LOCK, STUDY, RECORDS, *FOLDERS}
-        strangers = [n for n in sorted(names) if not n.startswith((".study", f"{EARLIER}-"))]
+        usual = {LOCK, STUDY, RECORDS, *FOLDERS}
+        names = sorted({entry.name for entry in path.iterdir()} - usual)
+        strangers = [n for n in names if not n.startswith((".study", f"{EARLIER}-"))]
         if strangers:
             raise RunDirectoryError(
                 f"a new run directory must be empty but {path} holds {', '.join(strangers[:3])}; "
@@ -341,8 +333,10 @@ class Store(Folders):
 
     def has_measured(self) -> bool:
         """Returns whether there is more than an A/A run that was refused, or did not end."""
+        if self.of(AaRecord):
+            return True
         folders = unnamed_folders(self.path, ())
-        return any(not folder.startswith("aa_run") for folder in folders) or bool(self.of(AaRecord))
+        return not all(folder.startswith("aa_run") for folder in folders)
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
@@ -355,15 +349,13 @@ class Store(Folders):
         if self._lock:
             self._lock.tell_stage(name)
 
-    # ------------------------------------------------------------------ records
-
     def append(self, record: Stamped) -> None:
         """Appends one record with the study's time, and syncs it.
 
+        If someone else removed, cut or replaced the records, those in memory are written beside.
+
         Raises:
-            RunDirectoryError: If the disk is full or gone, if raw pairs of the record are lost, or
-                if someone else removed, cut or replaced the records: then those in memory are
-                written beside.
+            RunDirectoryError: Then, if the disk is full or gone, or raw pairs of it are lost.
         """
         stamps = {"at_s": round(self.watch.total_s, 3)}
         if isinstance(record, ConclusionRecord):
@@ -402,15 +394,10 @@ class Store(Folders):
             sync_upwards(self.path / directory / PAIRS, self.path)
         return append_synced(self._file, _line_of(record))
 
-    def append_news(self, record: Stamped) -> None:
-        """Appends a record unless it is no news; see `append`."""
-        if self.is_news(record):
-            self.append(record)
-
     def is_news(self, record: Stamped) -> bool:
         """Returns whether a record tells more than earlier ones, stamps and dates aside.
 
-        A conclusion is held to the newest one, which is stale if records before it are lost.
+        A conclusion is compared with the newest one, which is stale if records before it are lost.
         """
         earlier = self.of(type(record))
         if isinstance(record, ConclusionRecord):
@@ -484,10 +471,12 @@ def _without_secrets(record: R) -> R:
         return record
     data = record.model_dump(mode="json", exclude_none=True)
     struck = strike(data, secrets)
-    return record if struck == data else type(record).model_validate_json(json.dumps(struck))
+    if struck == data:
+        return record
+    return type(record).model_validate_json(json.dumps(struck))
 
 
-def _line_of(record: Stamped) -> str:
+def _line_of(record: Stamped | Pair) -> str:
     return record.model_dump_json(exclude_none=True) + "\n"
 
 
@@ -506,9 +495,8 @@ def _set_aside(path: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def driver_session(store: Store, *, command: Sequence[str]) -> Iterator[None]:
-    """Records the begin of a driver in a locked run directory, and counts its time."""
+def driver_session(store: Store, *, command: Sequence[str]) -> AbstractContextManager[None]:
+    """Records the begin of a driver in a locked run directory; the context counts its time."""
     store.append(
         SessionRecord(
             identity=store.spec.identity,
@@ -519,8 +507,7 @@ def driver_session(store: Store, *, command: Sequence[str]) -> Iterator[None]:
             command=redact_command(command),
         )
     )
-    with store.watch.ticking():
-        yield
+    return store.watch.ticking()
 
 
 def earlier_runs(store: Store) -> int:

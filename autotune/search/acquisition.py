@@ -1,9 +1,8 @@
 """The acquisition: the set of largest expected improvement among the best ones of several draws.
 
-Settings that act in a draw from the posterior get their best value. Inert ones get one too, as if
-they acted: early trials change many settings at once and inform about all of them. The expected
-improvement (Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box
-Functions", 1998) counts times the probability to run.
+Inert settings get their best value too, as if they acted: early trials inform about all settings.
+The expected improvement (Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive
+Black-Box Functions", 1998) counts times the probability to run.
 """
 
 from __future__ import annotations
@@ -16,45 +15,24 @@ from autotune.search.additive import Tables
 from autotune.search.models import Models
 from autotune.search.space import Codes, Design, Rng
 
-IMPROVING_SHARE = 2 / 3
-"""Share of proposals by expected improvement; the others are the best set of one draw."""
+IsOpen = Callable[[Codes], bool]  # allowed, unknown, not being tried, not known to fail
 
-DRAWN = 8
-"""Draws whose best sets are candidates."""
-
-SAMPLES = 96
-"""Draws that compare the candidates."""
-
-LOOKS = 200
-"""Draws that tell whether another set may gain."""
-
-LEAST_GAIN = 0.003
-"""Expected improvement, in typical effects, below which the best set of a draw informs more."""
-
-FAIR_CHANCE = 0.6
-"""Least probability to run of a set that changes settings only to explore them."""
-
-FAILURE_COST = 0.5
-"""Cost of a failed trial, in typical effects."""
-
-LAST_TRIES = 200
-"""Random neighbours of the last candidate that are looked at when no candidate is open."""
+IMPROVING_SHARE = 2 / 3  # of proposals by expected improvement; others: best of a draw
+DRAWN = 8  # draws whose best sets are candidates
+SAMPLES = 96  # draws that compare the candidates
+LOOKS = 200  # draws that tell whether another set may gain
+LEAST_GAIN = 0.003  # in typical effects; below it the best set of a draw informs more
+FAIR_CHANCE = 0.6  # least probability to run of a set that only explores
+FAILURE_COST = 0.5  # of a failed trial, in typical effects
+LAST_TRIES = 200  # random neighbours looked at when no candidate is open
 
 
 def propose(
-    models: Models,
-    rng: Rng,
-    is_open: Callable[[Codes], bool] = lambda codes: True,
-    *,
-    tried: Codes,
+    models: Models, rng: Rng, is_open: IsOpen = lambda codes: True, *, tried: Codes
 ) -> Codes:
     """Proposes the next set; one that is not open only if no open one is found.
 
-    Args:
-        is_open: Whether a set is allowed, unknown, not being tried and without a known failing
-            combination.
-        tried: Sets that ran or are being tried, shape (sets, factors); an improvement is faster
-            than all of them.
+    An improvement is faster than all sets `tried`, shape (sets, factors), which ran or are running.
     """
     model = models.effects
     draws = model.draws(rng, SAMPLES)
@@ -64,7 +42,8 @@ def propose(
         best = _cheapest(models, tables, rng)
         explored.append(_within_risk(models, rng, best[-1], tables))
         for codes in best:
-            minimal.append(model.design.reset(codes, _useless(model.design, codes, tables)))
+            useless = _useless(model.design, codes, tables)
+            minimal.append(model.design.reset(codes, useless))
     candidates = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c)}
     if not candidates:
         return _near(models, rng, is_open, explored[-1])
@@ -100,7 +79,7 @@ def _cheapest(models: Models, tables: Tables, rng: Rng) -> list[Codes]:
 
 
 def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
-    """Inert settings that a set changes, and that no change which acts needs."""
+    """Returns inert settings that a set changes, and that no change which acts needs."""
     is_changed = codes != design.neutral
     needed = set[int]()
     useless = []
@@ -126,7 +105,7 @@ def _within_risk(models: Models, rng: Rng, codes: Codes, tables: Tables) -> Code
     return rows[np.argmax(is_fair) if is_fair.any() else -1]
 
 
-def _near(models: Models, rng: Rng, is_open: Callable[[Codes], bool], best: Codes) -> Codes:
+def _near(models: Models, rng: Rng, is_open: IsOpen, best: Codes) -> Codes:
     """Finds an open set by random changes of more and more settings; else returns the set."""
     design = models.effects.design
     for attempt in range(LAST_TRIES):
@@ -135,6 +114,7 @@ def _near(models: Models, rng: Rng, is_open: Callable[[Codes], bool], best: Code
             code = int(rng.integers(design.sizes[i]))
             codes = design.raised(codes, i, code, models.failures.risks.single)
         codes = design.settle(codes)
-        if models.memory.log_chances(codes[None])[0] >= np.log(FAIR_CHANCE) and is_open(codes):
+        chance = models.memory.log_chances(codes[None])[0]
+        if chance >= np.log(FAIR_CHANCE) and is_open(codes):
             return codes
     return best

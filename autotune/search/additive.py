@@ -12,32 +12,16 @@ from autotune.search.failures import Pairs, Risks
 from autotune.search.posterior import Chain, State
 from autotune.search.space import Bools, Codes, Design, Floats, Pair, Rng
 
-EXPECTED = 4.0
-"""Prior expected number of active settings."""
-
-EXPECTED_PAIRS = 1.0
-"""Prior expected number of active pairs."""
-
-MOST_LIKELY = 0.3
-"""Upper limit of the prior probability that a setting acts."""
-
-MOST_LIKELY_PAIR = 0.05
-"""Upper limit of the prior probability that a pair acts."""
-
-SMALLEST_SCALE = 0.03
-"""Least standard deviation of an effect, as a log ratio; published effects are 1 to 9 %."""
-
-SPREAD = 0.005
-"""Prior standard deviation of trials beyond their own standard errors, as a log ratio."""
-
-LEAST_SPREAD = 1e-3
-"""Least spread as a share of the typical effect, for the precision of floats."""
-
-GREEDY = 12
-"""Limit of effects that enter before the spread is estimated from the residuals."""
-
-JUMPS = 20
-"""States of each walk from which proposals are drawn."""
+EXPECTED = 4.0  # prior expected number of active settings
+EXPECTED_PAIRS = 1.0  # likewise of active pairs
+MOST_LIKELY = 0.3  # upper limit of the prior probability that a setting acts
+MOST_LIKELY_PAIR = 0.05  # likewise of a pair
+SMALLEST_SCALE = 0.03  # least sd of an effect (log ratio); published ones are 1 to 9 %
+SPREAD = 0.005  # prior sd of trials beyond their standard errors, as a log ratio
+LEAST_SPREAD = 1e-3  # share of the typical effect, for the precision of floats
+GREEDY = 12  # limit of effects that enter before the spread is estimated
+JUMPS = 20  # states of each walk from which proposals are drawn
+Inside = dict[int, int]  # index of the size of each block in the model
 
 _SPREADS = 8  # limit of rounds that estimate the spread
 _FALLS = 0.9  # ratio of spreads from which these rounds end
@@ -51,8 +35,7 @@ class Observations(NamedTuple):
     codes: Codes
     values: Floats
     sds: Floats
-    duplicates: Sequence[Pair] = ()
-    """Rows (copy, original) with one program, of which only the original was measured."""
+    duplicates: Sequence[Pair] = ()  # rows (copy, original) of one program
 
 
 class Tables(NamedTuple):
@@ -72,8 +55,7 @@ class Tables(NamedTuple):
     def smallest(self, risks: Risks, unit: float) -> Codes:
         """Finds the settled set with the least sum of effects and risks, at `unit` (a log ratio).
 
-        A suspected pair of values counts from the sweep on that follows a set which holds both. A
-        setting is changed together with those that it needs.
+        A suspected pair of values counts from the sweep after a set that holds both.
         """
         design = self.design
         singles = zip(self.main, risks.single, strict=True)
@@ -110,7 +92,7 @@ class _Descent:
 
     def __init__(self, costs: list[Floats]) -> None:
         self.codes = [int(np.argmin(cost)) for cost in costs]
-        self._costs = costs.copy()  # of each code of a setting, with the others as they are
+        self._costs = costs.copy()  # of each code, the others as they are
         self._pairs: dict[Pair, Floats] = {}
         self._neighbours: list[list[tuple[int, Floats]]] = [[] for _ in costs]
 
@@ -166,8 +148,8 @@ class Draws:
 
 
 def _tables(design: Design, coefs: Floats, acts: Bools) -> Tables:
-    main: list[Floats] = []
-    pairs: dict[Pair, Floats] = {}
+    main = []
+    pairs = {}
     inert = set(range(len(design.sizes)))
     for block, block_coefs, is_acting in zip(design.blocks, coefs, acts, strict=True):
         is_pair = len(block.factors) > 1
@@ -185,10 +167,7 @@ def _tables(design: Design, coefs: Floats, acts: Bools) -> Tables:
 
 
 class AdditiveModel:
-    """The posterior of effects.
-
-    The default's value is estimated unless it is 0, as for ratios (`has_origin`).
-    """
+    """The posterior of effects; the default's value is estimated without `has_origin`, else 0."""
 
     def __init__(
         self,
@@ -204,7 +183,8 @@ class AdditiveModel:
         self._features = design.features(observed.codes)
         self._values = values = observed.values.copy()
         self._variances = observed.sds**2
-        for duplicate, original in observed.duplicates:  # zero is its difference from the original
+        # The difference of a duplicate from its original is zero.
+        for duplicate, original in observed.duplicates:
             self._features[duplicate] -= self._features[original]
             values[duplicate] = 0.0
             self._variances[duplicate] = 0.0
@@ -214,7 +194,7 @@ class AdditiveModel:
             self.scale = max(SMALLEST_SCALE, 0.75 * deviation)
         self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
         self.spread = max(SPREAD, self._least_spread)
-        inside: dict[int, int] = {}
+        inside: Inside = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy()
         self.chain = self._chain()
@@ -231,13 +211,12 @@ class AdditiveModel:
         scaled = features * (self.scale * roots)[:, None]
         return Chain(scaled, values * roots, self.design.starts, _prior_log_odds(self.design))
 
-    def _greedy(self) -> dict[int, int]:
+    def _greedy(self) -> Inside:
         """Adds the likeliest effects one by one, and sets the spread from their residuals.
 
-        This repeats until the spread no longer falls: effects of a few percent become visible only
-        once settings that double the step time, or several harmful ones, are accounted for.
+        This repeats until the spread no longer falls: large effects hide those of a few percent.
         """
-        inside: dict[int, int] = {}
+        inside: Inside = {}
         limit = min(GREEDY, len(self._values) // 2)
         for at in range(_SPREADS):
             chain = self._chain()

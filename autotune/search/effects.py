@@ -10,22 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.search.models import Models
-from autotune.search.space import Codes, Floats
+from autotune.search.space import Codes, Floats, Pair
 
-LEVEL = 0.95
-"""Coverage of intervals."""
-
-SURELY_ACTS = 1 - (1 - LEVEL) / 2
-"""Probability to act below which an interval holds "no change": its rest exceeds one tail."""
-
-FAILURE_COST = 1.0
-"""Cost of a failure, as a log ratio: a value that may fail is recommended for a large gain only."""
-
-ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-"""Quantiles at which intervals end."""
-
-DRAWS = 400
-"""Draws of all effects for comparing sets."""
+LEVEL = 0.95  # coverage of intervals
+SURELY_ACTS = 1 - (1 - LEVEL) / 2  # below it the interval holds "no change"
+FAILURE_COST = 1.0  # log ratio: what may fail is recommended for a large gain only
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)  # quantiles at which intervals end
+DRAWS = 400  # of all effects, to compare sets
 
 
 class Change(NamedTuple):
@@ -45,13 +36,11 @@ class Effects:
         self.design = self.model.design
         self._draws = self.model.draws(np.random.default_rng(seed), DRAWS)
         self.p_active = self.model.p_active()
-        """Posterior probability of each setting to act, alone or in a pair, shape (factors,)."""
 
     def of(self, factor: int) -> list[Change]:
-        """Effect of each value of a setting, by code, with the others at their defaults.
+        """Returns the effect of each value of a setting, by code, with the others at defaults.
 
-        The interval holds "no change" unless the setting surely acts; for an inert one it bounds an
-        overlooked effect.
+        The interval holds "no change" unless the setting surely acts.
         """
         means = self.model.mean.main[factor]
         low, high = np.quantile(self._draws.main(factor), ENDS, axis=0)
@@ -61,19 +50,16 @@ class Effects:
         rows = np.stack([means, np.minimum(low, means), np.maximum(high, means)], axis=1)
         return [Change(*row) for row in rows.tolist()]
 
-    def pairs(self) -> Iterator[tuple[tuple[int, int], float]]:
-        """Yields pairs of settings with the probability of an interaction."""
-        for block, chance in zip(self.design.blocks, self.model.chances.tolist(), strict=True):
-            if len(block.factors) > 1:
-                i, j = block.factors
-                yield (i, j), chance
+    def pairs(self) -> Iterator[tuple[Pair, float]]:
+        """Returns pairs of settings with the probability of an interaction."""
+        chances = self.model.chances[len(self.design.factors) :]  # after settings
+        return zip(self.design.pairs, chances.tolist(), strict=True)
 
     def best(self, ran: Sequence[Codes], *, least: float = 0.0) -> Codes:
-        """The set of least expected time, without settings that are likely to be useless.
+        """Returns the set of least expected time, without settings that are likely useless.
 
-        Args:
-            ran: Sets that ran; the best of them counts if the best of all does not fit into memory.
-            least: Smallest gain of interest, as a log ratio.
+        If it does not fit into memory, the best of those that `ran` counts. `least` is the smallest
+        gain of interest, as a log ratio.
         """
         mean = self.model.mean
         best = self._models.memory.candidates(mean, self._models.failures.risks, FAILURE_COST)[-1]
@@ -85,7 +71,7 @@ class Effects:
         """Removes settings that are more likely than not useless in a set, least useful first."""
         while True:
             totals = self.totals(codes)
-            options = list[tuple[float, Codes]]()
+            options = []
             for i in np.flatnonzero(codes != self.design.neutral).tolist():
                 if self.design.factors[i].default is None:
                     continue  # one of its values must be chosen

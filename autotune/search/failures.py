@@ -1,10 +1,9 @@
 """The failure model: probabilities that values, and suspected pairs of values, make a set fail.
 
 A successful trial clears all its values and pairs. A failed one holds a cause: a value or a pair.
-Their probabilities follow by belief propagation, as in decoding of group tests (Sejdinovic and
-Johnson, "Note on noisy group testing: asymptotic bounds and belief propagation reconstruction",
-2010), without noise: a cause that several failures share explains away those that only one of them
-holds. The share of failing values is learned from the same trials.
+Their probabilities follow by belief propagation without noise (Sejdinovic and Johnson, "Note on
+noisy group testing: asymptotic bounds and belief propagation reconstruction", 2010): a cause that
+several failures share explains away others. The share of failing values is learned, too.
 """
 
 from __future__ import annotations
@@ -17,26 +16,15 @@ import numpy as np
 
 from autotune.search.space import Bools, Codes, Design, Floats, Pair
 
-SINGLE = 0.02
-"""Prior share of values that make a set fail."""
-
-WEIGHT = 25.0
-"""Number of tried values that this prior counts for."""
-
-PAIR = 0.0001
-"""Prior probability that a pair of values makes a set fail."""
-
-SURE = 0.999
-"""Probability of known failures."""
-
-FORBIDDEN = 1e3
-"""Risk of known failures: no effect outweighs it."""
-
+SINGLE = 0.02  # prior share of values that make a set fail
+WEIGHT = 25.0  # number of tried values that this prior counts for
+PAIR = 0.0001  # prior probability that a pair of values makes a set fail
+SURE = 0.999  # probability of known failures
+FORBIDDEN = 1e3  # risk of known failures: no effect outweighs it
 _ROUNDS = 30
 _TINY = 1e-12
 
-Cause = tuple[Pair, ...]
-"""Combination of (factor, code)."""
+Cause = tuple[Pair, ...]  # combination of (factor, code)
 
 
 class Pairs(NamedTuple):
@@ -83,21 +71,19 @@ class FailureModel:
         columns = zip(ran.T, self._neutral, strict=True)
         ran_values = sum(len(np.unique(column[column != default])) for column, default in columns)
         chances, self.share = _infer(causes[:, 0] == causes[:, 1], failures, blamed, ran_values)
-        """Share of values that make a set fail, as far as it is known."""
         short = [(cause[0], cause[-1]) for cause in dict.fromkeys(self._known) if len(cause) <= 2]
         factors, codes = np.array(short, dtype=np.int64).reshape(-1, 2, 2).transpose(2, 0, 1)
         causes = np.concatenate([causes, factors * width + codes])
         chances = np.append(chances, np.full(len(short), SURE))
         is_single = causes[:, 0] == causes[:, 1]
+        # Probability of each value to make any set fail, shape (factors, most values + 1).
         self.single = np.full((len(self._sizes), width), self.share)
-        """Probability of each value to make any set fail, shape (factors, most values + 1)."""
         cleared = np.vstack([self._neutral, self._sizes, ran])
         self.single[np.arange(len(self._sizes)), cleared] = 0.0
         self.single.flat[causes[is_single, 0]] = chances[is_single]
         likely = ~is_single & (chances > 2 * PAIR)
         factors, codes = np.divmod(causes[likely], width)
-        self.pairs = Pairs(factors, codes, chances[likely])
-        """Probability of suspected pairs of values to fail beyond `single`."""
+        self.pairs = Pairs(factors, codes, chances[likely])  # beyond `single`
 
     def _changed(self, row: Codes) -> Cause:
         changed = np.flatnonzero((row != self._neutral) & (row != self._sizes))
@@ -134,9 +120,8 @@ def _risk(chances: Floats) -> Floats:
 def _suspects(failed: Sequence[Cause], ran: Codes, width: int) -> tuple[Codes, Codes, Codes]:
     """Finds the values that never ran, and pairs that never ran together, of each failure.
 
-    Returns all causes as two values, the same one twice for a single value, shape (causes, 2); and
-    of each suspicion the indices of its failure and of its cause. A value is a number: its setting
-    times `width`, plus its code.
+    Returns causes as two values, equal for a single one, shape (causes, 2), and of each suspicion
+    the indices of its failure and its cause. A value is its setting times `width` plus its code.
     """
     suspicions = [np.zeros((3, 0), dtype=np.int64)]
     for at, row in enumerate(failed):
@@ -161,10 +146,7 @@ def _suspects(failed: Sequence[Cause], ran: Codes, width: int) -> tuple[Codes, C
 def _infer(
     is_single: Bools, failures: Codes, blamed: Codes, ran_values: int
 ) -> tuple[Floats, float]:
-    """Passes messages between failures and possible causes, where a number of values ran.
-
-    Returns the probability of each cause, and the share of failing values.
-    """
+    """Returns the probability of each cause, and the share of failing values."""
     count = len(is_single)
     tried = ran_values + int(is_single.sum())
     messages = np.zeros(len(blamed))  # of each suspicion to its cause, in log odds

@@ -1,10 +1,9 @@
 """The memory model: the log of a set's peak memory is a sum over its settings.
 
-Bayesian linear regression with normal priors around zero, wide for options such as batch size and
-recomputation, narrow for flags: of 1,076 compiled values four in five change the peak by less than
-2 %. Where a setting moves more, its prior widens (MacKay, "Bayesian interpolation", 1992: automatic
-relevance determination). A set that ran out of memory is a censored observation: its peak is the
-expected one, but above the limit.
+Bayesian linear regression with normal priors around zero, wide for options, narrow for flags: of
+1,076 compiled values four in five change the peak by less than 2 %. The prior of a setting that
+moves more widens (MacKay, "Bayesian interpolation", 1992: automatic relevance determination). A set
+that ran out of memory is a censored observation: its peak is the expected one above the limit.
 """
 
 from __future__ import annotations
@@ -17,25 +16,16 @@ from autotune.search.additive import Tables
 from autotune.search.failures import Risks
 from autotune.search.space import Codes, Design, Floats, Rng
 
-OPTION = 0.7
-"""Prior standard deviation of an option's coefficients on the log of the peak."""
-
-FLAG = 0.06
-"""Likewise of a flag's."""
-
-SPREAD = 0.05
-"""Standard deviation of the log of a peak beyond the model."""
-
-OVER = 0.5
-"""Log of the least peak over the limit that is assumed of a set that ran out of memory."""
-
+OPTION = 0.7  # prior sd of an option's coefficients on the log of the peak
+FLAG = 0.06  # likewise of a flag's
+SPREAD = 0.05  # standard deviation of the log of a peak beyond the model
+OVER = 0.5  # log of the least peak over the limit of a set that ran out of memory
+# Costs of the log of the peak, as log step times, which are tried one by one until a set fits.
 PRICES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-"""Costs of the log of the peak, as log step times, which are tried one by one until a set fits."""
 
 _ROUNDS = 4
 
-Peak = tuple[Codes, float, bool]
-"""A set, its peak memory over the default's, and whether that is a lower bound."""
+Peak = tuple[Codes, float, bool]  # ratio to the default's; is it a lower bound?
 
 
 class MemoryModel:
@@ -44,7 +34,6 @@ class MemoryModel:
     def __init__(self, design: Design, peaks: Sequence[Peak], limit: float | None) -> None:
         self.design = design
         self.is_known = False
-        """Whether sets may not fit."""
         if limit is not None and peaks:
             self.is_known = True
             self._limit = np.log(limit)
@@ -75,7 +64,7 @@ class MemoryModel:
         """Log of the probability that each set fits; sets have shape (sets, factors)."""
         if not self.is_known:
             return np.zeros(len(codes))
-        from scipy.special import log_ndtr  # 0.2 s to import, so not before it is needed
+        from scipy.special import log_ndtr  # takes 0.2 s to import
 
         features = self.design.features(codes)
         variances = ((features @ self._cov) * features).sum(axis=1) + SPREAD**2
@@ -84,10 +73,9 @@ class MemoryModel:
     def candidates(
         self, tables: Tables, risks: Risks, unit: float, rng: Rng | None = None
     ) -> list[Codes]:
-        """The set of `Tables.smallest`, then ones of less and less memory until one fits.
+        """Returns the set of `Tables.smallest`, then ones of less and less memory until one fits.
 
-        Args:
-            rng: Draws the effects on memory, so that sets which may fit are tried; None for means.
+        `rng` draws the effects on memory, so that sets which may fit are tried; None takes means.
         """
         sets = [tables.smallest(risks, unit)]
         if not self.is_known:

@@ -1,11 +1,10 @@
 """Sparse Bayesian regression over blocks of features, each in or out of the model (spike and slab).
 
 Coefficients of a block in the model have a narrow or a wide normal prior: most effects are a few
-percent, and a large one must not be split among several settings. Coefficients are integrated out.
-Given all others, the odds of each block are known in closed form, so each jump of the walk flips a
-block with the right probability and has the right holding time (Zanella, "Informed proposals for
-local MCMC in discrete spaces", JASA 2020, with Barker's balancing function). A short walk rarely
-moves an effect between settings that were always changed together.
+percent, and a large one must not be split among several settings. They are integrated out, so each
+jump of the walk flips a block with the right probability and has the right holding time (Zanella,
+"Informed proposals for local MCMC in discrete spaces", JASA 2020, with Barker's balancing
+function). A short walk rarely moves an effect between settings that were always changed together.
 """
 
 from __future__ import annotations
@@ -19,20 +18,12 @@ import numpy as np
 
 from autotune.search.space import Codes, Floats, Rng
 
-BURN_IN = 8
-"""Dropped states of each walk."""
-
+BURN_IN = 8  # dropped states of each walk
 _LEAST = 1e-12  # so that a chain leaves even an almost certain state
 
-SIZES = (1.0, 4.0)
-"""Standard deviations of coefficients in the narrow and in the wide prior."""
-
-SHARES = (0.75, 0.25)
-"""Prior shares of blocks of each size."""
-
-MOST_BLOCKS = 60
-"""Limit of blocks in the model."""
-
+SIZES = (1.0, 4.0)  # standard deviations of coefficients: narrow and wide prior
+SHARES = (0.75, 0.25)  # prior shares of blocks of each size
+MOST_BLOCKS = 60  # limit of blocks in the model
 _PRECISIONS = np.array(SIZES) ** -2.0
 
 
@@ -40,21 +31,16 @@ _PRECISIONS = np.array(SIZES) ** -2.0
 class State:
     """One state of the chain: the blocks in the model, and the odds of each block given the others.
 
-    Attributes:
-        places: Where each block in the model has its coefficients in `mean` and `cov`.
-        columns: Their features.
-        precision: Of each block's coefficients by the data alone, shape (blocks, rank, rank).
-        pull: `precision` times their mean by the data alone, shape (blocks, rank), zero-padded.
-        log_odds: Prior, shape (blocks,).
+    `precision` and `pull` are those of each block's coefficients by the data alone.
     """
 
-    places: Mapping[int, slice]
-    columns: Codes
+    places: Mapping[int, slice]  # of each block in the model in `mean` and `cov`
+    columns: Codes  # features of these blocks
     mean: Floats
     cov: Floats
-    precision: Floats
-    pull: Floats
-    log_odds: Floats
+    precision: Floats  # shape (blocks, rank, rank)
+    pull: Floats  # `precision` times the mean, shape (blocks, rank), zero-padded
+    log_odds: Floats  # prior, shape (blocks,)
 
     @functools.cached_property
     def odds(self) -> Floats:
@@ -92,11 +78,8 @@ class State:
 class Chain:
     """The Markov chain over sets of blocks.
 
-    Args:
-        features: Of each trial, over the standard error of its value, shape (trials, features).
-        values: Over their standard errors, shape (trials,).
-        starts: Start of each block's features, and end of the last, shape (blocks + 1,).
-        log_odds: Prior, shape (blocks,).
+    Features, shape (trials, features), and values are over the standard errors of the values;
+    `starts` has the start of each block's features, and the end of the last.
     """
 
     def __init__(self, features: Floats, values: Floats, starts: Codes, log_odds: Floats) -> None:
@@ -104,25 +87,19 @@ class Chain:
         self.log_odds = log_odds
         sizes = np.diff(starts)
         total = features.shape[1]
-        # Every block has as many features: missing ones point to a feature that is always zero.
+        # Features of each block, shape (blocks, rank); missing ones point to one that is always 0.
         offsets = np.arange(int(sizes.max(initial=1)))
         self.index = np.where(offsets < sizes[:, None], starts[:-1, None] + offsets, total)
-        """Features of each block, shape (blocks, rank)."""
         # Transposed, so that the features of a block are contiguous.
         self._features = np.zeros((total + 1, len(features)))
         self._features[:total] = features.T
         self.moment = self._features @ values
         padded = self._features[self.index]
-        self.own = padded @ padded.transpose(0, 2, 1)
-        """Products of each block's features, shape (blocks, rank, rank)."""
+        self.squares = padded @ padded.transpose(0, 2, 1)  # shape (blocks, rank, rank)
         self._products: dict[int, Floats] = {}
 
     def products(self, block: int) -> Floats:
-        """Products of all features with a block's, shape (features + 1, features of the block).
-
-        Cached by block: few blocks are ever in the model, and all products for hundreds of pairs
-        would take seconds.
-        """
+        """Returns products of all features with a block's; cached, for all would take seconds."""
         if block not in self._products:
             features = self._features[self.starts[block] : self.starts[block + 1]]
             self._products[block] = self._features @ features.T
@@ -158,17 +135,16 @@ class Chain:
         return states, np.array(stayed) / sum(stayed)
 
     def look(self, inside: Mapping[int, int]) -> State:
-        """The state of some blocks, each with the index of its size.
+        """Returns the state of some blocks, each with the index of its size.
 
-        With `M` the inverse covariance of the values given these blocks, the likelihood of each
-        block follows from its `X' M X` and `X' M y`, computed by Cholesky's factor: products with
-        an inverse lose twice the digits.
+        Cholesky's factor gives `X' M X` and `X' M y` of each block, with `M` the inverse covariance
+        of the values given these blocks: products with an inverse lose twice the digits.
         """
         columns = self.index[list(inside)]
         columns = columns[columns < len(self._features) - 1]
         cross = np.zeros((len(self._features), len(columns)))
         prior = np.zeros(len(columns))
-        places: dict[int, slice] = {}
+        places = {}
         end = 0
         for block, size in inside.items():
             products = self.products(block)
@@ -181,7 +157,7 @@ class Chain:
         cov = np.linalg.inv(precision)
         mean = np.linalg.solve(precision, self.moment[columns])
         white = np.linalg.solve(np.linalg.cholesky(precision), cross.T).T[self.index]
-        fisher = self.own - white @ white.transpose(0, 2, 1)
+        fisher = self.squares - white @ white.transpose(0, 2, 1)
         pull = (self.moment - cross @ mean)[self.index]
         for block, place in places.items():  # by the data without the block's own prior
             count = place.stop - place.start

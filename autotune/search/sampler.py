@@ -9,8 +9,7 @@ A study of autotune adds prior knowledge of settings (`Flag`): defaults, groups,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from optuna.distributions import BaseDistribution
@@ -28,56 +27,45 @@ from autotune.search.space import (
     CodedSpace,
     Codes,
     Design,
-    Flag,
+    Flags,
+    Params,
     Rng,
     Space,
     Values,
     likely_pairs,
 )
 
-SD_KEY = "autotune:log_sd"
-"""User attribute of a trial: standard error of the log of its value (or of a log ratio)."""
+Trials = Sequence[FrozenTrial]
+Distributions = dict[str, BaseDistribution]
 
-DUPLICATE_KEY = "autotune:duplicate_of"
-"""User attribute of an unmeasured trial: number of the trial with the same program."""
+# User attributes of a trial.
+SD_KEY = "autotune:log_sd"  # standard error of the log of its value (or of a log ratio)
+DUPLICATE_KEY = "autotune:duplicate_of"  # number of the measured trial of its program
+MEMORY_KEY = "autotune:memory"  # peak over the default's; a lower bound if it failed
+NUMBER_KEY = "autotune:number"  # its number, if not Optuna's
 
-MEMORY_KEY = "autotune:memory"
-"""User attribute of a trial: its peak memory over the default's; of a failed one, a lower bound."""
-
-NUMBER_KEY = "autotune:number"
-"""User attribute of a trial: its number, if not Optuna's."""
-
-MOST_PAIRS = 240
-"""Limit of modelled pairs, those of the likeliest settings: it bounds the time of a proposal."""
-
-USUAL_SD = 0.01
-"""Standard error of a trial without `SD_KEY`."""
-
-MANY_JUMPS = 200
-"""States of each walk for estimates, which name all settings that were always changed together."""
-
-WORST_SD = 1.0
-"""Standard error of a trial with an unbounded interval."""
+MOST_PAIRS = 240  # limit of modelled pairs: it bounds the time of a proposal
+USUAL_SD = 0.01  # standard error of a trial without `SD_KEY`
+MANY_JUMPS = 200  # states of each walk for estimates, which name aliased settings
+WORST_SD = 1.0  # standard error of a trial with an unbounded interval
 
 
 class AdditiveFlagSampler(RandomSampler):
     """Proposes by a sparse additive model: few settings act, some in pairs of their group.
 
-    A setting without finished trials gets a random value.
-
-    Failed trials (infeasible by a constraint, pruned or failed) inform the failure model only.
-    Equal seeds and histories give equal proposals.
+    A setting without finished trials gets a random value. Failed trials (infeasible by a
+    constraint, pruned or failed) inform the failure model only. Equal seeds and histories give
+    equal proposals.
 
     Args:
         space: None for the distributions of finished trials.
-        is_log_ratio: Whether values are logs of ratios to the default's; else they are positive and
-            their logs are modelled.
+        is_log_ratio: Whether values are logs of ratios to the default's; else their logs are taken.
     """
 
     def __init__(
         self,
         space: Space | None = None,
-        flags: Mapping[str, Flag] | None = None,
+        flags: Flags | None = None,
         *,
         seed: int | None = None,
         is_log_ratio: bool = False,
@@ -98,24 +86,22 @@ class AdditiveFlagSampler(RandomSampler):
         self.is_allowed: Callable[[Values], bool] | None = None
         """Whether a set keeps the rules of its space; others are proposed only for want of one."""
 
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> Distributions:
         """Returns all settings; without a given space, those of finished trials."""
         return self._space_of(study.get_trials(deepcopy=False, states=FINISHED))
 
-    def _space_of(self, trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+    def _space_of(self, trials: Trials) -> Distributions:
         if self._space is not None:
             return dict(self._space)
-        space: dict[str, BaseDistribution] = {}
+        space: Distributions = {}
         for trial in trials:
             for name, distribution in trial.distributions.items():
                 space.setdefault(name, distribution)
         return space
 
     def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+        self, study: Study, trial: FrozenTrial, search_space: Distributions
+    ) -> Params:
         """Proposes the next set.
 
         Raises:
@@ -128,13 +114,11 @@ class AdditiveFlagSampler(RandomSampler):
         trials = study.get_trials(deepcopy=False)
         return self._propose(search_space, trials, sign, turn=trial.number + 1)
 
-    def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
+    def propose(self, trials: Trials) -> Params:
         """Proposes the next set after trials of any sampler; smaller values are better."""
         return self._propose(self._space_of(trials), trials, 1.0, turn=0)
 
-    def _propose(
-        self, space: Space, trials: Sequence[FrozenTrial], sign: float, *, turn: int
-    ) -> dict[str, Any]:
+    def _propose(self, space: Space, trials: Trials, sign: float, *, turn: int) -> Params:
         coded = CodedSpace(space, self._flags, trials)
         rng = np.random.default_rng([self._seed, turn, len(trials)])
         fitted = self._fit(coded, sign, rng)
@@ -150,13 +134,13 @@ class AdditiveFlagSampler(RandomSampler):
 
         return coded.values(propose(fitted, rng, is_open, tried=coded.table(tried)))
 
-    def fit(self, trials: Sequence[FrozenTrial]) -> Models:
+    def fit(self, trials: Trials) -> Models:
         """Fits the models to trials of any sampler; smaller values are better."""
         coded = CodedSpace(self._space_of(trials), self._flags, trials)
         rng = np.random.default_rng([self._seed, len(trials)])
         return self._fit(coded, 1.0, rng, MANY_JUMPS)
 
-    def chance_of_gain(self, trials: Sequence[FrozenTrial], *, least: float) -> float:
+    def chance_of_gain(self, trials: Trials, *, least: float) -> float:
         """Returns the probability that another set gains `least` (a log ratio) over those tried."""
         rng = np.random.default_rng([self._seed, len(trials)])
         return chance_of_gain(self.fit(trials), rng, least)
@@ -182,7 +166,7 @@ class AdditiveFlagSampler(RandomSampler):
         return Models(fit(design), failures, memory, coded)
 
     def _peaks(self, coded: CodedSpace) -> list[Peak]:
-        peaks: list[Peak] = []
+        peaks = []
         for values, ratio in self.known_peaks:
             codes = coded.codes(values)
             if codes is not None:
@@ -223,6 +207,6 @@ class AdditiveFlagSampler(RandomSampler):
 
 
 def _sd(trial: FrozenTrial) -> float:
-    """Standard error of a trial's value; the worst if it is invalid."""
+    """Returns the standard error of a trial's value; the worst if it is invalid."""
     sd = float(trial.user_attrs.get(SD_KEY, USUAL_SD))
     return min(sd, WORST_SD) if sd >= 0 else WORST_SD

@@ -1,10 +1,9 @@
 """A search space as numbers: factors for settings, codes for values, features for effects.
 
 A block is one setting's effect on the log of the step time, or the interaction of two settings. Its
-features are scaled so that standard normal coefficients give effects of size one. Effects of
-ordered values (thresholds, thread counts) have an exponential kernel over their scale, whose draws
-may jump as a threshold does; effects of other values share a common part. The effect of the default
-is zero.
+features are scaled so that standard normal coefficients give effects of size one; the default's is
+zero. Effects of ordered values have an exponential kernel over their scale, whose draws may jump as
+a threshold does; effects of other values share a common part.
 """
 
 from __future__ import annotations
@@ -24,57 +23,35 @@ from optuna.trial import FrozenTrial, TrialState
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.int64]
-
 Bools = NDArray[np.bool_]
 Rng = np.random.Generator
 Pair = tuple[int, int]
-Values = Mapping[str, Any]
-"""Values of settings by name."""
-
+Values = Mapping[str, Any]  # values of settings by name
+Params = dict[str, Any]
 Space = Mapping[str, BaseDistribution]
-Scale = tuple[float, ...] | None
-"""Places of ordered values where effects are smooth (log bytes for thresholds), or nan."""
+Scale = tuple[float, ...] | None  # places (or nan) of ordered values
 
-MAIN_RANK = 6
-"""Limit of features of a setting."""
-
-PAIR_RANK = 4
-"""Limit of features of a pair."""
-
-REACH = 0.5
-"""Correlation length of ordered values, as a share of the length of their scale."""
-
-COMMON = 0.3
-"""Correlation between effects of two values of an unordered setting."""
-
-LONGEST = 33
-"""Proposed values of a long range, evenly spread over its scale."""
-
+MAIN_RANK = 6  # limit of features of a setting
+PAIR_RANK = 4  # limit of features of a pair
+REACH = 0.5  # correlation length of ordered values, as a share of their scale
+COMMON = 0.3  # correlation between effects of two values of an unordered setting
+LONGEST = 33  # proposed values of a long range, evenly spread over its scale
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-"""States of trials from which the model learns."""
-
 _TINY = 1e-9
 
 
 class Flag(NamedTuple):
-    """Prior knowledge of one setting.
+    """Prior knowledge of one setting."""
 
-    Attributes:
-        default: None if it is not among the values.
-        default_place: The default as a number if its name is none.
-        group: Pairs of one group may interact.
-        needs: Other setting to its values under which this one acts.
-        p_active: Prior probability of an effect; None for the usual one.
-        moves_memory: Whether it may need much more memory or give it, as options of the workload
-            and shares of it do.
-    """
+    default: Any = None  # None if it is not among the values
+    default_place: float | None = None  # the default as a number if its name is none
+    group: str = ""  # pairs of one group may interact
+    needs: Mapping[str, Sequence[Any]] = {}  # values of others under which it acts
+    p_active: float | None = None  # prior probability to act; None: usual
+    moves_memory: bool = False  # much, as options of the workload do
 
-    default: Any = None
-    default_place: float | None = None
-    group: str = ""
-    needs: Mapping[str, Sequence[Any]] = {}
-    p_active: float | None = None
-    moves_memory: bool = False
+
+Flags = Mapping[str, Flag]
 
 
 class Factor(NamedTuple):
@@ -107,13 +84,11 @@ class Design:
         mains = [_main_table(f.size, f.default, f.scale) for f in factors]
         self.blocks = [Block((i,), table) for i, table in enumerate(mains)]
         self.blocks += [Block((i, j), _pair_table(mains[i], mains[j])) for i, j in pairs]
+        # Start of each block's features, and end of the last.
         self.starts = np.cumsum([0, *(b.table.shape[1] for b in self.blocks)])
-        """Start of each block's features, and end of the last."""
         self.conditional = [i for i, f in enumerate(factors) if f.needs]
-        """Settings that act only under values of others."""
         defaults = [f.size if f.default is None else f.default for f in factors]
-        self.neutral = np.array(defaults, dtype=np.int64)
-        """Codes of the default."""
+        self.neutral = np.array(defaults, dtype=np.int64)  # codes of the default
 
     def features(self, codes: Codes) -> Floats:
         """All features of sets, shape (sets, features); zero for the default."""
@@ -171,7 +146,8 @@ def _main_table(size: int, default: int | None, scale: Scale) -> Floats:
         length = max(np.nanmax(places) - np.nanmin(places), _TINY) * REACH
         alike = np.exp(-np.abs(np.subtract.outer(places, places)) / length)
         kernel = alike[np.ix_(values, values)]
-        if default is not None and not np.isnan(places[default]):  # the default's effect is zero
+        # The default's effect is zero.
+        if default is not None and not np.isnan(places[default]):
             near = alike[values, default]
             kernel -= np.outer(near, near)
         variances, vectors = np.linalg.eigh(kernel)  # in ascending order
@@ -199,18 +175,9 @@ class Coded(NamedTuple):
 
 
 class CodedSpace:
-    """An Optuna search space and its trials encoded as factors and codes.
+    """An Optuna search space and its trials encoded as factors and codes; no pairs in `design`."""
 
-    Attributes:
-        ran: Successful trials with a set of the space.
-        failed: Those that ended otherwise.
-        running: Those that have not ended.
-        design: Without pairs.
-    """
-
-    def __init__(
-        self, space: Space, flags: Mapping[str, Flag], trials: Sequence[FrozenTrial]
-    ) -> None:
+    def __init__(self, space: Space, flags: Flags, trials: Sequence[FrozenTrial]) -> None:
         flags = {name: flags.get(name, Flag()) for name in space}
         self.names = _ordered(flags)
         self._at = {n: i for i, n in enumerate(self.names)}
@@ -231,16 +198,18 @@ class CodedSpace:
     def _group_of(self, trial: FrozenTrial) -> Coded:
         if trial.state not in FINISHED:
             return self.running
-        if trial.state is not TrialState.COMPLETE or not all(map(math.isfinite, trial.values)):
-            return self.failed
-        return self.ran if all(v <= 0 for v in trial.constraints.values()) else self.failed
+        if trial.state is TrialState.COMPLETE:
+            is_finite = all(map(math.isfinite, trial.values))
+            if is_finite and all(v <= 0 for v in trial.constraints.values()):
+                return self.ran
+        return self.failed
 
     def _factor(self, i: int, flag: Flag) -> Factor:
         values = self.choices[i]
-        default: int | None = None
+        default = None
         if flag.default is not None and flag.default in values:
             default = values.index(flag.default)
-        needs: dict[int, frozenset[int]] = {}
+        needs = {}
         for name, needed in flag.needs.items():
             if name in self._at:
                 choices = enumerate(self.choices[self._at[name]])
@@ -262,7 +231,7 @@ class CodedSpace:
             codes[i] = code
         return self.design.settle(codes)
 
-    def values(self, codes: Codes) -> dict[str, Any]:
+    def values(self, codes: Codes) -> Params:
         """Decodes a set; a setting that is not set gets its first value."""
         columns = zip(self.names, self.choices, codes, strict=True)
         return {name: choices[code % len(choices)] for name, choices, code in columns}
@@ -285,7 +254,7 @@ class CodedSpace:
         return tuple(encoded)
 
 
-def _ordered(flags: Mapping[str, Flag]) -> list[str]:
+def _ordered(flags: Flags) -> list[str]:
     """Settings, each after those that it needs."""
     needs = {name: [n for n in flag.needs if n in flags] for name, flag in flags.items()}
     try:

@@ -108,14 +108,14 @@ class StudyRun:
 
     def conclude(self, **fields: Any) -> None:
         """Records the conclusion, unless the newest one says the same; see `ConclusionRecord`."""
-        self.store.append_news(
-            ConclusionRecord(
-                ended=utc_now(),
-                provenance=describe_machine(),
-                trial_count=len(self.store.of(TrialResult)),
-                **fields,
-            )
+        conclusion = ConclusionRecord(
+            ended=utc_now(),
+            provenance=describe_machine(),
+            trial_count=len(self.store.of(TrialResult)),
+            **fields,
         )
+        if self.store.is_news(conclusion):
+            self.store.append(conclusion)
         self.conclusion = self.store.of(ConclusionRecord)[-1]
 
     def close(self) -> None:

@@ -20,27 +20,26 @@ from autotune.model.redaction import secret_variables
 from autotune.model.spec import StudySpec
 from autotune.model.time_limits import limits_after
 from autotune.workers.caches import Caches
-from autotune.workers.failures import read_log
+from autotune.workers.failures import Lines, read_log
 
-LOG_BYTES = 4_000_000
-"""Limit of a log's size."""
+Times = tuple[float, ...]  # seconds of each step
 
+LOG_BYTES = 4_000_000  # limit of a log's size
+# Variables of its job step that a process on another node keeps: the GPUs of its node.
 SET_BY_NODE = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
     "GPU_DEVICE_ORDINAL",
     "SLURMD_NODENAME",
 )
-"""Variables of its job step that a process on another node keeps: the GPUs of its node."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerFailed(Exception):
-    """A worker gave no figure. Not an error of the study: `evaluate` turns it into a record.
+    """A worker gave no figure: `evaluate` turns it into a record.
 
-    Attributes:
-        infrastructure: Whether the machine failed, not the settings; worth a retry.
+    With `infrastructure` the machine failed, not the settings: worth a retry.
     """
 
     def __init__(self, failure: Failure, *, infrastructure: bool = False) -> None:
@@ -49,15 +48,15 @@ class WorkerFailed(Exception):
         self.infrastructure = infrastructure
 
 
-PAUSE_PHASE = "pause"
-"""Phase of the failure of `CannotPause`."""
+PAUSE_PHASE = "pause"  # phase of the failure of `CannotPause`
 
 
 class CannotPause(WorkerFailed):
     """A program cannot take turns by being paused; the message says why, as a clause."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE))
+        failure = Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE)
+        super().__init__(failure)
 
 
 def machine_failure(
@@ -72,34 +71,23 @@ class Worker(Protocol):
     """One running program under one flag set. Not thread-safe; idle between calls."""
 
     report: WorkerReport
-    last_loss: float | None = None
-    """Loss of the last step of the last block; None before the first block, or if unknown."""
-    last_norm: float | None = None
-    """Global gradient norm of the same step; None if unknown."""
-    loss_lag: int = 0
-    """Steps between the step of `last_loss` and the end of the block."""
-    fresh_batches: bool = False
-    """Makes a new batch for every step from now on, where the worker makes batches."""
-    watches_memory: bool = False
-    """Reports memory in use with every block from now on; costs milliseconds beside the block."""
-    last_memory: MemoryUse | None = None
-    """Memory in use at the end of the last block; None if not requested or unknown."""
-    may_end: bool = False
-    """Lets a program come to its own end within a block, which is then shorter."""
-    has_ended: bool = False
-    """Whether it did, without an error."""
-    dropped_steps: int = 0
-    """Steps before those of the last block that were not counted, because of a pause."""
-    exit_status: int | None = None
-    """Exit status after `close`, of a rank that failed if any, below 0 a signal; None if killed."""
-    written: tuple[int, int] | None = None
-    """Files left in the folder that it had to itself, and their bytes; None before it is closed."""
-    passed_losses: Sequence[tuple[int, float]] = ()
-    """Numbers (from 0) and losses of all steps since the block before, where they are reported."""
-    last_clock_s: float | None = None
-    """Seconds of the last block by the clock of the driver or of the program's reader."""
+    fresh_batches: bool = False  # orders a new batch for every step from now on
+    watches_memory: bool = False  # orders memory in use with every block
+    may_end: bool = False  # lets a program end within a block, which is then shorter
+    has_ended: bool = False  # whether it did, without an error
+    exit_status: int | None = None  # after `close`, of a failed rank; None if killed
+    written: tuple[int, int] | None = None  # files left in its folder, and bytes
 
-    def run_block(self, steps: int) -> tuple[float, ...]:
+    # Of the last block; None before it, or if unknown. Losses have the numbers of their steps.
+    last_loss: float | None = None  # of its last step
+    last_norm: float | None = None  # global gradient norm of the same step
+    last_memory: MemoryUse | None = None  # in use at its end
+    last_clock_s: float | None = None  # by the clock of driver or reader
+    loss_lag: int = 0  # steps between that of `last_loss` and the end of the block
+    dropped_steps: int = 0  # those before it that were not counted, because of a pause
+    passed_losses: Sequence[tuple[int, float]] = ()  # since the block before
+
+    def run_block(self, steps: int) -> Times:
         """Runs steps and returns the seconds of each.
 
         Raises:
@@ -114,8 +102,8 @@ class Worker(Protocol):
         """Ends the worker and its child processes; safe to call twice, never raises."""
 
 
+# Called with the phase of a starting worker: ``import``, ``build``, ``compile``, ``warm-up``.
 Progress = Callable[[str], None]
-"""Callback with the phase of a starting worker: ``import``, ``build``, ``compile``, ``warm-up``."""
 
 
 class Launcher(ABC):
@@ -198,18 +186,9 @@ def reader_command(module: str) -> list[str]:
 class GuardedProcess(ChildProcess):
     """A process behind a guard, which ends the process tree with the driver (`child.guard`).
 
-    Every message has a ``type``; the last one is of type ``exit``.
-
-    Args:
-        through: Command that starts the guard on another node of a SLURM job, ``srun ...``, in
-            `env`.
-        remote_env: The environment of a process on another node, except `SET_BY_NODE`.
-
-    Attributes:
-        end: The message ``exit``, once received.
-
-    Raises:
-        WorkerFailed: If it cannot be started.
+    Every message has a ``type``; the last one, kept in `end`, is of type ``exit``. On another node
+    of a SLURM job the guard is started `through` a command (``srun ...``) in `env`, and the process
+    has `remote_env` except `SET_BY_NODE`. WorkerFailed is raised if it cannot be started.
     """
 
     def __init__(
@@ -231,8 +210,8 @@ class GuardedProcess(ChildProcess):
         arguments = [str(log), str(log_bytes), *options, secrets, "--", *command]
         try:
             with self.guard_log.open("wb") as errors:
-                guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM, *arguments]
-                super().__init__(guard, env, errors=errors, cwd=cwd)
+                guard = [*through, driver_python(), "-I", "-S", GUARD_PROGRAM]
+                super().__init__([*guard, *arguments], env, errors=errors, cwd=cwd)
         except OSError as error:
             raise machine_failure(f"cannot start a process: {error}", phase="launch") from error
         if through:
@@ -256,17 +235,19 @@ class GuardedProcess(ChildProcess):
         for message in messages:
             if message["type"] == "exit":
                 self.end = self.end or message
-            elif message["type"] == "hello":  # the guard's comes first; later ones are a program's
+            elif message["type"] == "hello":  # later ones are a program's
                 self._step = self._step or str(message.get("step") or "")
-        if self.is_over and self.end is None:  # the guard vanished before it could report the end
+        if self.is_over and self.end is None:  # the guard vanished
             self.end = {"type": "exit", "exit_status": None, "last_lines": []}
             messages.append(self.end)
         return messages
 
-    def said_by_carrier(self) -> tuple[str, ...]:
+    def said_by_carrier(self) -> Lines:
         """Returns the last lines of the guard, or of ``srun`` that starts it; normally none."""
-        lines = [line[:500] for line in read_log(self.guard_log).splitlines() if line.strip()]
-        return tuple(line for line in lines if "support for cpu binding" not in line)[-8:]
+        text = read_log(self.guard_log)
+        lines = [line[:500] for line in text.splitlines() if line.strip()]
+        lines = [line for line in lines if "support for cpu binding" not in line]
+        return tuple(lines[-8:])
 
     def why_ended(self) -> str:
         """Formats its end as a clause with the last words of its command, or of its carrier."""
@@ -284,12 +265,9 @@ class GuardedProcess(ChildProcess):
         return next((m for m in self.messages(limit_s) if m["type"] in kinds), None)
 
     def close(self, patience_s: float) -> None:
-        """Closes the guard's stdin, which ends the tree; kills it after `patience_s` seconds.
-
-        A SLURM step whose guard did not confirm its end is cancelled: it would live on after its
-        ``srun``.
-        """
+        """Closes the guard's stdin, which ends the tree; kills it after `patience_s` seconds."""
         super().close(patience_s)
+        # A SLURM step whose guard did not confirm its end would live on after its ``srun``.
         if self._step and (self.end is None or "stopped" not in self.end):
             end_slurm_step(self._step, self._env)
             self._step = ""

@@ -1,9 +1,8 @@
 """Compilations that later processes of a study load: programs by JAX's cache, kernels by XLA's.
 
 JAX's key leaves out variables of NCCL, CUDA and memory, and kernels that XLA chose by timing them.
-So each set has its own folder, which only sets share that differ in what NCCL reads at run time,
-and a mark in the key (JAX counts in ``LIBTPU_INIT_ARGS``, which only TPUs read) for a program that
-names another folder itself.
+So each set has its own folder, shared only by sets that differ in what NCCL reads at run time, and
+a mark in the key (`MARK`, which only TPUs read) for a program that names another folder itself.
 """
 
 from __future__ import annotations
@@ -22,12 +21,8 @@ from autotune.machine.files import CACHES, Scratch, remove_tree
 from autotune.model.flags import FlagSet
 from autotune.workers.settings_check import IN_FORCE
 
-LEAST_FREE_BYTES = 2 << 30
-"""Free bytes of the temporary folder below which nothing is kept."""
-
-MOST_SETS = 6
-"""Sets whose programs are kept, those last started."""
-
+LEAST_FREE_BYTES = 2 << 30  # of the temporary folder; nothing is kept below
+MOST_SETS = 6  # sets whose programs are kept, those last started
 MARK = "LIBTPU_INIT_ARGS"
 
 _STEERS_CACHE = re.compile(IN_FORCE["steers_cache"])
@@ -60,7 +55,8 @@ class Caches:
                 kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
                 variables |= settings.of_kind("xla").merge(kernels).to_environment()
             if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
-                folder = str(_programs_of(_without(_KEEPS_PROGRAM, settings), self._root()))
+                program = _without(_KEEPS_PROGRAM, settings)
+                folder = str(_programs_of(program, self._root()))
                 mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
                 variables |= {**IN_FORCE["cache"], CACHE_FOLDER: folder, MARK: mark}
         return variables
@@ -84,10 +80,7 @@ def _without(names: re.Pattern[str], settings: FlagSet) -> FlagSet:
 
 
 def _programs_of(settings: FlagSet, root: Path) -> Path:
-    """Returns a set's folder of programs, new unless a process became ready; drops old ones.
-
-    What is loaded without one would have no name, and the mark of a new folder is new, too.
-    """
+    """Returns a set's folder of programs, new unless a process became ready; drops old ones."""
     prefix = f"programs-{settings.digest}-"
     ready = next(root.glob(f"{prefix}*/{KEPT}*"), None)
     folder = ready.parent if ready else Path(tempfile.mkdtemp(prefix=prefix, dir=root))
@@ -99,10 +92,8 @@ def _programs_of(settings: FlagSet, root: Path) -> Path:
 
 
 def _kernels_of(settings: FlagSet, root: Path) -> Path:
-    """Makes the folder of kernels of sets that differ only in settings without effect on them.
-
-    XLA's key is the fusion and the device: no flag is in it.
-    """
+    """Makes the folder of kernels of sets that differ only in settings without effect on them."""
+    # XLA's key is the fusion and the device: no flag is in it.
     folder = root / f"kernels-{_without(_KEEPS_KERNELS, settings).digest}"
     folder.mkdir(exist_ok=True)  # XLA wants it to be there
     return folder

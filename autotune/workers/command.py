@@ -19,6 +19,7 @@ from autotune.workers.base import (
     CannotPause,
     GuardedProcess,
     Progress,
+    Times,
     WorkerFailed,
     reader_command,
 )
@@ -29,16 +30,11 @@ from autotune.workers.plain_run import pace_outside, without_channel
 from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import files_that_set
 
-READ_DTYPE = "tensorfloat32"
-"""Precision assumed for the loss of a user's program, whose arithmetic and digits are unknown."""
-
+READ_DTYPE = "tensorfloat32"  # assumed for the loss of a program of unknown arithmetic
 ON_CPU = f'{NO_GPU} in this program, which runs on the CPU; the study says device.platform = "cuda"'
 
-READY_SHARE = 0.95
-"""Share of the start limit after which the reader gives up, since it can report the reason."""
-
-FILES = "files"
-"""Folder of a process in that of its measurement, for ``{folder}`` in its command."""
+READY_SHARE = 0.95  # of the start limit: then the reader gives up, for it knows why
+FILES = "files"  # folder of a process for ``{folder}`` in its command
 
 
 class CommandLauncher(LocalLauncher):
@@ -52,7 +48,8 @@ class CommandLauncher(LocalLauncher):
                 f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; '
                 "nothing was started"
             )
-            raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
+            failure = Failure(kind=FailureKind.LAUNCH, message=message, phase="launch")
+            raise WorkerFailed(failure)
         command = self._command(settings, folder)
         with contextlib.ExitStack() as stack:
             workspace, watch = self._folders(stack, self._environment(settings))
@@ -72,7 +69,7 @@ class CommandLauncher(LocalLauncher):
                 env = with_packages(env)
             else:
                 command = reader_command("read_output")
-            writable = [*self.opened]  # not its raw pairs and logs
+            writable = list(self.opened)  # not its raw pairs and logs
             if spec.workload.uses_folder:
                 writable.append(folder / FILES)
             command = self.wrap(workspace.command(command, writable), settings)
@@ -81,7 +78,8 @@ class CommandLauncher(LocalLauncher):
             worker.workspace = workspace
             worker.watch = watch
             stack.pop_all()  # the worker closes them from now on
-        return self._begin(worker, [job], progress)
+        self._begin(worker, [job], progress)
+        return worker
 
     def pace_outside(self, settings: FlagSet, folder: Path, *, limit_s: float) -> float | None:
         """Runs the program without hook or reader; see `base.Launcher`."""
@@ -89,7 +87,8 @@ class CommandLauncher(LocalLauncher):
         with contextlib.ExitStack() as stack, contextlib.suppress(WorkerFailed):
             workspace, _ = self._folders(stack, {})
             env = with_packages(workspace.added_to(self._environment(settings)))
-            command = self.wrap(without_channel(workspace.command(command, [folder])), settings)
+            command = without_channel(workspace.command(command, [folder]))
+            command = self.wrap(command, settings)
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
             return pace_outside(process, limit_s)
         return None
@@ -106,15 +105,15 @@ class CommandLauncher(LocalLauncher):
         except OSError as error:
             raise LaunchError(
                 "each process of a study must get a folder of its own but "
-                f"{tempfile.gettempdir()}: "
-                f"{error.strerror or error}; make room there, or name another one by TMPDIR"
+                f"{tempfile.gettempdir()}: {error.strerror or error}; make room there, or name "
+                "another one by TMPDIR"
             ) from error
         return workspace, watch
 
     def _command(self, settings: FlagSet, folder: Path) -> list[str]:
         """Returns the command of a process, and makes its folder anew if the command names one."""
         if self._spec.workload.uses_folder:
-            remove_tree(folder / FILES)  # of an earlier process, which this one must not go on from
+            remove_tree(folder / FILES)  # this process must not go on from them
             (folder / FILES).mkdir(parents=True)
         return self._spec.under(settings).workload.arguments(str(folder / FILES))
 
@@ -136,7 +135,7 @@ class CommandWorker(LocalWorker):
     watch: ProgramWatch
     _processes_with_xla = 1
 
-    def run_block(self, steps: int) -> tuple[float, ...]:
+    def run_block(self, steps: int) -> Times:
         """Runs a block, and drops the fingerprint if the program compiled meanwhile."""
         times = super().run_block(steps)
         if self.watch.has_compiled_more():
@@ -205,7 +204,8 @@ class ReadWorker(CommandWorker):
         is_on_cpu = self._spec.device.platform == "cpu"
         if not is_on_cpu and processes and all(p["opens_gpu"] is False for p in processes):
             raise self._failed(FailureKind.LAUNCH, ON_CPU)
-        notes = [*self._check(processes, self.watch.lost(self._settings) if processes else ())]
+        lost = self.watch.lost(self._settings) if processes else ()
+        notes = list(self._check(processes, lost))
         if self.watch.problem and self._settings.of_kind("xla"):
             command = self._spec.workload.command or ()
             for script in files_that_set("XLA_FLAGS", command, Path(self.workspace.cwd)):
@@ -216,7 +216,7 @@ class ReadWorker(CommandWorker):
         process: Message = next(iter(processes), {})
         machine = message["ran_on"]
         gpus = machine.get("gpus", [])
-        kinds = " and ".join(sorted({gpu["name"] for gpu in gpus if gpu["name"] is not None}))
+        kinds = " and ".join(sorted({gpu["name"] for gpu in gpus} - {None}))
         fields = {
             **message["report"],
             **machine,

@@ -14,17 +14,12 @@ from autotune.child.steps import plain
 from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
 
-LAST_LINES = 20
-"""Lines at the end of a log that are kept and judged."""
-
-REASONS = 2
-"""Errors, and fatal lines, that are kept before them."""
-
+LAST_LINES = 20  # lines at the end of a log that are kept and judged
+REASONS = 2  # errors, and fatal lines, that are kept before them
 NO_GPU = "JAX finds no GPU"
 
-Judgement = tuple[FailureKind, str]
-"""Kind and message of a failure."""
-
+Judgement = tuple[FailureKind, str]  # kind and message
+Lines = tuple[str, ...]
 _KNOWN = packaged_table("failures.toml")
 _TEXTS = {
     name: re.compile("|".join(patterns), re.M)
@@ -40,6 +35,7 @@ _CPU_KINDS = [
     if name not in ("no_gpu", "driver")
 ]
 
+# Such as of a cluster that takes its nodes back.
 _FROM_OUTSIDE = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -47,17 +43,14 @@ _FROM_OUTSIDE = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-"""Signals from outside, such as of a cluster that takes its nodes back."""
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that no exception of Python explains."""
-
+# What a program prints of a signal that ended another one.
 _DEADLY = {
     word: s
     for s in (*_FAULTS, signal.SIGABRT, signal.SIGTRAP, signal.SIGKILL)
     for word in (s.name, signal.strsignal(s), str(int(s)), str(128 + s))
 }
-"""What a program prints of a signal that ended another one."""
 
 
 def read_log(log: str | Path | None) -> str:
@@ -68,13 +61,12 @@ def read_log(log: str | Path | None) -> str:
         return ""
 
 
-def last_lines(log: Path) -> tuple[str, ...]:
+def last_lines(log: Path) -> Lines:
     """Returns the last lines of a log, and errors and fatal lines before them, cut at 500.
 
-    Of a run of stack frames only the first counts as a line. A reason after which the program made
-    no progress is among the last lines, however much was written after it.
+    A reason after which the program made no progress counts, however much was written after it.
     """
-    text = read_log(log).partition("\nFlags:\n\t")[0]  # all flags of XLA, after a bad value
+    text = read_log(log).partition("\nFlags:\n\t")[0]  # without a list of all flags
     lines = _without_frames(
         [x[:500] for x in text.splitlines() if x.strip() and not _TEXTS["noise"].search(x)]
     )
@@ -107,19 +99,14 @@ def classify_failure(
     phase: str,
     error_type: str | None,
     message: str | None,
-    last_lines: tuple[str, ...],
+    last_lines: Lines,
     log: str | None,
     platform: str = "cuda",
 ) -> Failure:
-    """Classifies the end of a worker.
+    """Classifies the end of a worker by its status, reported exception and `last_lines` of its log.
 
-    Args:
-        exit_status: Negative for a signal, 128 + n for one that a shell reports; None if the guard
-            vanished.
-        error_type: Of the exception that the worker reported; else it is looked for in
-            `last_lines`.
-        last_lines: Of its log, as `last_lines` returns them: those before the last 20 decide
-            nothing unless fatal.
+    A status is negative for a signal, 128 + n for one that a shell reports, None if the guard
+    vanished. Without `error_type` an exception is looked for in the lines.
     """
     lines = _without_frames([plain(line) for line in last_lines])
     lines = [*_lines_with("fatal", lines[:-LAST_LINES]), *lines[-LAST_LINES:]]
@@ -133,7 +120,8 @@ def classify_failure(
     if has_status and exception is None:
         exception = last_exception(lines)
     number = _signal_of(exit_status, lines)
-    if has_status and exception and number:  # a launcher ends the peers of a process that raised
+    # A launcher ends the peers of a process that raised.
+    if has_status and exception and number:
         if number in _FAULTS or FOLLOW_UP.search(": ".join(exception)):
             exception = None
         else:
@@ -220,8 +208,9 @@ def _ended_by_cluster(lines: Output) -> Judgement | None:
         for kind, name in ((FailureKind.NODE_LOST, "node_lost"), (FailureKind.LAUNCH, "cluster")):
             if _TEXTS[name].search(line):
                 raised = last_exception(lines[:at])
-                is_cause = raised is None or FOLLOW_UP.search(": ".join(raised)) is not None
-                return (kind, _clean(line)) if is_cause else None
+                if raised is not None and not FOLLOW_UP.search(": ".join(raised)):
+                    return None
+                return kind, _clean(line)
     return None
 
 
@@ -230,7 +219,9 @@ def outside_in(lines: Output) -> FailureKind | None:
     ended = _ended_by_cluster(lines)
     if ended is not None:
         return ended[0]
-    return FailureKind.LAUNCH if PEER_ENDED.search(reason_in(lines[-LAST_LINES:])) else None
+    if PEER_ENDED.search(reason_in(lines[-LAST_LINES:])):
+        return FailureKind.LAUNCH
+    return None
 
 
 def _judge_lines(
@@ -241,8 +232,9 @@ def _judge_lines(
         needed = _ERRORS[:1] if is_signal and kind is FailureKind.LAUNCH else _ERRORS
         for line in _lines_with(name, lines):
             if is_exception or any(pattern.search(line) for pattern in needed):
-                is_new = name == "no_gpu" and not line.startswith(NO_GPU)
-                return kind, f"{NO_GPU}: {line}"[:400] if is_new else _clean(line)
+                if name == "no_gpu" and not line.startswith(NO_GPU):
+                    return kind, f"{NO_GPU}: {line}"[:400]
+                return kind, _clean(line)
     return None
 
 
@@ -291,7 +283,6 @@ def collision_of(failure: Failure) -> str:
 
 def may_be_killed_from_outside(failure: Failure) -> bool:
     """Returns whether something outside may have killed a worker, so that a retry may go well."""
-    from_outside = {number.name for number in (signal.SIGKILL, *_FROM_OUTSIDE)}
-    return (
-        failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH) and failure.signal in from_outside
-    )
+    names = {number.name for number in (signal.SIGKILL, *_FROM_OUTSIDE)}
+    is_death = failure.kind in (FailureKind.LAUNCH, FailureKind.CRASH)
+    return is_death and failure.signal in names

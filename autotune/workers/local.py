@@ -31,6 +31,7 @@ from autotune.workers.base import (
     GuardedProcess,
     Launcher,
     Progress,
+    Times,
     Worker,
     WorkerFailed,
 )
@@ -44,6 +45,9 @@ from autotune.workers.failures import (
 )
 from autotune.workers.settings_check import IN_FORCE, check_options, check_processes
 from autotune.workers.spare import Spare
+
+Jobs = list[Message]
+Ranks = list[GuardedProcess]
 
 STOP_PATIENCE_S = 5.0
 KILL_PATIENCE_S = 15.0
@@ -73,15 +77,15 @@ class LocalLauncher(Launcher):
         if self._keeps_spare and entry is not None and len(jobs) == 1:
             env = with_packages(self._environment(self._spec.baseline))
             self._spare.begin(worker_command(), entry, env, folder)
-        started = self._begin(worker, jobs, progress)
+        self._begin(worker, jobs, progress)
         self._spare.wait()  # it imports nothing while blocks are timed
-        return started
+        return worker
 
-    def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
+    def _worker(self, processes: Ranks, settings: FlagSet) -> LocalWorker:
         """Makes a worker of started ranks."""
         return LocalWorker(processes, self._spec, settings)
 
-    def _begin(self, worker: LocalWorker, jobs: list[Message], progress: Progress) -> LocalWorker:
+    def _begin(self, worker: LocalWorker, jobs: Jobs, progress: Progress) -> None:
         """Waits until a worker is ready; ends it on failure."""
         self._alive = [*(w for w in self._alive if not w.closed), worker]
         worker.limits = self.limits
@@ -90,7 +94,6 @@ class LocalLauncher(Launcher):
         except BaseException:
             worker.close()
             raise
-        return worker
 
     def close(self) -> None:
         """Ends all workers."""
@@ -109,10 +112,10 @@ class LocalLauncher(Launcher):
         )
         return {**self.caches.added_to(env, settings), **self.added}
 
-    def _processes(self, settings: FlagSet, folder: Path) -> list[GuardedProcess]:
+    def _processes(self, settings: FlagSet, folder: Path) -> Ranks:
         """Starts all ranks; if one cannot be started, ends the others."""
         env = with_packages(self._environment(settings))
-        started = list[GuardedProcess]()
+        started: Ranks = []
         try:
             for rank in range(self._spec.under(settings).device.rank_count):
                 started.append(self._started(rank, settings, env, folder / log_name(rank)))
@@ -127,7 +130,7 @@ class LocalLauncher(Launcher):
         spare = self._spare.take(env, log)
         return spare or GuardedProcess(self.wrap(worker_command(), settings), env, log)
 
-    def _jobs(self, settings: FlagSet) -> list[Message]:
+    def _jobs(self, settings: FlagSet) -> Jobs:
         spec = self._spec.under(settings)
         device = spec.device
         coordinator = f"127.0.0.1:{_free_port()}" if device.rank_count > 1 else None
@@ -167,21 +170,20 @@ class LocalLauncher(Launcher):
 class LocalWorker(Worker):
     """All processes of one trial."""
 
-    limits: TimeLimits
-    """Those of its launcher, when it was started."""
+    limits: TimeLimits  # those of its launcher, when it was started
 
-    def __init__(self, processes: list[GuardedProcess], spec: StudySpec, settings: FlagSet) -> None:
+    def __init__(self, processes: Ranks, spec: StudySpec, settings: FlagSet) -> None:
         self._processes = processes
         self._spec = spec
         self._settings = settings
         self._begun = time.monotonic()
         self._phase = "launch"
         self._progress: Progress | None = None
-        self._errors: dict[int, dict[str, str]] = {}
+        self._errors: dict[int, Message] = {}
         self.closed = False
         self._trained = first_step(spec)
 
-    def wait_ready(self, jobs: list[Message], progress: Progress) -> None:
+    def wait_ready(self, jobs: Jobs, progress: Progress) -> None:
         """Sends every rank its job and waits until all are compiled and warm."""
         self._progress = progress
         for process, job in zip(self._processes, jobs, strict=True):
@@ -219,14 +221,7 @@ class LocalWorker(Worker):
         )
 
     def _check(self, processes: Sequence[Message], lost: Sequence[str]) -> Sequence[str]:
-        """Checks the settings in the environments of processes; returns remarks.
-
-        Args:
-            lost: A sentence for each setting of which it is known already that it is not in force.
-
-        Raises:
-            WorkerFailed: If one is not in force.
-        """
+        """Returns remarks on settings in processes; WorkerFailed if one is (or was) `lost`."""
         check = check_processes(self._settings, processes)
         sentences = "; ".join([*check.lost, *lost])
         if sentences:
@@ -237,7 +232,7 @@ class LocalWorker(Worker):
             )
         return check.notes
 
-    def run_block(self, steps: int) -> tuple[float, ...]:
+    def run_block(self, steps: int) -> Times:
         """Runs a block on all ranks and returns the times of the slowest one; see `base.Worker`."""
         began_s = time.monotonic()
         order = {
@@ -321,8 +316,7 @@ class LocalWorker(Worker):
             for message in process.receive():
                 messages.append((rank, message))
                 if message["type"] == "error":
-                    names = ("phase", "error_type", "message")
-                    self._errors[rank] = {name: str(message[name]) for name in names}
+                    self._errors[rank] = message
                 elif message["type"] == "phase":
                     self._phase = str(message["phase"])
                     if self._progress is not None and rank == 0:
@@ -361,7 +355,8 @@ class LocalWorker(Worker):
             platform=self._spec.device.platform,
         )
         is_lasting = is_without_gpu(failure) or is_not_installed(failure)
-        return WorkerFailed(failure, infrastructure=failure.is_from_outside and not is_lasting)
+        is_transient = failure.is_from_outside and not is_lasting
+        return WorkerFailed(failure, infrastructure=is_transient)
 
     def _failed(self, kind: FailureKind, message: str) -> WorkerFailed:
         """Ends the worker and makes a failure found by the driver, with a log's last lines."""
@@ -372,10 +367,9 @@ class LocalWorker(Worker):
         outside = None
         if kind is FailureKind.HANG:
             outside = outside_in(lines)
+            kind = outside or kind
             message += reason_in(lines)
-        failure = Failure(
-            kind=outside or kind, message=message, phase=phase, log=log, last_lines=lines
-        )
+        failure = Failure(kind=kind, message=message, phase=phase, log=log, last_lines=lines)
         return WorkerFailed(failure, infrastructure=outside is not None)
 
 

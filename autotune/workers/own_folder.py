@@ -1,7 +1,4 @@
-"""Gives each process of a user's command a folder of its own: the user's folder stays as it was.
-
-`autotune.child.own_folder` makes the folder in the process. Its kind is decided here.
-"""
+"""Chooses the kind of a process's own folder, which `autotune.child.own_folder` then makes."""
 
 from __future__ import annotations
 
@@ -21,16 +18,9 @@ from autotune.workers.base import reader_command
 
 CHECK_LIMIT_S = 10.0
 
-COPY_BYTES = 1 << 30
-"""Limit of a folder that is copied for each process where no overlay can be mounted."""
-
-COPY_FILES = 20_000
-"""Likewise of its files."""
-
+COPY_BYTES = 1 << 30  # limit of a folder that is copied for each process
+COPY_FILES = 20_000  # likewise of its files
 SHARED = "shared"
-
-TEMPORARY = "tmp"
-"""Folder of temporary files in the scratch folder of a process."""
 
 TEMPORARY_VARIABLES = ("TMPDIR", "TMP", "TEMP")
 
@@ -38,23 +28,19 @@ TEMPORARY_VARIABLES = ("TMPDIR", "TMP", "TEMP")
 class OwnFolder:
     """The folder of one process, as `workload.folder` says; made when that starts.
 
-    Attributes:
-        kind: ``overlay``, ``copy`` or ``shared``.
-        warning: What is not kept apart, and why; empty if all is or nothing is to be.
-        cwd: Absolute path in which the process runs.
-        place: Folder in which the files lie that the process writes to its own.
-
-    Raises:
-        OSError: If the temporary folder cannot be written.
+    Its `kind` is ``overlay``, ``copy`` or ``shared``. A `warning` says what is not kept apart, and
+    why. The process runs in `cwd`; what it writes to its own folder lies in `place`.
     """
 
     def __init__(self, folder: str, wanted: Literal["own", "shared"]) -> None:
         self._folder = os.path.realpath(folder)
         self.kind, self.warning = kind_for(self._folder) if wanted == "own" else (SHARED, "")
         self._scratch = Scratch(FOLDERS)
-        self._temporary = self._scratch.path / TEMPORARY
+        self._temporary = self._scratch.path / "tmp"
         self._temporary.mkdir()
-        self.cwd = str(self._scratch.path / COPY) if self.kind == COPY else self._folder
+        self.cwd = self._folder
+        if self.kind == COPY:
+            self.cwd = str(self._scratch.path / COPY)
         self.place = Path(self.cwd)
         if self.kind == OVERLAY:
             self.place = self._scratch.path / f"{WRITTEN}-0"
@@ -110,11 +96,9 @@ def kind_for(folder: str) -> tuple[str, str]:
             "absolute paths is not caught"
         )
     return SHARED, (
-        f"{because}, and it is too large for a copy ({COPY_BYTES >> 30} GiB, {COPY_FILES} "
-        "files), so all processes of "
-        "the study write into it: send what the program writes to {folder} in its arguments, or "
-        "start the study in a "
-        "folder with the program alone"
+        f"{because}, and it is too large for a copy ({COPY_BYTES >> 30} GiB, {COPY_FILES} files), "
+        "so all processes of the study write into it: send what the program writes to {folder} in "
+        "its arguments, or start the study in a folder with the program alone"
     )
 
 
@@ -123,9 +107,9 @@ def overlay_problem(folder: str) -> str:
     writes = f"open('.autotune-{secrets.token_hex(6)}', 'x').close()"
     try:
         with contextlib.closing(Scratch(FOLDERS)) as scratch:
-            command = [*reader_command("own_folder"), OVERLAY, folder, str(scratch.path), "--"]
+            prefix = [*reader_command("own_folder"), OVERLAY, folder, str(scratch.path)]
             result = subprocess.run(
-                [*command, driver_python(), "-I", "-S", "-c", writes],
+                [*prefix, "--", driver_python(), "-I", "-S", "-c", writes],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

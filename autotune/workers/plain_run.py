@@ -1,8 +1,4 @@
-"""Times a user's command from outside, by the lines that it prints, as the user would run it.
-
-No hook and no reader is told of it, and its environment has nothing of ours but that its output is
-not held back.
-"""
+"""Times a user's command from outside, by the lines that it prints, as the user would run it."""
 
 from __future__ import annotations
 
@@ -15,9 +11,7 @@ from autotune.workers.base import LOG_BYTES, GuardedProcess
 from autotune.workers.failures import read_log
 
 POLL_S = 0.05
-LEAST_LINES = 10
-"""Lines after the first third of its time that tell the pace of a program."""
-
+LEAST_LINES = 10  # that tell the pace, after the first third of its time
 KILL_PATIENCE_S = 5.0
 
 
@@ -28,7 +22,7 @@ def without_channel(command: Sequence[str]) -> list[str]:
 
 def pace_outside(process: GuardedProcess, limit_s: float) -> float | None:
     """Returns the seconds between lines of a process, which is ended after `limit_s` seconds."""
-    lines: list[tuple[float, int]] = []
+    lines = []
     deadline = time.monotonic() + limit_s
     while process.end is None and time.monotonic() < deadline:
         process.first(("exit",), POLL_S)
@@ -40,11 +34,7 @@ def pace_outside(process: GuardedProcess, limit_s: float) -> float | None:
 
 
 def pace_of(counts: Sequence[tuple[float, int]]) -> float | None:
-    """Returns the seconds between lines after the first third of their time; None of too few.
-
-    Args:
-        counts: Times in seconds, and how many lines there were then.
-    """
+    """Returns the seconds between lines after the first third of their time; None of too few."""
     growths = [later for earlier, later in itertools.pairwise(counts) if later[1] > earlier[1]]
     if not growths:
         return None

@@ -1,9 +1,9 @@
 """Compiled programs of a user's process on the CPU, read from a dump of XLA.
 
-``--xla_dump_to`` makes XLA write each compiled module: its HLO after all optimizations, its
-buffers, its object files, and the options in force. The programs are known only if one process
-compiled, every module is complete, and nothing is compiled later. What the first process of a set
-compiled is kept beside JAX's cache, for what a later one loads is in no dump.
+``--xla_dump_to`` makes XLA write each compiled module: HLO after all optimizations, buffers, object
+files, options in force. The programs are known only if one process compiled, every module is
+complete, and nothing is compiled later. What the first process of a set compiled is kept beside
+JAX's cache, for what a later one loads is in no dump.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from autotune.child.channel import Message
 from autotune.child.fingerprint import CACHE_FOLDER, CACHE_SWITCH, KEPT, strip_hlo
@@ -31,12 +30,9 @@ BUFFERS = ".cpu_after_optimizations-buffer-assignment.txt"
 MEMORY = ".cpu_after_optimizations-memory-usage-report.txt"
 OPTIONS = ".debug_options"
 
+# Flags whose whole effect is visible in a dump; others may act in thunks, which are in no dump.
 SHOWN_BY_DUMP = frozenset(IN_FORCE["shown_by_dump"])
-"""Flags whose whole effect is visible in a dump; others may act in thunks, which are in no dump."""
-
-Listing = dict[str, tuple[int, int]]
-"""Size and modification time (ns) of the files of a dump."""
-
+Listing = dict[str, tuple[int, int]]  # size and modification time (ns) by file
 _TOTAL = re.compile(r"^Total bytes: (\d+)", re.MULTILINE)
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 
@@ -64,12 +60,7 @@ def partitions_in(folder: Path) -> int:
 class ProgramWatch:
     """Dump folder of one process tree.
 
-    Attributes:
-        environment: With the flag that makes XLA dump its programs.
-        problem: Why there is no such flag, as a clause; empty if there is.
-
-    Raises:
-        OSError: If the folder cannot be made.
+    `environment` has the flag that makes XLA dump, unless a `problem` (a clause) prevents it.
     """
 
     def __init__(self, environment: Environment, platform: str = "cpu") -> None:
@@ -80,7 +71,7 @@ class ProgramWatch:
             self._record = Path(environment[CACHE_FOLDER], f"{KEPT}programs")
         flags = environment.get("XLA_FLAGS", "")
         dump = dump_flag(self._scratch.path)
-        self._given = FlagSet.parse(flags)
+        self._flags = FlagSet.parse(flags)
         self.environment = dict(environment)
         self.problem = ""
         if platform != "cpu":
@@ -100,20 +91,14 @@ class ProgramWatch:
         if settings.of_kind("xla") and not dumped and not self._earlier():
             return (
                 "XLA_FLAGS: XLA compiled nothing under these flags (or takes all from a "
-                "compilation cache, or is in a "
-                f"container that does not mount {self._scratch.path.parent})",
+                "compilation cache, or is in a container that does not mount "
+                f"{self._scratch.path.parent})",
             )
         clauses = [check_debug_options(settings, options) for options in dumped]
         return tuple(dict.fromkeys(itertools.chain.from_iterable(clauses)))
 
     def read_programs(self, process_count: int) -> Message:
-        """Returns the fields of a `WorkerReport` that the programs compiled so far tell.
-
-        They are ``fingerprint``, ``peak_bytes`` of the largest module and ``compile_s``.
-
-        Raises:
-            NotKnown: If the dump is not complete.
-        """
+        """Returns fields of a `WorkerReport` by the programs so far; NotKnown if incomplete."""
         try:
             earlier = self._earlier()
             problem = self.problem or earlier.get("problem")
@@ -136,7 +121,7 @@ class ProgramWatch:
         self._read = listing
         self._keep({"modules": modules})
         # Equal modules count once, for JAX loads the second.
-        digest = _sha256("\n".join([*sorted(modules), *_counted(self._given)]).encode())
+        digest = _sha256("\n".join([*sorted(modules), *_counted(self._flags)]).encode())
         return {
             "fingerprint": f"c{digest[:15]}",
             "peak_bytes": max(modules.values()),
@@ -145,10 +130,10 @@ class ProgramWatch:
 
     def has_compiled_more(self) -> bool:
         """Returns whether something was compiled since `read_programs`."""
-        has_more = self._read is not None and self._listing() != self._read
-        if has_more:
-            self._keep({"problem": "it compiles more after its warm-up"})
-        return has_more
+        if self._read is None or self._listing() == self._read:
+            return False
+        self._keep({"problem": "it compiles more after its warm-up"})
+        return True
 
     def _earlier(self) -> Message:
         """Returns what an earlier process of the set kept; empty if there was none."""
@@ -157,7 +142,7 @@ class ProgramWatch:
                 return dict(json.loads(self._record.read_text(encoding="utf-8")))
         return {}
 
-    def _keep(self, record: Mapping[str, Any]) -> None:
+    def _keep(self, record: Message) -> None:
         """Keeps a record for later processes; where that fails they have no programs either."""
         if self._record is not None:
             with contextlib.suppress(OSError):
@@ -181,7 +166,7 @@ class ProgramWatch:
         if names != {n.removesuffix(BEFORE) for n in listing if n.endswith(BEFORE)}:
             raise NotKnown("a module is being compiled, or none of the CPU's")
         folder = self._scratch.path
-        modules: dict[str, int] = {}
+        modules = {}
         took_s = 0.0
         for module in sorted(names):
             files = [n for n in listing if n.startswith(f"{module}.")]

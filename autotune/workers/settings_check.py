@@ -15,23 +15,18 @@ from autotune.model.errors import SettingError
 from autotune.model.files import packaged_table, plain_content
 from autotune.model.flags import FlagSet, kind_of
 
-DUMP_FLAG = "xla_dump_to"
-"""Flag by which `ProgramWatch` sees the programs of a process."""
-
+DUMP_FLAG = "xla_dump_to"  # by which `ProgramWatch` sees programs
 IN_FORCE = packaged_table("in_force.toml")
-"""Settings of which something is known that matters to a check."""
+TEXT_BYTES = 1_000_000  # of a script that are searched
 
-TEXT_BYTES = 1_000_000
-"""Bytes of a script that are searched."""
+Clauses = tuple[str, ...]
 
 
 class SettingsCheck(NamedTuple):
-    """Result of a check."""
+    """Sentences on settings that are not in force, and other remarks."""
 
-    lost: tuple[str, ...]
-    """One sentence for each setting that is not in force."""
-    notes: tuple[str, ...]
-    """Other remarks."""
+    lost: Clauses
+    notes: Clauses
 
 
 def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> SettingsCheck:
@@ -46,7 +41,8 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
     lost = []
     for name, value in settings.items():
         actual = in_force.get(name)
-        if actual != value and kind_of(name) != "option":  # a program is called with an option
+        # A program is called with an option.
+        if actual != value and kind_of(name) != "option":
             change = "took it away" if actual is None else f"made it {actual}"
             lost.append(f"{name}={value}: the program {change}")
     notes = [
@@ -60,7 +56,7 @@ def check_environment(settings: FlagSet, values: Mapping[str, str | None]) -> Se
     return SettingsCheck(tuple(lost), tuple(notes))
 
 
-def check_options(settings: FlagSet, options: Mapping[str, str]) -> tuple[str, ...]:
+def check_options(settings: FlagSet, options: Mapping[str, str]) -> Clauses:
     """Returns a sentence for each JAX option that a program changed by ``jax.config.update``."""
     return tuple(
         f"{name}={settings[name]}: the program made it {actual}"
@@ -75,8 +71,10 @@ def check_processes(settings: FlagSet, processes: Sequence[Message]) -> Settings
     lost = dict.fromkeys(line for check in checks for line in check.lost)
     notes = dict.fromkeys(note for check in checks for note in check.notes)
     if settings and not checks:
-        why = next((p["unreadable"] for p in processes), "none of its processes has loaded XLA")
-        notes[f"it could not be seen whether the settings arrive in the program: {why}"] = None
+        reasons = (p["unreadable"] for p in processes)
+        why = next(reasons, "none of its processes has loaded XLA")
+        note = f"it could not be seen whether the settings arrive in the program: {why}"
+        notes[note] = None
     return SettingsCheck(tuple(lost), tuple(notes))
 
 
@@ -101,12 +99,8 @@ def files_that_set(variable: str, command: Sequence[str], folder: Path) -> list[
     return [word for word, text in scripts_of(command, folder).items() if sets.search(text)]
 
 
-def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Returns a clause for each XLA flag that is listed with another switch or number.
-
-    Flags that are not listed may have their default, and lists and enumerations have several
-    spellings: not compared.
-    """
+def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]]) -> Clauses:
+    """Returns a clause for each XLA flag that is listed with another switch or number."""
     clauses = []
     for name, value in settings.of_kind("xla").without(*IN_FORCE["set_by_jax"]).items():
         listed = options.get(name, ())
@@ -118,7 +112,8 @@ def check_debug_options(settings: FlagSet, options: Mapping[str, Sequence[str]])
 def _equal(given: str, actual: str) -> bool | None:
     """Returns whether two switches or numbers are equal; None for other texts that differ."""
     switches = {"true": "1", "false": "0", "yes": "1", "no": "0", "on": "1", "off": "0"}
-    a, b = (switches.get(text, text) for text in (given.strip().lower(), actual.strip().lower()))
+    texts = [text.strip().lower() for text in (given, actual)]
+    a, b = (switches.get(text, text) for text in texts)
     try:
         # XLA keeps 32 bits of some numbers and prints six digits
         return a == b or math.isclose(float(a), float(b), rel_tol=1e-5, abs_tol=1e-6)

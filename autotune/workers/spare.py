@@ -1,8 +1,8 @@
 """A process that imports JAX before its flag set is known, so that the next start is shorter.
 
-It imports beside the start of the process before it, never while blocks are timed. Before a backend
-starts, neither XLA nor NCCL reads its environment, so a set's variables of `LATE` can be given to
-it then; a set that changes others gets a process of its own. Proofs never use one.
+It imports beside the start of the process before it, never while blocks are timed. It can still be
+given a set's variables of `LATE`, which count until a backend starts; a set that changes others
+gets a process of its own. Proofs never use one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from autotune.machine.environment import Environment
 from autotune.workers.base import GuardedProcess, WorkerFailed
 
+# Variables that count even if set after the import of JAX; `child.measure` tells it the folder.
 LATE = re.compile(
     r"XLA_FLAGS|NCCL_\w+|XLA_(PYTHON_)?CLIENT_\w+|LIBTPU_INIT_ARGS|JAX_COMPILATION_CACHE_DIR"
 )
-"""Variables that count even if set after the import of JAX; `child.measure` tells it the folder."""
 
 LOG_NAME = "spare.log"
 IMPORT_LIMIT_S = 120.0
@@ -32,12 +32,7 @@ class Spare:
         self._env: Environment = {}
 
     def begin(self, command: list[str], entry: str, env: Environment, folder: Path) -> None:
-        """Starts a process that imports what a workload needs, if it can be started.
-
-        Args:
-            env: Its environment until it gets that of a set.
-            folder: Where its log lies until it is taken.
-        """
+        """Starts a process, if it can, that imports what a workload needs, in `env` until taken."""
         self.close()
         with contextlib.suppress(WorkerFailed):  # a start without a spare tells why
             self._process = GuardedProcess(command, env, folder / LOG_NAME)
@@ -49,7 +44,8 @@ class Spare:
         process = self._process
         if process is None:
             return None
-        changed = {n: env.get(n) for n in {*env, *self._env} if env.get(n) != self._env.get(n)}
+        names = {*env, *self._env}
+        changed = {n: env.get(n) for n in names if env.get(n) != self._env.get(n)}
         process.receive()
         if process.end is not None or not all(map(LATE.fullmatch, changed)):
             self.close()
@@ -61,7 +57,8 @@ class Spare:
 
     def wait(self) -> None:
         """Waits until the process has imported all and is idle; ends one that fails to."""
-        if self._process is not None and self._process.first({"imported"}, IMPORT_LIMIT_S) is None:
+        process = self._process
+        if process is not None and process.first({"imported"}, IMPORT_LIMIT_S) is None:
             self.close()
 
     def close(self) -> None:

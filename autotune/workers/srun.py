@@ -1,7 +1,6 @@
 """Trials on several nodes of a SLURM job: each rank is a job step behind a guard on its node.
 
-``srun`` forwards the guard's stdin and stdout, so no port is needed, and all ranks end with the
-driver.
+``srun`` forwards the guard's stdin and stdout: no port is needed, all ranks end with the driver.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.child.channel import Message
 from autotune.machine.environment import Environment
 from autotune.machine.slurm import (
     lost_slurm_nodes,
@@ -25,19 +23,15 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, machine_failure
-from autotune.workers.local import LocalLauncher, LocalWorker, worker_command
+from autotune.workers.failures import Lines
+from autotune.workers.local import Jobs, LocalLauncher, LocalWorker, Ranks, worker_command
 
-NODES_VARIABLE = "AUTOTUNE_NODES"
-"""Nodes of the job that a driver may use, in SLURM's notation; default: all."""
-
-SRUN_VARIABLE = "AUTOTUNE_SRUN"
-"""More arguments for each ``srun``, quoted as for a shell."""
-
-STEP_LIMIT_S = 300.0
-"""Limit for the start of a trial's steps, seconds; a SLURM controller under load is slow."""
-
+NODES_VARIABLE = "AUTOTUNE_NODES"  # nodes to use, in SLURM's notation; default: all
+SRUN_VARIABLE = "AUTOTUNE_SRUN"  # more arguments for ``srun``, quoted as for a shell
+STEP_LIMIT_S = 300.0  # for the start of a trial's steps; a SLURM controller may be slow
 SRUN_LAST_WORDS_S = 2.0
 
+# Failures that the settings caused, whatever happened to other ranks.
 FOR_SURE_OF_SETTINGS = (
     FailureKind.UNKNOWN_FLAG,
     FailureKind.COMPILE_ERROR,
@@ -46,15 +40,10 @@ FOR_SURE_OF_SETTINGS = (
     FailureKind.NOT_APPLIED,
     FailureKind.WRONG_LOSS,
 )
-"""Failures that the settings caused, whatever happened to other ranks."""
 
 
 class SrunLauncher(LocalLauncher):
-    """Starts the ranks of an `entry` on the nodes of the driver's SLURM job.
-
-    Raises:
-        LaunchError: Without such a job, or with too few nodes in it.
-    """
+    """Starts the ranks of an `entry` on the nodes of the driver's SLURM job, if it has enough."""
 
     def __init__(self, spec: StudySpec, *, study_dir: str, base: Environment) -> None:
         super().__init__(spec, study_dir=study_dir, base=base)
@@ -69,9 +58,8 @@ class SrunLauncher(LocalLauncher):
         if spec.workload.command is not None:
             raise LaunchError(
                 "a trial of several nodes must be an `entry`, whose ranks are started here, but "
-                "the study has a "
-                '`command`; give the program as `entry = "module:function"`, or take '
-                "`device.node_count = 1`"
+                'the study has a `command`; give the program as `entry = "module:function"`, or '
+                "take `device.node_count = 1`"
             )
         nodes = slurm_hosts(listed, base)
         if len(nodes) < count:
@@ -88,7 +76,7 @@ class SrunLauncher(LocalLauncher):
                 f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}"
             ) from error
 
-    def _worker(self, processes: list[GuardedProcess], settings: FlagSet) -> LocalWorker:
+    def _worker(self, processes: Ranks, settings: FlagSet) -> LocalWorker:
         worker = SrunWorker(processes, self._spec, settings)
         worker.nodes = self._nodes
         worker.base = self._base
@@ -108,7 +96,7 @@ class SrunWorker(LocalWorker):
     nodes: Sequence[str]
     base: Environment
 
-    def wait_ready(self, jobs: list[Message], progress: Progress) -> None:
+    def wait_ready(self, jobs: Jobs, progress: Progress) -> None:
         """Waits for the guards, then sends jobs with the coordinator's address; see the base."""
         progress("launch")
         hello = self._gather("hello", STEP_LIMIT_S)
@@ -119,7 +107,7 @@ class SrunWorker(LocalWorker):
         ranks_per_node = len(jobs) // len(self.nodes)
         for rank, job in enumerate(jobs):
             job["local_rank"] = rank % ranks_per_node
-            job["coordinator"] = f"{host}:{hello[0]['port']}"  # other nodes must reach it
+            job["coordinator"] = f"{host}:{hello[0]['port']}"  # for other nodes
             job["coordinator_bind"] = None
         self._phase = "start"
         super().wait_ready(jobs, progress)
@@ -147,12 +135,13 @@ class SrunWorker(LocalWorker):
         if kind is FailureKind.HANG and self._phase == "launch":
             lines = " ".join(line for step in self._processes for line in step.said_by_carrier())
             self.close()
-            failed = machine_failure(f"the steps did not start: {message}; {lines}", phase="launch")
+            message = f"the steps did not start: {message}; {lines}"
+            failed = machine_failure(message, phase="launch")
         else:
             failed = super()._failed(kind, message)
         return self._unless_lost(failed)
 
-    def _last_words(self, step: GuardedProcess, failure: Failure) -> tuple[str, ...]:
+    def _last_words(self, step: GuardedProcess, failure: Failure) -> Lines:
         """Returns the output of ``srun``, which reports a kill by the kernel only at its end."""
         deadline = time.monotonic() + SRUN_LAST_WORDS_S
         while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
@@ -168,6 +157,7 @@ class SrunWorker(LocalWorker):
         lost = lost_slurm_nodes(self.nodes, self.base)
         if not lost:
             return failed
-        message = f"lost a node ({'; '.join(f'{node}: {why}' for node, why in lost.items())})"
+        nodes = "; ".join(f"{node}: {why}" for node, why in lost.items())
+        message = f"lost a node ({nodes})"
         kind = FailureKind.NODE_LOST
         return machine_failure(message, kind=kind, phase=failure.phase, log=failure.log)

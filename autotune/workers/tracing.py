@@ -18,14 +18,11 @@ from autotune.model.files import plain_text
 from autotune.model.flags import FlagSet
 from autotune.workers.base import Launcher, Progress
 
-TRACED_STEPS = 20
-"""Length of a trace in steps, within limits in seconds."""
-
+TRACED_STEPS = 20  # length of a trace, within limits in seconds
 SHORTEST_S = 0.5
 LONGEST_S = 20.0
 
-PATIENCE_S = 60.0
-"""Seconds after a trace within which it must be written and read."""
+PATIENCE_S = 60.0  # after a trace, to write and read it
 
 
 class NoTrace(Exception):
@@ -33,11 +30,7 @@ class NoTrace(Exception):
 
 
 def traced_step(launcher: Launcher, settings: FlagSet, folder: Path, *, progress: Progress) -> Step:
-    """Starts a program, has it traced while it runs, and returns what it does in a step.
-
-    Raises:
-        NoTrace, WorkerFailed: If there is no trace.
-    """
+    """Returns what a started program does in a step; NoTrace or WorkerFailed without a trace."""
     place = folder / "trace"
     place.mkdir(exist_ok=True)
     result = place / tracer.DONE
