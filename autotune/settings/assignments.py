@@ -18,14 +18,9 @@ import yaml
 from autotune.model.flags import parse_text_proto, quote_token
 from autotune.settings.catalog import Pair, Values, load_catalog
 
-COMPUTED = "…"
-"""Placeholder in a value for what only a run of the program would tell."""
-
-MOST_LATER = 200
-"""Number of later assignments that are searched for a value."""
-
-MOST_EXPANDED = 10_000_000
-"""Limit of characters that references expand to: a variable that doubles itself fills memory."""
+COMPUTED = "…"  # placeholder in a value for what only a run of the program would tell
+MOST_LATER = 200  # number of later assignments that are searched for a value
+MOST_EXPANDED = 10_000_000  # characters; a variable may double itself
 
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _COMMAND = r"\$\((?:[^()]|\([^()]*+\))*+\)|`[^`]*+`"
@@ -66,7 +61,6 @@ _PLAIN = re.compile(
 )
 _OPENS = ("if", "case", "for", "while", "until", "{")
 _CLOSES = ("fi", "esac", "done", "}")
-_BUILDS = ("ARG", "RUN")  # of a Dockerfile
 _FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
 _MISSPELT = re.compile(r"(?!XLA_FLAGS$)(?=.*X)[XLA]{2,4}_*F[LAG]{2,4}S*")
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
@@ -87,16 +81,13 @@ _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _OF_PYTHON = re.compile(
     r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
 )
-_REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")
-"""Remarks of JSON."""
-
+_REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")  # of JSON
 _SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
 _PASSES_ON = {
     "srun": re.compile(r"(?<!\S)--export[= ](?!\S*ALL)(\S+)"),
     "docker": re.compile(r"(?s)\A\S*(?:docker|podman) run (?!.*--env-file)(.*)"),
 }
 """Launchers that pass on only the variables that they name, by the reason of `UNREAD`."""
-
 UNREAD = {
     "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: "
     "remove it",
@@ -114,15 +105,12 @@ UNREAD = {
     "docker": "docker run passes on only what -e names: add -e NAME",
 }
 """Keys that replace a variable's name; each with why the program never reads it, and what to do."""
-
-_READS = ("get", "getenv", "pop")
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
     r"|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
 )
 """Calls that start JAX's backend."""
-
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 
@@ -158,14 +146,13 @@ def read_assignments(text: str) -> list[Pair]:
     ]
 
 
-@dataclass(slots=True)
+@dataclass
 class _Assignment:
     """A variable that a text sets."""
 
     name: str
     value: str
-    unread: str = ""
-    """Why the program never reads it, a key of `UNREAD`; empty if it does."""
+    unread: str = ""  # a key of `UNREAD`; empty if the program reads it
 
     @property
     def pair(self) -> Pair:
@@ -179,7 +166,6 @@ class _Assignment:
 
 
 def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
-    """Marks assignments as unread, unless they are already."""
     for assignment in assignments:
         assignment.unread = assignment.unread or unread
 
@@ -190,28 +176,20 @@ class _Reader:
     def __init__(self) -> None:
         self.assignments: list[_Assignment] = []
         self._values: Values = {}
-        self._loose: list[str] = []
-        """Flags that stand in no assignment."""
+        self._loose: list[str] = []  # flags that stand in no assignment
         self._left = MOST_EXPANDED
         self._parts: set[str] = set()
-        self._replaceable: dict[str, list[_Assignment]] = {}
-        """Assignments that a later one of their variable replaces: no program has run since."""
-        self._live: list[_Assignment] = []
-        """Assignments since the last program ran."""
-        self._branches = 0
-        """Depth of branches, whose assignments replace no others."""
-        self._before_branches: list[dict[str, str]] = []
-        """Values in front of each `if` and `case` that is open: an alternative begins with them."""
-        self._has_started = False
-        """Whether JAX has started its backend."""
-        self._not_exported: set[str] = set()
-        """Variables of a shell script that starts programs without them."""
+        self._replaceable: dict[str, list[_Assignment]] = {}  # no program ran since
+        self._live: list[_Assignment] = []  # since the last program ran
+        self._branches = 0  # depth of branches, whose assignments replace no others
+        self._before_branches: list[Values] = []  # where an alternative begins
+        self._has_started = False  # JAX's backend
+        self._not_exported: set[str] = set()  # variables that a script keeps from its programs
 
     def leave_out(self, text: str) -> None:
         """Finds the variables that a shell script sets for itself alone."""
-        if not (_SCRIPT.search(text) and _STARTS_PROGRAM.search(text)) or re.search(
-            "allexport|<<", text
-        ):
+        is_script = _SCRIPT.search(text) and _STARTS_PROGRAM.search(text)
+        if not is_script or re.search("allexport|<<", text):
             return
         for line in _PLAIN.finditer(text):
             name = line[1]
@@ -229,7 +207,7 @@ class _Reader:
             for name, values in parse_text_proto(text).items():
                 value = ",".join(values).strip("'")
                 self._read_word(f"--{name}={value}")
-        elif (tree := _python(text)) is not None:
+        elif tree := _python(text):
             self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
             self._visit(tree)
         elif data := _data(text) or _data(_REMARKS.sub("", text)):
@@ -245,10 +223,10 @@ class _Reader:
         others = []
         for paragraph in re.split(r"\n[ \t]*\n", text):
             tree = _python(textwrap.dedent(paragraph))
-            if tree is None:
-                others.append(paragraph)
-            else:
+            if tree:
                 self._visit(ast.ClassDef("", [], [], tree.body, []))
+            else:
+                others.append(paragraph)
         self._shell(_PAIR.sub(_of_shell, "\n\n".join(others)))
 
     def _end_loose(self) -> None:
@@ -287,8 +265,6 @@ class _Reader:
         self._values.pop(name, None)
         _mark(self._replaceable.pop(name, []), "replaced")
 
-    # ------------------------------------------------------------------ shell, and its likes
-
     def _shell(self, text: str) -> None:
         text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
         text = _OF_DOCKER.sub(lambda match: match[0].replace('","', '" "'), text)
@@ -321,7 +297,6 @@ class _Reader:
                 was_joined = is_joined
 
     def _plain(self, word: str) -> str:
-        """The word without its quotes, its variables replaced."""
         text = ""
         for piece in _PIECE.findall(word):
             if piece[0] == "'" or (piece[0] == "\\" and len(piece) == 2):
@@ -353,8 +328,7 @@ class _Reader:
             self._set(name, value)
         return value
 
-    def _run(self, command: str) -> None:
-        """Runs a command, its words joined by NUL."""
+    def _run(self, command: str) -> None:  # its words joined by NUL
         while removed := _UNSETS.match(command):
             self._unset(removed[1])
             command = f"env\0{command[removed.end() :]}"
@@ -364,14 +338,15 @@ class _Reader:
             return
         command = _OF_A_FILE.sub(lambda match: match[0].replace("\0", " "), command)
         arguments = command.split("\0")
-        opens = arguments[0] in _OPENS or "{" in arguments
-        self._branches = max(0, self._branches + opens - (arguments[0] in _CLOSES))
-        self._choose(arguments[0])
-        if arguments[0] == "unset":
+        keyword = arguments[0]
+        opens = keyword in _OPENS or "{" in arguments
+        self._branches = max(0, self._branches + opens - (keyword in _CLOSES))
+        self._choose(keyword)
+        if keyword == "unset":
             for name in arguments[1:]:
                 self._unset(name)
         program = next((word for word in arguments if not _ASSIGNED.match(word)), "")
-        is_launch = _LAUNCHES.fullmatch(program) is not None
+        is_launch = _LAUNCHES.fullmatch(program)
         unread = ""
         count = len(self.assignments)
         if is_launch:
@@ -381,7 +356,7 @@ class _Reader:
             self._read_word(word, unread)
             if not is_launch and _SETS_FLAGS.match(word):
                 unread = "outside"
-        if arguments[0] in _BUILDS:
+        if keyword in ("ARG", "RUN"):  # of a Dockerfile
             _mark(self.assignments[count:], "build")
         if is_launch:
             self._replaceable.clear()
@@ -397,7 +372,6 @@ class _Reader:
             self._values = dict(self._before_branches[-1])
 
     def _pass_on(self, line: str) -> None:
-        """Marks variables that a launcher does not pass on to the program."""
         for launcher, pattern in _PASSES_ON.items():
             if passed_on := pattern.search(line):
                 names = re.findall(r"\w+", passed_on[1])
@@ -427,11 +401,15 @@ class _Reader:
                 self._parts.add(item)
                 self._shell(item.replace("\\n", "\n").replace("%s", COMPUTED))
 
-    # ------------------------------------------------------------------ manifests and notebooks
-
     def _walk(self, data: object, key: str, seen: set[int]) -> None:
         if isinstance(data, str):
-            self._read_item(data, key)
+            assigned = _ASSIGNED.fullmatch(_PREFIX.sub("", data))
+            if is_setting(key):
+                self._set(key, self._expand(data))
+            elif assigned and key.lower() in ("env[]", "environment[]"):
+                self._set(assigned[1], self._expand(assigned[3]))
+            else:
+                self._shell(data)
             return
         if id(data) in seen:  # an anchor may repeat what is large, or itself
             return
@@ -451,17 +429,6 @@ class _Reader:
                 for value in data:
                     self._walk(value, f"{key}[]", seen)
 
-    def _read_item(self, text: str, key: str) -> None:
-        assigned = _ASSIGNED.fullmatch(_PREFIX.sub("", text))
-        if is_setting(key):
-            self._set(key, self._expand(text))
-        elif assigned is not None and key.lower() in ("env[]", "environment[]"):
-            self._set(assigned[1], self._expand(assigned[3]))
-        else:
-            self._shell(text)
-
-    # ------------------------------------------------------------------ Python
-
     def _visit(self, node: ast.AST) -> None:
         match node:
             case ast.Assign(targets=targets):
@@ -469,14 +436,15 @@ class _Reader:
             case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
                 self._assign([target], node)
             case ast.Dict(keys=keys, values=values):
-                for key, value in zip(keys, values, strict=True):
-                    self._set(_constant(key), self._value(value))
+                for key, item in zip(keys, values, strict=True):
+                    self._set(_constant(key), self._value(item))
             case ast.Call():
                 self._visit_call(node)
-            case ast.Tuple(elts=[name, value]) if is_setting(self._value(name)) and not is_setting(
-                self._value(value)
-            ):
-                self._set(self._value(name), self._value(value))
+            case ast.Tuple(elts=[name_node, value_node]):
+                name = self._value(name_node)
+                value = self._value(value_node)
+                if is_setting(name) and not is_setting(value):
+                    self._set(name, value)
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
             case ast.Delete(targets=targets):
@@ -527,8 +495,9 @@ class _Reader:
         called = function.rpartition(".")[2]
         name_node, value_node = _name_and_value(node)
         name = _constant(name_node)
-        self._has_started = self._has_started or _STARTS.match(function) is not None
-        if called in _RUNS and name_node is not None:
+        if _STARTS.match(function):
+            self._has_started = True
+        if called in _RUNS and name_node:
             self._shell(self._value(name_node))
             self._replaceable.clear()
         elif function.endswith("environ.pop"):
@@ -536,7 +505,7 @@ class _Reader:
         elif called in ("append", "extend") and isinstance(node.func, ast.Attribute):
             owner = _target(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(name_node)}")
-        elif value_node is not None and called not in _READS and _NAME.fullmatch(name):
+        elif value_node and called not in ("get", "getenv", "pop") and _NAME.fullmatch(name):
             is_in_process = called in ("setdefault", "putenv", "setenv")
             self._set(name, self._value(value_node), is_in_process=is_in_process)
         for keyword in node.keywords:
@@ -570,7 +539,7 @@ class _Reader:
         match ast.unparse(node.func).rpartition(".")[2]:
             case "get" | "getenv" | "pop":
                 return self._known(self._value(argument), self._value(default))
-            case "join" if owner is not None and isinstance(argument, (ast.List, ast.Tuple)):
+            case "join" if owner and isinstance(argument, (ast.List, ast.Tuple)):
                 return self._value(owner).join(map(self._value, argument.elts))
             case "join" | "str":
                 return self._value(argument)

@@ -1,15 +1,15 @@
 """The catalogue of published settings.
 
-By hand, under ``autotune/data``: ``flags/*.toml`` says of what is searched, advised or dangerous
-all that decides over it, ``meanings.toml`` what the rest means, ``names.toml`` what holds for all
-names of a form. ``asked/*.json`` says what `docs/ask_builds.py` read from releases of jaxlib and
-NCCL. The installed build itself (see `autotune.settings.probe`) tells which settings exist here.
+By hand, under ``autotune/data``: ``flags/*.toml`` has what is searched, advised or dangerous,
+``meanings.toml`` what the rest means, ``names.toml`` what holds for all names of a form. In
+``asked/*.json`` is what `docs/ask_builds.py` read from releases of jaxlib and NCCL.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import tomllib
 from collections import ChainMap
@@ -26,20 +26,15 @@ from autotune.model.flags import FlagSet
 
 T = TypeVar("T")
 
-Texts = tuple[str, ...]
-"""Names, or values of settings."""
-TextMap = Mapping[str, str]
-"""Names to values or words."""
-Values = dict[str, str]
-"""Settings to values, while they are collected."""
-Pair = tuple[str, str]
-"""A setting with its value."""
+Texts = tuple[str, ...]  # names, or values of settings
+TextMap = Mapping[str, str]  # names to values or words
+Values = dict[str, str]  # settings to values, while they are collected
+Pair = tuple[str, str]  # a setting with its value
 
 DATA = resources.files("autotune") / "data"
 
 
 def _by_version(default: Any) -> Any:
-    """Converts a single default to a table of defaults by version."""
     return default if isinstance(default, dict) else {"": default}
 
 
@@ -81,15 +76,12 @@ class Tier(StrEnum):
     LISTED = "listed"
 
 
-SEARCHED = (Tier.TUNE, Tier.NUMERICS)
-"""Tiers of settings that are searched with their group."""
-
+SEARCHED = (Tier.TUNE, Tier.NUMERICS)  # with their group
 NEVER_SEARCHED = {
     "tpu": "acts on TPUs, whose compiler (libtpu) no build here holds: no study runs there",
     "rocm": "acts on AMD GPUs: no study runs there",
 }
 """Platforms whose settings are only catalogued, and why."""
-
 OF_CACHES = "cache control"
 """Start of a danger that arises in studies only: caches of autotuning may serve production."""
 
@@ -125,84 +117,55 @@ Conditions = Mapping[str, Texts]
 """Other setting to the values under which one acts; or value to names."""
 
 
-class Setting(BaseModel, frozen=True, extra="forbid"):
+class Entry(BaseModel, frozen=True, extra="forbid"):
+    """One table of a data file."""
+
+
+class Setting(Entry):
     """One entry of the catalogue."""
 
-    name: str
-    """As in a `FlagSet`; only ``process_layout`` is no setting of a process."""
+    name: str  # as in a `FlagSet`; only ``process_layout`` is no setting of a process
     summary: str = ""
     group: str = ""
     tier: Tier = Tier.LISTED
-    platform: str = "any"
-    """``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`."""
-    type: str = "string"
-    """One of bool, int, int32, int64, float, string, enum, message."""
+    platform: str = "any"  # ``cuda``, ``cpu``, ``any``, or one of `NEVER_SEARCHED`
+    type: str = "string"  # one of bool, int, int32, int64, float, string, enum, message
     also_in: Texts = ()
-    tri_state: bool = False
-    """Whether being unset differs from every value."""
-    repeated: bool = False
-    """Whether it holds a list or a map."""
-    values: Texts = ()
-    """Values worth trying, spelled as in a `FlagSet`; the default is always among the choices."""
-    words: Texts = ()
-    """Words of NCCL's lists (``Ring;allreduce:Tree,Ring``), or of an XLA flag with a `form`."""
-    form: str = ""
-    """Pattern, in any case, of each item of a flag's list whose words a build does not list."""
-    minimum: float | None = None
-    """Smallest sensible value, as `maximum` is the largest; the parser may accept others."""
-    maximum: float | None = None
-    scopes: tuple[Scope, ...] = ()
-    """Program and machines must have all of them."""
-    value_scopes: Mapping[str, tuple[Scope, ...]] = {}
-    """Value to what it needs besides, or else it says no more than another one."""
+    tri_state: bool = False  # whether being unset differs from every value
+    repeated: bool = False  # whether it holds a list or a map
+    values: Texts = ()  # worth trying, besides the default, spelled as in a `FlagSet`
+    words: Texts = ()  # of NCCL's lists (``Ring;allreduce:Tree,Ring``), or of a flag with a `form`
+    form: str = ""  # pattern, in any case, of items whose words no build lists
+    minimum: float = -math.inf  # sensible, though the parser may accept less
+    maximum: float = math.inf
+    scopes: tuple[Scope, ...] = ()  # program and machines must have all of them
+    value_scopes: Mapping[str, tuple[Scope, ...]] = {}  # value to what it needs besides
     stage: Stage = Stage.PROGRAM
-    since: str = ""
-    """First asked jaxlib that has it, empty if the oldest has; of a variable: ``NCCL 2.28.3``."""
-    removed: str = ""
-    """First asked jaxlib (or NCCL) that lacks it after one that has it."""
-    defaults: Defaults = {}
-    """First version to default; an empty key if it never changed."""
-    numerics: str = ""
-    """``rounding``, ``order``, ``precision`` or ``values``; empty if results do not change."""
-    memory: str = ""
-    """Effect on peak memory; empty if none or unknown."""
-    compile: str = ""
-    """Effect on compile time; empty if small or unknown."""
-    danger: str = ""
-    """Why it must not be used in training; empty if it may."""
-    needs: Texts = ()
-    """Requirements to act, in words."""
+    since: str = ""  # first asked jaxlib that has it, or ``NCCL 2.28.3``; empty if the oldest has
+    removed: str = ""  # first asked jaxlib or NCCL that lacks it again
+    defaults: Defaults = {}  # first version to default; an empty key if it never changed
+    numerics: str = ""  # ``rounding``, ``order``, ``precision`` or ``values``
+    memory: str = ""  # effect on peak memory; empty if none or unknown
+    compile: str = ""  # effect on compile time; empty if small or unknown
+    danger: str = ""  # why it must not be used in training; empty if it may
+    needs: Texts = ()  # requirements to act, in words
     excludes: Texts = ()
-    against: TextMap = {}
-    """Value to the reason against it: it changes nothing, or does harm."""
-    beware: TextMap = {}
-    """Pattern of values to what may go wrong with them."""
-    not_on: Conditions = {}
-    """Value to the GPUs (names of `autotune targets list`) on which it does harm."""
-    nccl: str = ""
-    """First NCCL with which it works; empty if any does."""
-    when: Conditions = {}
-    """Other setting to the values under which this one acts."""
-    unless: Conditions = {}
-    """Other setting to the values under which it does nothing."""
-    condition_since: str = ""
-    """First jaxlib for which `when` and `unless` hold; empty if for all."""
+    against: TextMap = {}  # value to the reason against it: it changes nothing, or does harm
+    beware: TextMap = {}  # pattern of values to what may go wrong with them
+    not_on: Conditions = {}  # value to GPUs of `autotune targets list` on which it does harm
+    nccl: str = ""  # first NCCL with which it works; empty if any does
+    when: Conditions = {}  # other setting to the values under which this one acts
+    unless: Conditions = {}  # other setting to the values under which it does nothing
+    condition_since: str = ""  # first jaxlib for which `when` and `unless` hold
     renamed_to: str = ""
-    renamed_values: TextMap = {}
-    """Its values to those of the newer name; other values need no replacement."""
-    stood_for: Texts = ()
-    """Flags of now that its true switched on, whatever theirs said."""
-    layer_bytes: str = ""
-    """``weights`` or ``gradients`` if its values are multiples of one layer's bytes."""
-    merges: str = ""
-    """Kind of collectives that it merges up to so many bytes, at most all of the program's."""
-    pool_step_mib: int = 0
-    """Steps of its values, if it is memory for all collectives of the program; else 0."""
-    together: TextMap = {}
-    """Settings that it needs or profits from: a published set with it is tried with these."""
+    renamed_values: TextMap = {}  # its values to those of the newer name, where they differ
+    stood_for: Texts = ()  # flags of now that its true switched on, whatever theirs said
+    layer_bytes: str = ""  # ``weights`` or ``gradients``, whose multiples it takes
+    merges: str = ""  # kind of collectives that it merges up to so many bytes
+    pool_step_mib: int = 0  # steps of its values, if it is memory for collectives
+    together: TextMap = {}  # settings with which a published set with it is tried
     sources: Texts = ()
-    source_line: str = ""
-    """``FILE:LINE`` at the commit of the first source that has one, or ``FILE:LINE@COMMIT``."""
+    source_line: str = ""  # ``FILE:LINE`` of its first source, or ``FILE:LINE@COMMIT``
 
     @property
     def kind(self) -> str:
@@ -217,7 +180,7 @@ class Setting(BaseModel, frozen=True, extra="forbid"):
         return self.defaults[max(fitting, key=release_of)] if fitting else None
 
 
-class Source(BaseModel, frozen=True, extra="forbid"):
+class Source(Entry):
     """Source of a fact; `docs/ask_builds.py` read it at `commit`, if it did."""
 
     name: str
@@ -237,7 +200,7 @@ class Catalog(dict[str, Setting]):
 
     def __init__(self, settings: Iterable[Setting], sources: Mapping[str, Source]) -> None:
         super().__init__((s.name, s) for s in settings)
-        self.sources = dict(sources)
+        self.sources = sources
 
     @property
     def groups(self) -> Texts:
@@ -290,8 +253,7 @@ def load_catalog() -> Catalog:
     return Catalog(_named(entries, Setting, "flags").values(), sources)
 
 
-Tables = dict[str, MutableMapping[str, Any]]
-"""Tables of a TOML file, by name."""
+Tables = dict[str, MutableMapping[str, Any]]  # tables of a TOML file, by name
 
 
 def read_asked(source: str) -> dict[str, Any]:
@@ -300,7 +262,6 @@ def read_asked(source: str) -> dict[str, Any]:
 
 
 def _written() -> Tables:
-    """Reads what is written by hand of each setting."""
     written = _read_tables(DATA / "flags")
     for group, tiers in _read_tables(DATA / "meanings.toml").items():
         for tier, meanings in tiers.items():
@@ -312,7 +273,9 @@ def _written() -> Tables:
 
 def _read_tables(place: Traversable) -> Tables:
     """Reads the tables of a TOML file, or of all files of a folder in the order of their names."""
-    files = sorted(place.iterdir(), key=lambda path: path.name) if place.is_dir() else [place]
+    files = [place]
+    if place.is_dir():
+        files = sorted(place.iterdir(), key=lambda path: path.name)
     return {
         name: table
         for path in files
@@ -347,18 +310,15 @@ def _fit(data: object, kind: type[T], where: str) -> T:
         ) from error
 
 
-class Recipe(BaseModel, frozen=True, extra="forbid"):
+class Recipe(Entry):
     """One published flag set, unchanged."""
 
     name: str
-    source: str
-    """URL, with the revision that was read."""
-    date: str
-    """Date of publication or last reading: year, year-month or ``HEAD`` of mid 2026."""
+    source: str  # URL, with the revision that was read
+    date: str  # date of publication or last reading: year, year-month or ``HEAD`` of mid 2026
     flags: str = ""
     environment: TextMap = {}
-    for_hardware: str = ""
-    """Hardware of its authors; may be empty."""
+    for_hardware: str = ""  # hardware of its authors; may be empty
     note: str = ""
 
     @property
@@ -368,7 +328,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
         return FlagSet.parse(self.flags).merge(variables)
 
 
-class Symptom(BaseModel, frozen=True, extra="forbid"):
+class Symptom(Entry):
     """A performance problem, and the groups of settings that may help."""
 
     name: str

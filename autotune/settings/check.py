@@ -26,6 +26,7 @@ from autotune.settings.catalog import (
     OF_CACHES,
     Pair,
     TextMap,
+    Texts,
     Tier,
     Values,
     find_recipe,
@@ -48,29 +49,23 @@ class SettingVerdict(StrEnum):
     NOT_JUDGED = "not judged"
 
 
-Judgement = tuple[SettingVerdict, str, str]
-"""Verdict, reason, advice."""
+Judgement = tuple[SettingVerdict, str, str]  # verdict, reason, advice
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SettingCheck:
     """The verdict on one setting."""
 
-    name: str
-    """As written, without dashes."""
-    value: str | None
-    """As written; None for a bare name."""
+    name: str  # as written, without dashes
+    value: str | None  # as written; None for a bare name
     verdict: SettingVerdict
     reason: str
     advice: str = ""
-    starts: bool = True
-    """Whether a process with the setting would start."""
-    replacement: Pair | None = None
-    """Name and value to write instead; None if there is none, or the setting can go."""
+    starts: bool = True  # whether a process with the setting would start
+    replacement: Pair | None = None  # what to write instead, if anything
 
 
-Checks = list[SettingCheck]
-"""Verdicts in the order in which the settings stand."""
+Checks = list[SettingCheck]  # verdicts in the order in which the settings stand
 
 
 def check_settings(settings: TextMap, known: KnownSettings) -> Checks:
@@ -92,7 +87,7 @@ def check_setting(
     refused = setting.refused(value)
     replacement = setting.replacement(value)
     # What reads a variable by a form passes over other words; what reads a list of words ends.
-    is_fatal = exists or (bool(setting.entry.words) and not setting.entry.form)
+    is_fatal = exists or (setting.entry.words and not setting.entry.form)
     starts = not (refused and is_fatal)
     if not exists and (is_gone or not is_variable):
         judgement = _judge_missing(setting, replacement, as_flag=as_flag)
@@ -123,9 +118,7 @@ def for_build(
 ) -> FlagSet:
     """Translates a set to the installed build, without no-ops, wrong and dangerous values.
 
-    Args:
-        over: Settings already in force: a default value stays if it undoes one of these.
-        note: Called for each setting that is renamed or left out, except for default values.
+    A default value stays if it undoes one of the settings `over`, which are already in force.
     """
     translated: Values = {}
     for old_name, old_value in _spelled_out(settings, known, note).items():
@@ -159,7 +152,6 @@ def _spelled_out(settings: FlagSet, known: KnownSettings, note: Note) -> FlagSet
 
 
 def _judge(setting: KnownSetting, value: str) -> Judgement:
-    """Judges a value that the process takes."""
     entry = setting.entry
     is_default = setting.is_default(value)
     if entry.danger and not is_default and not entry.danger.startswith(OF_CACHES):
@@ -205,11 +197,11 @@ def _judge_missing(setting: KnownSetting, replacement: Pair | None, *, as_flag: 
     build = setting.among.build
     entry = setting.entry
     lacks = f"{build.build} does not have it"
-    if replacement is not None:
+    if replacement:
         target = "=".join(replacement)
         return SettingVerdict.RENAMED, f"{lacks}; {target} takes its place", f"write {target}"
     is_other_kind = as_flag and setting.is_catalogued and entry.kind != "xla"
-    if setting.flag is not None or is_other_kind:
+    if setting.flag or is_other_kind:
         kind = "a variable" if is_other_kind else "only a compiler option of one compilation"
         return SettingVerdict.UNKNOWN, f"{kind}, not an XLA flag", "remove it from XLA_FLAGS"
     if setting.is_too_new:
@@ -223,7 +215,6 @@ def _judge_missing(setting: KnownSetting, replacement: Pair | None, *, as_flag: 
 
 
 def _judge_variable(setting: KnownSetting, value: str) -> Judgement:
-    """Judges an environment variable, first its name by the catalogue."""
     entry = setting.entry
     build = setting.among.build
     if not setting.is_catalogued:
@@ -249,33 +240,33 @@ def check_xla_flags(text: str, known: KnownSettings) -> Checks:
         name = token.name
         value = "true" if token.value is None else token.value
         flag = known.build.flags.get(name)
+        verdict = SettingVerdict.NO_EFFECT
         if ignored_from:
             reason = f"XLA stops reading at {ignored_from!r}, so this is never seen"
             advice = f"mend or remove {ignored_from!r}"
-            checks.append(SettingCheck(name, token.value, SettingVerdict.NO_EFFECT, reason, advice))
+            check = SettingCheck(name, token.value, verdict, reason, advice)
         elif not token.is_flag:
-            checks.append(_check_stray(token, is_first=not checks, known=known))
+            check = _check_stray(token, is_first=not checks, known=known)
             if not token.text.startswith("-"):
                 ignored_from = token.text
-        elif token.value is None and flag is not None and flag.type != "bool":
+        elif token.value is None and flag and flag.type != "bool":
             reason = f"needs a value ({flag.type}); only booleans may stand alone"
             advice = f"write --{name}=VALUE; the default is {flag.default or ''!r}"
             verdict = SettingVerdict.BAD_VALUE
-            checks.append(SettingCheck(name, None, verdict, reason, advice, starts=False))
+            check = SettingCheck(name, None, verdict, reason, advice, starts=False)
         else:
-            merged[name] = combine(name, merged.get(name), value)
+            acting = combine(name, merged.get(name), value)
+            merged[name] = acting
             reason = f"a later --{name}={value} overrides it"
-            verdict = SettingVerdict.NO_EFFECT
-            for at, check in enumerate(checks):
-                if merged[name] == value and check.name == name and check.starts:
-                    checks[at] = SettingCheck(name, check.value, verdict, reason, "remove it")
-            check = check_setting(name, merged[name], known, as_flag=True)
-            checks.append(replace(check, value=token.value))
+            for at, earlier in enumerate(checks):
+                if acting == value and earlier.name == name and earlier.starts:
+                    checks[at] = SettingCheck(name, earlier.value, verdict, reason, "remove it")
+            check = replace(check_setting(name, acting, known, as_flag=True), value=token.value)
+        checks.append(check)
     return checks
 
 
 def _check_stray(token: FlagToken, *, is_first: bool, known: KnownSettings) -> SettingCheck:
-    """Checks a token that does not begin with two dashes."""
     flags = known.build.flags
     advice = f"remove it{close_matches(token.name, flags)}"
     if token.name in flags:
@@ -328,7 +319,6 @@ def _refuse_alternatives(text: str) -> None:
 
 
 def _lines_with(word: str, text: str) -> str:
-    """Formats the numbers of the lines of a text that hold a word."""
     return "lines " + ", ".join(
         str(at) for at, line in enumerate(text.splitlines(), 1) if word in line
     )
@@ -337,7 +327,7 @@ def _lines_with(word: str, text: str) -> str:
 def check_text(text: str, known: KnownSettings) -> Checks:
     """Checks what a script of any language sets, and names settings that no assignment holds."""
     assigned = read_assignments(text)
-    names_gpus = re.search(r"xla_gpu_|\bNCCL_|\bCUDA_|XLA_PYTHON_CLIENT_", text) is not None
+    names_gpus = re.search(r"xla_gpu_|\bNCCL_|\bCUDA_|XLA_PYTHON_CLIENT_", text)
     if names_gpus and ("JAX_PLATFORMS", "cpu") not in assigned:
         known = known.on_gpus()
     checks = check_variables(assigned, known)
@@ -363,12 +353,12 @@ def check_variables(assigned: Iterable[Pair], known: KnownSettings) -> Checks:
         if variable == "XLA_FLAGS":
             checks += check_xla_flags(value, known)
         elif variable in UNREAD:
-            reason = UNREAD[variable]
             for flag, unread in re.findall(r"-*([A-Za-z]\w*)=?(\S*)", value):
-                checks.append(SettingCheck(flag, unread, SettingVerdict.NO_EFFECT, reason))
+                checks.append(
+                    SettingCheck(flag, unread, SettingVerdict.NO_EFFECT, UNREAD[variable])
+                )
         elif is_misspelt(variable):
-            reason = UNREAD["misspelt"]
-            checks.append(SettingCheck(name, value, SettingVerdict.NO_EFFECT, reason))
+            checks.append(SettingCheck(name, value, SettingVerdict.NO_EFFECT, UNREAD["misspelt"]))
         elif variable == "LIBTPU_INIT_ARGS":
             reason = "its flags are those of libtpu, which no build here holds"
             checks.append(SettingCheck(name, value, SettingVerdict.NOT_JUDGED, reason))
@@ -408,7 +398,7 @@ def read_script(file: Path) -> str:
         raise SettingError(f"--file must be readable UTF-8 text but {file}: {why}") from error
 
 
-def format_check(check: SettingCheck) -> tuple[str, str, str, str]:
+def format_check(check: SettingCheck) -> Texts:
     """Formats setting, verdict, whether it starts, and reason with advice."""
     setting = check.name if check.value is None else f"{check.name}={check.value}"
     verdict = f"renamed -> {check.replacement[0]}" if check.replacement else str(check.verdict)

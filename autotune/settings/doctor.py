@@ -22,10 +22,9 @@ from autotune.settings.check import Checks, check_variables
 from autotune.settings.known import KnownSettings
 
 _MISSING = "not installed"
-_SHM_NEEDED_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """A problem, the feature that suffers from it, and a command that helps."""
 
@@ -34,18 +33,16 @@ class Finding:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """A container or scheduler."""
 
     kind: str
-    sign: str
-    """Pattern of a variable, or a file below ``/``, that shows it."""
-    request: str
-    """How to request GPUs from it."""
+    sign: str  # pattern of a variable, or a file below ``/``, that shows it
+    request: str  # how to request GPUs from it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Known:
     packages: Mapping[str, Texts]
     places: tuple[Place, ...]
@@ -55,22 +52,18 @@ class _Known:
 _KNOWN = read_data(DATA / "doctor.toml", _Known)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Result of `autotune doctor`."""
 
-    versions: TextMap
-    """Software to its version, or ``not installed``."""
+    versions: TextMap  # software to its version, or ``not installed``
     cpus: int
     memory_bytes: int
-    load_1min: float
-    """Mean number of running processes over the last minute."""
+    load_1min: float  # mean number of running processes over the last minute
     gpus: tuple[Gpu, ...]
-    places: Texts
-    """Schedulers and containers: SLURM, Docker, Kubernetes ..."""
-    steering: Checks
-    """Verdicts on variables of the environment that steer XLA, NCCL or JAX."""
-    findings: tuple[Finding, ...]
+    places: Texts  # schedulers and containers: SLURM, Docker, Kubernetes ...
+    steering: Checks  # verdicts on variables that steer XLA, NCCL or JAX
+    findings: list[Finding]
 
 
 def diagnose(
@@ -116,7 +109,7 @@ def diagnose(
         gpus=gpus,
         places=tuple(place.kind for place in find_places(environment, root)),
         steering=steering,
-        findings=tuple(findings),
+        findings=findings,
     )
 
 
@@ -157,7 +150,6 @@ def find_places(environment: Environment, root: Path) -> list[Place]:
 
 
 def _finding(name: str, **facts: object) -> Finding:
-    """Returns a known finding with the facts of this machine."""
     return Finding(*(text.format(**facts) for text in astuple(_KNOWN.findings[name])))
 
 
@@ -203,10 +195,11 @@ def _machine_findings(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
     shm = root / "dev/shm"
     if len(gpus) > 1 and shm.exists():
         size = shutil.disk_usage(shm).total
-        if size < _SHM_NEEDED_BYTES:
+        if size < 1 << 30:
             yield _finding("small_shm", size=format_bytes(size))
 
 
-def format_diagnosis(found: Diagnosis) -> str:
+def format_diagnosis(diagnosis: Diagnosis) -> str:
     """Formats the output of `autotune doctor`."""
-    return packaged_template("doctor.txt.j2", {"bytes": format_bytes}).render(found=found)
+    template = packaged_template("doctor.txt.j2", {"bytes": format_bytes})
+    return template.render(diagnosis=diagnosis)

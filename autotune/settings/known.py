@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
 from autotune.model.errors import close_matches
-from autotune.settings.catalog import Catalog, Pair, Setting, Stage, load_catalog, older
-from autotune.settings.probe import FlagInfo, ProbeReport, Spellings
+from autotune.settings.catalog import (
+    Catalog,
+    Pair,
+    Setting,
+    Stage,
+    TextMap,
+    Texts,
+    load_catalog,
+    older,
+)
+from autotune.settings.probe import FlagInfo, ProbeReport
 
 _JAX_BOOLEANS = {
     **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), "true"),
@@ -19,7 +30,7 @@ _BOOLEANS = {
     **dict.fromkeys(("true", "True", "1"), "true"),
     **dict.fromkeys(("false", "False", "0"), "false"),
 }
-_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # the parser reads floats as C does
+_HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # floats as in C
 _INTEGER = re.compile(r"[+-]?\d+")
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
@@ -38,27 +49,19 @@ _SHOWN_APART = {
 
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 """Functions that may have their own list in NCCL_ALGO and NCCL_PROTO."""
-
-
-UNSET = "(unset)"
-"""The catalogue's default of a setting that is unset by default."""
+UNSET = "(unset)"  # the catalogue's default of a setting that is unset by default
 
 
 class KnownSetting(NamedTuple):
     """A setting joined from catalogue, build and jax, each of which may lack it."""
 
     name: str
-    entry: Setting
-    """An empty one for a setting that the catalogue lacks."""
-    flag: FlagInfo | None
-    """An XLA flag or compiler option of the build."""
+    entry: Setting  # an empty one for a setting that the catalogue lacks
+    flag: FlagInfo | None  # an XLA flag or compiler option of the build
     option: FlagInfo | None
-    info: FlagInfo
-    """Either of them, else the catalogue's type."""
-    default: str | None
-    """None if unset is a state of its own, or unknown."""
+    info: FlagInfo  # either of them, else the catalogue's type
+    default: str | None  # None if unset is a state of its own, or unknown
     among: KnownSettings
-    """All settings of the same build."""
 
     @property
     def exists(self) -> bool:
@@ -76,11 +79,11 @@ class KnownSetting(NamedTuple):
         return self.flag is not None and not self.flag.sets
 
     @property
-    def spellings(self) -> Spellings:
+    def spellings(self) -> TextMap:
         """Further spellings of values to the value."""
         if self.info.type != "bool":
             return self.info.spellings
-        return _BOOLEANS if self.option is None else _JAX_BOOLEANS
+        return _JAX_BOOLEANS if self.option else _BOOLEANS
 
     def is_default(self, value: str) -> bool:
         """Returns whether a value is the default."""
@@ -92,7 +95,7 @@ class KnownSetting(NamedTuple):
         legal = self.info.values
         if self.info.type == "bool":
             return self._switch_problem(value)
-        if self.flag is not None:
+        if self.flag:
             return _flag_problem(value, self.flag) or self._misformed(value)
         if self.entry.form:
             return self._misformed(value)
@@ -125,12 +128,10 @@ class KnownSetting(NamedTuple):
 
     def out_of_range(self, value: str) -> str:
         """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
-        lowest = self.entry.minimum
-        highest = self.entry.maximum
-        if lowest is not None and is_number(value) and float(value) < lowest:
-            return f"must be at least {lowest:g}"
-        if highest is not None and is_number(value) and float(value) > highest:
-            return f"must be at most {highest:g}"
+        if is_number(value) and float(value) < self.entry.minimum:
+            return f"must be at least {self.entry.minimum:g}"
+        if is_number(value) and float(value) > self.entry.maximum:
+            return f"must be at most {self.entry.maximum:g}"
         return ""
 
     def unknown_pass(self, value: str) -> str:
@@ -180,7 +181,6 @@ class KnownSetting(NamedTuple):
         return None if self.info.in_xla_flags else self._older_pair(value)
 
     def _older_pair(self, value: str) -> Pair | None:
-        """The older name and value of a setting that the build does not have yet."""
         newer_value = "default" if value.lower() == "off" else value.lower()
         for name, entry in self.among.catalog.items():
             if entry.renamed_to == self.name and self.among[name].info.in_xla_flags:
@@ -199,7 +199,7 @@ class KnownSetting(NamedTuple):
         return close_matches(self.name, self.among.catalog)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnownSettings:
     """All settings of the catalogue and one build, for a GPU of `autotune targets list` or any."""
 
@@ -217,17 +217,17 @@ class KnownSettings:
         flag = self.build.flags.get(name)
         option = self.build.jax_options.get(name)
         default = entry.default_in(self.build.jaxlib)
-        if flag is not None:
+        if flag:
             default = flag.default if entry.tri_state else flag.effective_default
         elif name == "jax_platforms":
             default = None  # the build's answer is what the asked process was given
-        elif option is not None:
+        elif option:
             default = option.default
         blank = FlagInfo(name=name, type=entry.type, in_xla_flags=False)
         return KnownSetting(name, entry, flag, option, flag or option or blank, default, self)
 
 
-def canonical_value(value: str, spellings: Spellings) -> str:
+def canonical_value(value: str, spellings: TextMap) -> str:
     """Normalizes a value: ``1`` to ``true``, enum items to the spelling of `FlagInfo.values`."""
     items = []
     for item in value.split(","):
@@ -237,7 +237,7 @@ def canonical_value(value: str, spellings: Spellings) -> str:
     return ",".join(items)
 
 
-def is_default(value: str, default: str | None, spellings: Spellings) -> bool:
+def is_default(value: str, default: str | None, spellings: TextMap) -> bool:
     """Returns whether a value is the default; where items have `spellings`, in any order."""
     if default is None or default == UNSET:
         return False
@@ -258,7 +258,7 @@ def is_number(text: str) -> bool:
     return "_" not in text and text == text.strip()
 
 
-def _words_problem(value: str, words: Sequence[str]) -> str:
+def _words_problem(value: str, words: Texts) -> str:
     """Why NCCL refuses a list of words (`parseList` of src/graph/tuning.cc), as a clause."""
     for number, function_list in enumerate(value.split(";")):
         function, colon, listed = function_list.rpartition(":")
@@ -327,8 +327,7 @@ def format_setting(entry: Setting, known: KnownSettings) -> list[Pair]:
     ]
 
 
-def _fields(described: Setting | FlagInfo | None) -> list[Pair]:
-    """Formats the fields that differ from their defaults, under their own names."""
+def _fields(described: BaseModel | None) -> list[Pair]:
     if described is None:
         return []
     values = described.model_dump(exclude_defaults=True, exclude=_SHOWN_APART)

@@ -2,8 +2,7 @@
 
 Three sources: the descriptor of ``xla.DebugOptions`` in the shared library (types, enum names,
 removed names), the options as JAX builds them (defaults), and the real XLA_FLAGS parser in forks of
-one child process (names, spellings, effects). The answers are cached in a JSON file, named by
-versions and the library's size and date.
+one child process (names, spellings, effects). A JSON file caches the answers.
 """
 
 from __future__ import annotations
@@ -46,52 +45,38 @@ from autotune.settings.catalog import TextMap, Texts, Values
 _SCHEMA_VERSION = 6
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 """What no value means for a flag of a type, which is also a legal value of it."""
-
-
-Spellings = TextMap
-"""Ways to write values, each with the value."""
+Facts = dict[str, Any]
 
 
 class FlagInfo(BaseModel, frozen=True):
     """One XLA flag of the installed build, or one option of its jax."""
 
     name: str
-    type: str
-    """One of bool, int32, int64, float, string, enum, message."""
-    repeated: bool = False
-    """Whether it holds a list (comma separated in XLA_FLAGS) or a map (``key=value,...``)."""
-    values: Texts = ()
-    """Legal values of an enum, if known, or the only one of a bool, as XLA_FLAGS spells them."""
-    spellings: Spellings = {}
-    """Every accepted spelling to its value; lower case if the case is ignored."""
-    default: str | None = None
-    """JAX's default, as XLA_FLAGS spells it; None if unset."""
-    in_xla_flags: bool = True
-    """Whether the XLA_FLAGS parser accepts the name."""
-    any_case: bool = False
-    """Whether the case of an enum's values is ignored."""
-    edits: bool = False
-    """Whether ``+X`` and ``-X`` change a default list."""
-    allows_empty: bool = True
-    """Whether an enum may be empty."""
-    sets: Texts = ()
-    """Options that another value of the flag changes; empty if it is stored nowhere."""
+    type: str  # one of bool, int32, int64, float, string, enum, message
+    repeated: bool = False  # whether it holds a list or a map, comma separated
+    values: Texts = ()  # legal ones of an enum, if known, or the only one of a bool
+    spellings: TextMap = {}  # each spelling to its value; lower case if the case is ignored
+    default: str | None = None  # JAX's default, as XLA_FLAGS spells it; None if unset
+    in_xla_flags: bool = True  # whether the XLA_FLAGS parser accepts the name
+    any_case: bool = False  # whether the case of an enum's values is ignored
+    edits: bool = False  # whether ``+X`` and ``-X`` change a default list
+    allows_empty: bool = True  # of enums
+    sets: Texts = ()  # options that another value of it changes; empty if it is stored nowhere
 
     @property
     def effective_default(self) -> str | None:
         """The default, or the value that unset means; None if unknown."""
         if self.default is not None:
             return self.default
-        if self.type == "enum":
-            return self.values[0] if self.values else None
+        if self.type == "enum" and self.values:
+            return self.values[0]
         return _UNSET_MEANS.get(self.type)
 
 
 Flags = Mapping[str, FlagInfo]
-"""Flags or options of a build, by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProbeReport:
     """All settings of one installed build."""
 
@@ -100,18 +85,12 @@ class ProbeReport:
     platform: str
     jax: str | None
     jaxlib: str
-    plugin: str | None
-    """Name and version of the CUDA plugin; None on the CPU, or if it is not installed."""
-    flags: Flags = field(repr=False)
-    """Flags of the CPU library, which are also those of the plugin."""
-    removed: frozenset[str] = field(repr=False)
-    """Names that the build reserves because they were removed."""
-    jax_options: Flags = field(repr=False)
-    """Options of ``jax.config``; the variable of each has its name in upper case."""
-    nccl: str | None = None
-    """Release of NCCL's package; None without one, as where a container brings the library."""
-    libraries: Texts = ()
-    """Paths of the libraries, which hold the names of the compiler's passes."""
+    plugin: str | None  # name and version, of CUDA if asked for and installed
+    flags: Flags = field(repr=False)  # those of the plugin, too
+    removed: frozenset[str] = field(repr=False)  # names that the build reserves
+    jax_options: Flags = field(repr=False)  # of ``jax.config``, in lower case
+    nccl: str | None = None  # None without a package, as in some containers
+    libraries: Texts = ()  # paths of the libraries, which hold the names of the compiler's passes
 
     @property
     def build(self) -> str:
@@ -120,7 +99,7 @@ class ProbeReport:
 
     def lacks(self, text: str) -> bool:
         """Returns whether no library holds a text; False if that cannot be told."""
-        if self.platform == "cuda" and self.plugin is None:
+        if self.platform == "cuda" and not self.plugin:
             return False
         return bool(self.libraries) and not any(_may_hold(path, text) for path in self.libraries)
 
@@ -145,12 +124,11 @@ def _mapped(library: Path) -> Iterator[mmap.mmap]:
 def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[str]]:
     """Reads the fields of DebugOptions and its removed names; LaunchError without a descriptor.
 
-    Only type, `repeated` and the full names of an enum (empty if it is defined in another file) are
-    filled.
+    Of a field: type, `repeated` and an enum's full names, none if another file defines it.
     """
     with _mapped(library) as data:
         head = _DEBUG_OPTIONS.search(data)
-        if head is None:
+        if not head:
             raise LaunchError(
                 f"{library} must hold the descriptor of xla.DebugOptions but does not"
             )
@@ -166,13 +144,14 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
     flags = []
     for option in message.field:
         kind = FieldDescriptorProto.Type.Name(option.type).removeprefix("TYPE_").lower()
-        flag = FlagInfo(
-            name=option.name,
-            type=_ALIKE.get(kind, kind),
-            repeated=option.label == FieldDescriptorProto.LABEL_REPEATED,
-            values=enums.get(option.type_name.rpartition(".")[2], ()),
+        flags.append(
+            FlagInfo(
+                name=option.name,
+                type=_ALIKE.get(kind, kind),
+                repeated=option.label == FieldDescriptorProto.LABEL_REPEATED,
+                values=enums.get(option.type_name.rpartition(".")[2], ()),
+            )
         )
-        flags.append(flag)
     return tuple(flags), frozenset(message.reserved_name)
 
 
@@ -193,28 +172,19 @@ def library_strings(library: Path) -> set[str]:
 
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
 _ANSWER_LIMIT_S = 60.0
-_STOP_PATIENCE_S = 1.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
 _BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
-_PARSER = "jaxlib's flag parser"
-_TRIES = 3
-"""Of a probe whose processes are killed from outside."""
-
-# jaxlib cuts what it logs at 15,000 characters: the names of unknown flags, and the text of --help.
-_BATCH = 100
+_TRIES = 3  # of a probe whose processes are killed from outside
+_BATCH = 100  # jaxlib cuts what it logs, such as names of unknown flags, at 15,000 characters
 
 
 class Answer(NamedTuple):
     """The parser's answer to one text."""
 
-    starts: bool
-    """Whether a process with this text in XLA_FLAGS would start."""
-    unknown: Texts
-    """Unknown names; the parser lists them only if it refused no value."""
-    refused: Texts
-    """Names of flags whose value was refused, as far as the parser lists them."""
-    options: TextMap
-    """Resolved options as text, lists joined by commas; empty if the process would not start."""
+    starts: bool  # whether a process with this text in XLA_FLAGS would start
+    unknown: Texts  # unknown names; the parser lists them only if it refused no value
+    refused: Texts  # names whose value was refused, as far as the parser lists them
+    options: TextMap  # resolved, lists joined by commas; empty if the process would not start
     log: str
 
 
@@ -243,13 +213,13 @@ class ParserProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.close(_STOP_PATIENCE_S)
+        self._child.close(patience_s=1.0)
 
     def ask(self, text: str) -> Answer:
         """Parses one text; LaunchError if the child does not answer."""
         reply = self._question({"xla_flags": text})
-        log = str(reply["log"])
-        options = parse_text_proto(str(reply["options"] or ""))
+        log = reply["log"]
+        options = parse_text_proto(reply["options"] or "")
         return Answer(
             starts=reply["exit_code"] == 0,
             unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", " ".join(_UNKNOWN.findall(log)))),
@@ -276,10 +246,12 @@ class ParserProcess:
             unnamed = [name for name in batch if name not in unknown | refused]
             if answer.starts or not unnamed:
                 continue
-            if len(batch) == 1:
+            if len(unnamed) < len(batch):
+                batches.append(unnamed)
+            elif len(batch) == 1:
                 refused.update(batch)
             else:
-                batches += [unnamed] if len(unnamed) < len(batch) else halves
+                batches += halves
         return unknown, refused
 
     def readable(self, path: Path) -> Path:
@@ -295,23 +267,23 @@ class ParserProcess:
             )
         return readable
 
-    def jax_options(self) -> dict[str, dict[str, Any]]:
+    def jax_options(self) -> dict[str, Facts]:
         """Reads type, legal values and present value of every ``jax.config`` option."""
         return self._question({"jax_options": True})
 
-    def _question(self, question: Mapping[str, Any]) -> dict[str, Any]:
+    def _question(self, question: Facts) -> Facts:
         self._child.send(question)
         answer = next(self._child.messages(self._deadline - time.monotonic()), None)
         if answer is not None:
             return answer
         if self._child.was_killed():
             raise StoppedError(
-                f"{_PARSER} must answer but {self._child.describe_end()}; run the same command "
-                "again"
+                f"jaxlib's flag parser must answer but {self._child.describe_end()}; run the same "
+                "command again"
             )
         raise LaunchError(
-            f"{_PARSER} must answer within {self._timeout_s:g} s but {self._child.describe_end()}; "
-            f"try: {self._python} -c 'import jaxlib.xla_client'"
+            f"jaxlib's flag parser must answer within {self._timeout_s:g} s but "
+            f"{self._child.describe_end()}; try: {self._python} -c 'import jaxlib.xla_client'"
         )
 
 
@@ -332,16 +304,9 @@ _LEGAL = {
 def probe_build(
     python: str = sys.executable, *, platform: Platform = "cpu", cache_dir: Path | None = None
 ) -> ProbeReport:
-    """Probes the build installed for `python`, or reads its cached answers.
+    """Probes the build installed for `python`, for ``"cuda"`` with its plugin, or reads the cache.
 
-    Args:
-        platform: ``"cuda"`` also reads the CUDA plugin, if it is installed.
-        cache_dir: Default ``$XDG_CACHE_HOME/autotune``.
-
-    Raises:
-        LaunchError: If the interpreter cannot be started, has no jaxlib, or does not answer in
-            time.
-        StoppedError: If it was killed from outside again and again.
+    LaunchError if Python does not start, has no jaxlib or does not answer, StoppedError if killed.
     """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(StoppedError):
@@ -388,8 +353,6 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
 
 
 def _locate(python: str) -> Packages:
-    """Finds the packages of an interpreter."""
-
     def run(command: Sequence[str]) -> str:
         return subprocess.run(
             command,
@@ -421,17 +384,14 @@ def _locate(python: str) -> Packages:
     return packages
 
 
-def _jax_option(name: str, facts: Mapping[str, Any]) -> FlagInfo:
+def _jax_option(name: str, facts: Facts) -> FlagInfo:
     option = FlagInfo(name=name, in_xla_flags=False, **facts)
     if option.type == "bool" and option.default:
         return option.model_copy(update={"default": option.default.lower()})
     return option
 
 
-def _ask_flags(
-    parser: ParserProcess, libraries: list[Path]
-) -> tuple[dict[str, FlagInfo], frozenset[str]]:
-    """Probes name, spelling and effect of all flags of the build."""
+def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[Flags, frozenset[str]]:
     fields, removed = read_debug_options(libraries[0])
     base = parser.ask("")
     if not base.starts:
@@ -490,15 +450,14 @@ def _from_field(
         if accepted:
             values[name] = accepted[0]
             spellings |= dict.fromkeys(accepted, accepted[0])
-    update: dict[str, Any] = {"allows_empty": takes("")}
+    update: Facts = {"allows_empty": takes("")}
     if values:
-        *_, last = values.values()
-        if takes(last.swapcase()):
+        *_, spelling = values.values()
+        if takes(spelling.swapcase()):
             spellings = {form.lower(): value for form, value in spellings.items()}
             update["any_case"] = True
-        update["values"] = tuple(values.values())
-        update["spellings"] = spellings
-        update["edits"] = info.repeated and takes(f"+{last}")
+        edits = info.repeated and takes(f"+{spelling}")
+        update |= {"values": tuple(values.values()), "spellings": spellings, "edits": edits}
         if default:
             update["default"] = ",".join(values.get(item, item) for item in default.split(","))
     return info.model_copy(update=update)
@@ -510,14 +469,14 @@ def _other_values(info: FlagInfo) -> list[str]:
     return [value for value in values if value != info.default] or list(values)
 
 
-def _with_effects(flags: Flags, base: Answer, parser: ParserProcess) -> dict[str, FlagInfo]:
+def _with_effects(flags: Flags, base: Answer, parser: ParserProcess) -> Flags:
     """Adds the options that each flag changes; an alias gets the type of the one that it sets."""
     tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in flags.items() if i.in_xla_flags}
     _, refusing = parser.sort_out(tokens)
     together = parser.ask(" ".join(t for n, t in tokens.items() if n not in refusing)).options
     complete = {}
     for name, info in sorted(flags.items()):
-        update: dict[str, Any] = {}
+        update: Facts = {}
         changed: set[str] = set()
         if name in refusing and info.type == "bool":
             update["values"] = (info.effective_default or "false",)
@@ -525,13 +484,13 @@ def _with_effects(flags: Flags, base: Answer, parser: ParserProcess) -> dict[str
             # A flag without a second legal value can only be stored as it stands.
             if name in refusing or together.get(name) != base.options.get(name):
                 changed.add(name)
-            values = [] if changed else _other_values(info)
-            for value in values:
-                options = parser.ask(f"--{name}={value}").options or base.options
-                changed.update(option for option, _ in options.items() ^ base.options.items())
+            else:
+                for value in _other_values(info):
+                    options = parser.ask(f"--{name}={value}").options or base.options
+                    changed.update(option for option, _ in options.items() ^ base.options.items())
         target = flags.get(min(changed, default=""))
         is_alias = len(changed) == 1 and name not in changed and info.type == "int64"
-        if target is not None and is_alias:
+        if target and is_alias:
             update["type"] = "string" if target.type == "message" else target.type
         complete[name] = info.model_copy(update={"sets": tuple(sorted(changed)), **update})
     return complete
@@ -540,6 +499,6 @@ def _with_effects(flags: Flags, base: Answer, parser: ParserProcess) -> dict[str
 def probe_named(plugin: str, python: str | None) -> ProbeReport:
     """Probes a build; `plugin` is ``cpu``, ``cuda``, or ``auto`` for CUDA if it is installed."""
     report = probe_build(python or driver_python(), platform="cpu" if plugin == "cpu" else "cuda")
-    if plugin == "auto" and report.plugin is None:
+    if plugin == "auto" and not report.plugin:
         return dataclasses.replace(report, platform="cpu")
     return report

@@ -16,27 +16,16 @@ from autotune.settings.catalog import Scope, TextMap, Values
 from autotune.settings.known import KnownSettings, is_number
 from autotune.settings.space import Expected, Parameter, Scopes, SearchSpace
 
-MOST_IDEAS = 6
-"""Limit of published sets that are tried first."""
-
+MOST_IDEAS = 6  # limit of published sets that are tried first
 LIKE_SD = 0.03
 """Standard deviation, in log ratio, of an effect here around one published of a like run."""
-
 UNLIKE = 1.5
 """Factor of the standard deviation for each way in which the published run was another one."""
-
 EXPOSED = {"step": 1.0, "inference": 0.5, "collective": 0.1}
 """Share of the published log ratio expected of a step, which mostly hides collectives."""
-
-LIKE_SCALE = 4
-"""Factor of the numbers of GPUs within which two runs are of like scale."""
-
-SIZES_FROM = 2.0**20
-"""Smallest value that is a size in bytes."""
-
-LIKE_SIZE = 4.0
-"""Factor within which the nearest size stands for another."""
-
+LIKE_SCALE = 4  # factor of the numbers of GPUs within which two runs are of like scale
+SIZES_FROM = 2.0**20  # smallest value that is a size in bytes
+LIKE_SIZE = 4.0  # factor within which the nearest size stands for another
 _WHAT = {
     "step": "a training step",
     "inference": "generated tokens",
@@ -49,26 +38,21 @@ class PublishedEffect(BaseModel, frozen=True, extra="forbid"):
 
     source: str
     settings: TextMap
-    ratio: float | None = None
-    """Time with the settings over the time without them; None for advice without a figure."""
-    of: str = "step"
-    """A key of `EXPOSED`, for what was timed."""
+    ratio: float | None = None  # time with over time without them; None for advice
+    of: str = "step"  # a key of `EXPOSED`, for what was timed
     gpu: str = ""
     generation: str = ""
-    gpus: int = 0
-    """Number of GPUs; 0 if it was not published."""
-    experts: bool = False
-    """Whether the model was a mixture of experts."""
+    gpus: int = 0  # number of GPUs; 0 if it was not published
+    experts: bool = False  # whether the model was a mixture of experts
     model: str = ""
-    over: TextMap = {}
-    """Settings of the other arm; empty for the defaults."""
+    over: TextMap = {}  # settings of the other arm; empty for the defaults
     note: str = ""
 
 
 class Here(NamedTuple):
     """The study's machines and model, as far as they are known."""
 
-    generation: str = ""
+    generation: str | None = None
     gpus: int = 0
     experts: bool = False
 
@@ -115,28 +99,27 @@ def with_published(
     """
     for generation in (Scope.HOPPER, Scope.BLACKWELL):
         if scopes.get(generation):
-            here = here._replace(generation=generation.value)
+            here = here._replace(generation=generation)
     published: dict[FlagSet, list[PublishedEffect]] = {}
     for effect in load_effects():
         if settings := _point(space, known, effect):
             published.setdefault(settings, []).append(effect)
     expected = [_expected(settings, effects, here) for settings, effects in published.items()]
     gains = sorted((e for e in expected if e.log_ratio < -e.sd), key=lambda e: e.log_ratio)
-    first = [
+    ideas = [
         (f"published: {published[gain.settings][0].source}", gain.settings)
         for gain in gains[:MOST_IDEAS]
     ]
-    return replace(space, first=tuple(first), expected=tuple(expected))
+    return replace(space, first=tuple(ideas), expected=tuple(expected))
 
 
 def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here) -> Expected:
-    """Weighs the published figures of a set by their likeness."""
     weight = 0.0
     total = 0.0
     for effect in effects:
-        sd = LIKE_SD * UNLIKE ** _unlikeness(effect, here)
-        weight += sd**-2
-        total += EXPOSED[effect.of] * math.log(effect.ratio or 1.0) * sd**-2
+        precision = (LIKE_SD * UNLIKE ** _unlikeness(effect, here)) ** -2
+        weight += precision
+        total += EXPOSED[effect.of] * math.log(effect.ratio or 1.0) * precision
     return Expected(settings, total / weight, max(LIKE_SD, weight**-0.5))
 
 
@@ -146,14 +129,14 @@ def _unlikeness(effect: PublishedEffect, here: Here) -> int:
     is_smaller = effect.gpus * LIKE_SCALE < here.gpus
     return (
         (effect.gpus == 0 or is_larger or is_smaller)
-        + (effect.generation == "" or effect.generation != here.generation)
+        + (effect.generation != here.generation)
         + (effect.experts != here.experts)
         + (effect.of != "step")
     )
 
 
 def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) -> FlagSet:
-    """Returns the point that has a published effect, with what it needs; the default if none."""
+    """Returns the point with a published effect and what it needs; the default if none has it."""
     if effect.over or effect.ratio is None:
         return FlagSet()
     parameters = {parameter.name: parameter for parameter in space.parameters}
@@ -161,14 +144,15 @@ def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) ->
     needed: Values = {}
     for setting, published in effect.settings.items():
         name, value = known[setting].replacement(published) or (setting, published)
-        if value in known[name].entry.against:
+        entry = known[name].entry
+        if value in entry.against:
             continue  # it says no more than the default
         nearest = _nearest(parameters[name], value) if name in parameters else None
         if nearest is None:
             return FlagSet()
         if not parameters[name].is_absent(nearest):
             values[name] = nearest
-        needed |= known[name].entry.together
+        needed |= entry.together
 
     def choose(parameter: Parameter) -> str:
         value = values.get(parameter.name, needed.get(parameter.name))

@@ -10,10 +10,8 @@ from autotune.model.flags import FlagSet
 def shrink(settings: FlagSet, fails: Callable[[FlagSet], bool | None]) -> tuple[FlagSet, bool]:
     """Finds a minimal failing part of a failing set, and tells whether it is minimal.
 
-    Leaves out pieces that the failure does not need, first halves, at last single settings.
-
-    Args:
-        fails: Whether a part does; None if no more may be asked.
+    Leaves out pieces that the failure does not need, first halves, at last single settings. `fails`
+    gives None if no more may be asked.
     """
     failing = settings
     size = max(1, len(settings) // 2)

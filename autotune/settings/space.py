@@ -1,7 +1,6 @@
 """The search space: typed, conditional parameters from a study, a build and a program.
 
-A program's features follow from counts of devices and nodes and from `workload.mesh`. A value that
-equals the build's default is rendered as absence, so that equal sets have equal hashes.
+A value that equals the build's default is rendered as absence: equal sets have equal hashes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from autotune.model.units import format_bytes
 from autotune.settings.catalog import (
     DATA,
     NEVER_SEARCHED,
-    SEARCHED,
     Conditions,
     Scope,
     Setting,
@@ -38,31 +36,24 @@ from autotune.settings.catalog import (
 )
 from autotune.settings.check import SettingVerdict, check_setting
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
-from autotune.settings.probe import Spellings
 
 Scopes = Mapping[Scope, bool]
 """Scopes to whether program and machines have them; unknown ones are missing."""
+NamedSets = Sequence[tuple[str, FlagSet]]  # sets to try first, each after its origin
+MOST_VALUES = 4096  # of a range
 
-MOST_VALUES = 4096
-"""Limit of the values of a range."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parameter:
     """One searched setting."""
 
     name: str
-    choices: Texts
-    """Its values; the default is among them, or a study lists values without it."""
-    is_range: bool = False
-    """Whether the values are whole numbers in even steps, the lowest first."""
-    default: str | None = None
-    """Value when the setting is absent; None if unknown."""
+    choices: Texts  # its values; the default is among them, or a study lists values without it
+    is_range: bool = False  # whole numbers in even steps, the lowest first
+    default: str | None = None  # value when the setting is absent; None if unknown
     type: str = "string"
-    spellings: Spellings = field(default_factory=dict)
-    """Further spellings of enum values to the value."""
-    condition: Conditions | None = None
-    """Other parameter to the values under which this one acts; None if always."""
+    spellings: TextMap = field(default_factory=dict)
+    condition: Conditions | None = None  # other parameters to the values they need
     group: str = ""
 
     def match(self, text: str) -> str | None:
@@ -72,7 +63,7 @@ class Parameter:
         if self.is_absent(text):
             return self.default_choice
         for value in self.choices:
-            if value != DEFAULT and is_default(text, value, self.spellings):
+            if is_default(text, value, self.spellings):
                 return value
         return None
 
@@ -91,10 +82,6 @@ class Parameter:
         return self.default_choice if self.default_choice in self.choices else self.choices[0]
 
 
-NamedSets = Sequence[tuple[str, FlagSet]]
-"""Sets to try first, each after its origin."""
-
-
 class Expected(NamedTuple):
     """An expected effect of a set: the log of its ratio, with its standard deviation."""
 
@@ -103,19 +90,15 @@ class Expected(NamedTuple):
     sd: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SearchSpace:
     """Parameters in an order in which each follows those it depends on."""
 
     parameters: tuple[Parameter, ...]
-    left_out: TextMap = field(default_factory=dict)
-    """Setting to the reason why it is not searched."""
-    notes: TextMap = field(default_factory=dict)
-    """Searched setting to a note for the user."""
-    first: tuple[tuple[str, FlagSet], ...] = ()
-    """Published sets to try first, with their sources."""
-    expected: tuple[Expected, ...] = ()
-    """What published effects let expect: a prior, no evidence."""
+    left_out: TextMap = field(default_factory=dict)  # setting to why
+    notes: TextMap = field(default_factory=dict)  # for the user
+    first: NamedSets = ()
+    expected: tuple[Expected, ...] = ()  # a prior, no evidence
 
     def suggest(self, ask: Callable[[Parameter], str]) -> FlagSet:
         """Builds a point of the answers for active parameters; SettingError for an illegal one."""
@@ -137,15 +120,16 @@ class SearchSpace:
         active = {}
         names = set(settings)
         for parameter in self.parameters:
-            text = settings.get(parameter.name, DEFAULT)
+            name = parameter.name
+            text = settings.get(name, DEFAULT)
             if parameter.is_absent(text):
-                names.discard(parameter.name)
-            values[parameter.name] = parameter.default_choice
+                names.discard(name)
+            values[name] = parameter.default_choice
             if self._is_active(parameter, values):
                 value = parameter.match(text)
                 if value is None:
                     return None
-                active[parameter.name] = values[parameter.name] = value
+                active[name] = values[name] = value
         return active if set(self._render(values)) == names else None
 
     def points(self) -> Iterator[FlagSet]:
@@ -157,7 +141,7 @@ class SearchSpace:
             yield values
             return
         parameter = self.parameters[len(values)]
-        choices: Sequence[str] = [parameter.default_choice]
+        choices: Texts = (parameter.default_choice,)
         if self._is_active(parameter, values):
             choices = parameter.choices
         for value in choices:
@@ -212,13 +196,7 @@ def format_domain(parameter: Parameter) -> str:
     return ", ".join(map(repr, parameter.choices))
 
 
-# Of one layer's bytes: the advice is at least one layer.
-_LAYER_MULTIPLES = (0.25, 0.5, 1, 2, 4, 8)
-# Of what collectives write: operands may be in it, too, and not all is alive at once.
-_POOL_MULTIPLES = (1, 2, 0.5)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Known:
     default_groups: Mapping[str, Texts]
     axes: Mapping[str, frozenset[Scope]]
@@ -227,8 +205,7 @@ class _Known:
 
 
 _KNOWN = read_data(DATA / "space.toml", _Known)
-GIVES = _KNOWN.axes
-"""Axis of `workload.mesh` to the scopes of its programs."""
+GIVES = _KNOWN.axes  # axis of `workload.mesh` to the scopes of its programs
 
 
 def build_space(
@@ -239,27 +216,24 @@ def build_space(
     machines: Scopes | None = None,
     cpu_count: int | None = None,
 ) -> SearchSpace:
-    """Builds the space of a study, by default from the groups of its platform.
+    """Builds the space of a study; SettingError for a name or value that is not legal.
 
-    Args:
-        reference: Facts from running or compiling the program; None before that.
-        machines: Scopes that the machines have or lack; what is not known is missing.
-
-    Raises:
-        SettingError: If a name or value is not legal.
+    `reference` is None before the program ran or was compiled.
     """
     search = spec.search
     groups = set(search.groups)
     scopes = {**known_scopes(spec, reference), **(machines or {})}
     if not (groups or search.settings or search.options):
-        is_several = spec.device.platform == "cuda" and scopes.get(Scope.MULTI_DEVICE)
-        groups |= set(_KNOWN.default_groups["several_gpus" if is_several else spec.device.platform])
+        place: str = spec.device.platform
+        if place == "cuda" and scopes.get(Scope.MULTI_DEVICE):
+            place = "several_gpus"
+        groups.update(_KNOWN.default_groups[place])
     legal = known.catalog.groups
     for group in sorted(groups.difference(legal)):
         hint = close_matches(group, legal)
         raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
-    cpus = cpu_count or len(os.sched_getaffinity(0))
-    builder = _SpaceBuilder(spec, known, reference, scopes, cpus)
+    cpu_count = cpu_count or len(os.sched_getaffinity(0))
+    builder = _SpaceBuilder(spec, known, reference, scopes, cpu_count)
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     for name, entry in known.catalog.items():
@@ -268,12 +242,12 @@ def build_space(
     for name, values in search.options.items():
         default = option_text(spec.reference_options[name])
         choices = tuple(dict.fromkeys([default, *map(option_text, values)]))
-        option = Parameter(name=option_setting(name), choices=choices, default=default)
-        builder.parameters[option.name] = option
+        setting = option_setting(name)
+        builder.parameters[setting] = Parameter(name=setting, choices=choices, default=default)
     return builder.space()
 
 
-@dataclass(slots=True)
+@dataclass
 class _SpaceBuilder:
     """Collects the parameters of a study, and the reasons for omissions."""
 
@@ -302,22 +276,27 @@ class _SpaceBuilder:
                     f"{check.reason}; {check.advice}; write {DEFAULT!r} for its default"
                 )
         if reason := self._cannot_act(setting):
-            note = f"named by the study, so it is searched; the catalogue says: {reason}"
-            self.notes[name] = note
+            self.notes[name] = (
+                f"named by the study, so it is searched; the catalogue says: {reason}"
+            )
         self.parameters[name] = parameter
 
     def add_from_catalog(self, setting: KnownSetting) -> None:
         """Adds a setting with the catalogue's domain, or why it is not searched."""
+        name = setting.name
         reason = self._not_by_group(setting.entry) or self._cannot_act(setting)
         if reason:
-            self.left_out[setting.name] = reason
+            self.left_out[name] = reason
             return
         parameter = self._catalog_parameter(setting)
         if len(parameter.choices) > 1:
-            self.parameters[setting.name] = parameter
-            return
-        reason = "the catalogue has no values to try for this build: name it in `search.settings`"
-        self.left_out.setdefault(setting.name, f"{reason} with yours")
+            self.parameters[name] = parameter
+        else:
+            self.left_out.setdefault(
+                name,
+                "the catalogue has no values to try for this build: name it in `search.settings` "
+                "with yours",
+            )
 
     def _not_by_group(self, entry: Setting) -> str:
         """Why a setting is not searched with its group; empty if it is."""
@@ -325,8 +304,7 @@ class _SpaceBuilder:
         if entry.name in search.without:
             return "left out by the study (`search.without`)"
         if entry.name == "process_layout":
-            advice = "search it by `[search.options] process_count = [1, 8]`"
-            return f"not a setting of a process: {advice}"
+            return "no setting of a process: search `[search.options] process_count = [1, 8]`"
         if entry.platform in NEVER_SEARCHED:
             return NEVER_SEARCHED[entry.platform]
         newer = entry.renamed_to
@@ -335,7 +313,7 @@ class _SpaceBuilder:
             return "" if is_needed else f"an older name of {newer}"
         if entry.tier is Tier.NUMERICS and entry.group not in search.groups:
             return f"changes results: name the group {entry.group!r} to search it"
-        return "" if entry.tier in SEARCHED else _KNOWN.tiers[entry.tier]
+        return _KNOWN.tiers.get(entry.tier, "")
 
     def _cannot_act(self, setting: KnownSetting) -> str:
         """Why a setting cannot act in this study; empty if it may."""
@@ -354,11 +332,12 @@ class _SpaceBuilder:
         if entry.platform not in ("any", platform):
             return f"acts on {entry.platform}, the study runs on {platform}"
         if entry.group == "pgle" and entry.kind == "jax" and self.spec.workload.entry is not None:
-            advice = "name a profile, or run a command"
-            return f"does nothing to a step that is compiled ahead of time; {advice}"
-        if entry.nccl and build.nccl and older(build.nccl, entry.nccl):
+            return "does nothing to a step compiled ahead of time; name a profile or run a command"
+        if build.nccl and older(build.nccl, entry.nccl):
             return f"needs NCCL {entry.nccl}, installed is {build.nccl}"
-        return next((_KNOWN.missing[scope] for scope in self._lacked(entry.scopes)), "")
+        for scope in self._lacked(entry.scopes):
+            return _KNOWN.missing[scope]
+        return ""
 
     def _lacked(self, scopes: Iterable[Scope]) -> list[Scope]:
         return [scope for scope in scopes if self.scopes.get(scope) is False]
@@ -378,16 +357,22 @@ class _SpaceBuilder:
             if not values:
                 reason = f"merges {entry.merges}s, the program's have {format_bytes(total)} in all"
                 self.left_out[entry.name] = reason
-        default = blank.default if blank.type == "bool" else None
+        default = DEFAULT
+        if blank.type == "bool":
+            default = blank.default or DEFAULT
         choices = {}
+        flag = setting.flag
         for value in values:
-            is_lacking = self._lacked(entry.value_scopes.get(value, ())) or setting.avoided(value)
-            spelled = None if is_lacking else _spelled(value, setting)
-            if spelled is not None and blank.is_absent(spelled):
+            if self._lacked(entry.value_scopes.get(value, ())) or setting.avoided(value):
+                continue
+            if flag and (setting.refused(value) or (flag.type == "enum" and not flag.spellings)):
+                continue  # the build does not name the values of some enums: try none
+            spelled = canonical_value(value, setting.spellings)
+            if blank.is_absent(spelled):
                 default = spelled
-            elif spelled is not None:
+            else:
                 choices[spelled] = True
-        return replace(blank, choices=(DEFAULT if default is None else default, *choices))
+        return replace(blank, choices=(default, *choices))
 
     def _values(self, entry: Setting) -> list[str]:
         """The values worth trying: multiples of what the program moves, else the catalogue's."""
@@ -399,7 +384,7 @@ class _SpaceBuilder:
         if self.reference is not None:
             layer = self.reference.layer_bytes.get(entry.layer_bytes)
             if layer:
-                return [str(round(layer * multiple)) for multiple in _LAYER_MULTIPLES]
+                return [str(round(layer * multiple)) for multiple in (0.25, 0.5, 1, 2, 4, 8)]
             note = (
                 "in powers of two, for the workload does not report the bytes of a layer "
                 "(`layer_bytes`)"
@@ -408,15 +393,15 @@ class _SpaceBuilder:
         if entry.layer_bytes:
             self.notes[entry.name] = note
         step_mib = entry.pool_step_mib
-        if step_mib and moved_mib:
-            return [str(step_mib * math.ceil(moved_mib / step_mib * m)) for m in _POOL_MULTIPLES]
+        if step_mib and moved_mib:  # not all of it is alive at once
+            return [str(step_mib * math.ceil(moved_mib / step_mib * m)) for m in (1, 2, 0.5)]
         return list(entry.values)
 
     def _blank(self, setting: KnownSetting) -> Parameter:
         """A parameter without its choices; its default is what runs without it."""
         default = setting.default
         entry = setting.entry
-        is_of_build = setting.flag is not None or setting.option is not None
+        is_of_build = setting.flag or setting.option
         if setting.name in self.spec.baseline:
             default = self.spec.baseline[setting.name]
         elif not is_of_build and default not in entry.values and not (default or "").isdigit():
@@ -437,7 +422,7 @@ class _SpaceBuilder:
             idle = self.parameters.keys() & self.left_out.keys()
             if not idle:
                 break
-            for name in idle:  # they stay at their defaults, which may switch others off: repeat
+            for name in idle:  # their defaults may switch others off: repeat
                 del self.parameters[name]
         parameters = tuple(
             replace(self.parameters[name], condition=conditions[name] or None)
@@ -450,30 +435,30 @@ class _SpaceBuilder:
         """Other parameters to the values under which this one acts; fills `left_out` if never."""
         entry = self.known[name].entry
         conditions: dict[str, Texts] = {}
-        if entry.condition_since and older(self.known.build.jaxlib, entry.condition_since):
+        if older(self.known.build.jaxlib, entry.condition_since):
             return conditions
         for word, rules in (("if", entry.when), ("unless", entry.unless)):
-            for other, values in rules.items():
-                if other.startswith("xla_") and not self.known[other].exists:
+            for switch, values in rules.items():
+                setting = self.known[switch]
+                if switch.startswith("xla_") and not setting.exists:
                     continue  # a build without it
-                parameter = self.parameters.get(other) or self._blank(self.known[other])
+                parameter = self.parameters.get(switch) or self._blank(setting)
                 default = parameter.default_choice
                 texts = {default if parameter.is_absent(v) else v.lower() for v in values}
                 fitting = tuple(
                     choice
-                    for choice in conditions.get(other, parameter.choices)
+                    for choice in conditions.get(switch, parameter.choices)
                     if texts.isdisjoint((choice, choice.lower())) == (word == "unless")
                 )
                 if not fitting:
-                    self.left_out[name] = f"acts only {word} {_format_values(other, values)}"
+                    self.left_out[name] = f"acts only {word} {_format_values(switch, values)}"
                     return conditions
                 if len(fitting) < len(parameter.choices):
-                    conditions[other] = fitting
+                    conditions[switch] = fitting
         return conditions
 
 
 def _study_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
-    """A parameter from a domain of a study file."""
     where = f"`search.settings.{name}`"
     if not isinstance(domain, Mapping):
         choices = tuple(dict.fromkeys(map(render_value, domain)))
@@ -503,20 +488,17 @@ def _study_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
     return replace(blank, choices=tuple(map(str, numbers)), is_range=is_range)
 
 
-def _spelled(value: str, setting: KnownSetting) -> str | None:
-    """A value in the build's spelling; None if the build does not accept it."""
-    flag = setting.flag
-    if flag is None:
-        return value
-    if (flag.type == "enum" and not flag.spellings) or setting.refused(value):
-        return None  # the build does not name the values of some enums: try none
-    return canonical_value(value, setting.spellings)
-
-
-def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope, bool]:
+def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> Scopes:
     """Maps scopes to whether the program has them; unknown ones are missing."""
     mesh = spec.workload.mesh
-    count = _device_count(spec, reference)
+    count = spec.device.count
+    reported = reference.device_count if reference else None
+    if spec.workload.command is None:
+        count = reported or count
+        if count is None and spec.device.platform == "cpu":
+            count = 1
+    elif count is None and reported and reported > 1:  # at most its own process
+        count = reported
     scopes = {Scope.SINGLE_DEVICE: True}
     if mesh is not None:
         scopes |= dict.fromkeys(chain(*GIVES.values()), False)
@@ -531,11 +513,3 @@ def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> dict[Scope
         # A command may start processes elsewhere, an entry runs where it is put.
         scopes[Scope.MULTI_NODE] = False
     return scopes
-
-
-def _device_count(spec: StudySpec, reference: WorkloadFacts | None) -> int | None:
-    """Number of devices of the program; None if uncertain."""
-    reported = reference.device_count if reference is not None else None
-    if spec.workload.command is not None:  # a user's program reports at most its own process
-        return spec.device.count or (reported if reported and reported > 1 else None)
-    return reported or spec.device.count or (1 if spec.device.platform == "cpu" else None)
