@@ -3,10 +3,8 @@
 A lane is one long task, pinned to its worker and never retried: it takes units from a queue of
 Dask, has a lane process do them, and sends what that says as events. It ends when it is released,
 by the driver or because the driver is gone, and when its worker leaves. The lane process runs
-behind a guard, so it ends with the worker, however that ends.
-
-References:
-    https://distributed.dask.org/en/stable/worker-state.html
+behind a guard, so it ends with the worker. See
+https://distributed.dask.org/en/stable/worker-state.html.
 """
 
 from __future__ import annotations
@@ -49,20 +47,17 @@ from autotune.model.errors import LaunchError, NodeLostError
 from autotune.model.files import plain_content
 from autotune.workers.base import GuardedProcess
 
+Command = Sequence[str] | None
+
 TOPIC = "autotune"
-SAID = "said"
-ENDED = "ended"
-"""Further kinds of a lane's events: its process has sent a message; its task is over."""
-
-GPU = "GPU"
-"""Dask resource by which a worker declares its number of devices."""
-
+SAID = "said"  # a lane's event: its process has sent a message
+ENDED = "ended"  # a lane's event: its task is over
+GPU = "GPU"  # Dask resource by which a worker declares its number of devices
 PATIENCE_S = 3600.0
 KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
-LOOK_EVERY_S = 0.5
-"""Time between two looks of a task at whether it is still wanted, seconds."""
+LOOK_EVERY_S = 0.5  # of a task at whether it is still wanted
 
 
 @dataclass
@@ -80,14 +75,9 @@ class _Lane:
 class DaskEngine(Engine):
     """Lanes of a Dask cluster; see `Engine`.
 
-    Args:
-        scheduler: Its address, or the ``.json`` file that ``dask scheduler --scheduler-file``
-            writes.
-        holds_gpus: Whether workers reserve their GPUs against other studies.
-        patience_s: Longest wait for a first worker, or for another when all are gone, seconds.
-
-    Raises:
-        LaunchError: If there is no such scheduler, or it has another driver.
+    `scheduler` is its address, or the file that ``dask scheduler --scheduler-file`` writes. With
+    `holds_gpus` workers reserve their GPUs against other studies. `patience_s` is the longest wait
+    for a first worker, or for another when all are gone.
     """
 
     def __init__(
@@ -96,7 +86,7 @@ class DaskEngine(Engine):
         scheduler: str,
         *,
         holds_gpus: bool = False,
-        command: Sequence[str] | None = None,
+        command: Command = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._arguments = (dict(study), command, holds_gpus)
@@ -122,9 +112,7 @@ class DaskEngine(Engine):
         """See `Engine`."""
         target = next((x for x in self._lanes.values() if x.name == lane), None)
         if target is None:
-            self._messages.append(
-                LaneMessage(lane, {"type": LEFT, "why": "there is no such lane any more"})
-            )
+            self._left(lane, "there is no such lane any more")
             return
         target.is_at_work = True
         assert self._client.loop is not None
@@ -206,28 +194,23 @@ class DaskEngine(Engine):
         self._lanes[address] = _Lane(address, task, Queue(key, self._client), devices)
 
     def _take(self, event: Message) -> None:
-        """Handles one event of the cluster."""
         if event.get("action") == "add-worker":
             self._open_lanes()
         elif event.get("action") == "remove-worker":
             address = str(event["worker"])
             self._useless.discard(address)
+            why = "it was stopped, killed or silent, or its machine or network is gone"
             if address in self._lanes:
-                self._drop(
-                    self._lanes[address],
-                    "it was stopped, killed or silent, or its machine or network is gone",
-                    is_gone=True,
-                )
+                self._drop(self._lanes[address], why, is_gone=True)
         for lane in list(self._lanes.values()):
             if lane.task.key == event.get("key"):
                 self._handle(lane, event)
 
     def _handle(self, lane: _Lane, event: Message) -> None:
-        """Handles an event of a lane."""
         if event["kind"] == JOINED:
             lane.name = self._name_of(event["name"])
-            message = {"type": JOINED, "name": lane.name, "host": event["host"]}
-            self._messages.append(LaneMessage(lane.name, {**message, "devices": lane.devices}))
+            joined = {"name": lane.name, "host": event["host"], "devices": lane.devices}
+            self._messages.append(LaneMessage(lane.name, {"type": JOINED, **joined}))
         elif event["kind"] == LEFT:
             self._drop(lane, event["why"])
         elif event["kind"] == SAID and lane.is_at_work:
@@ -256,13 +239,16 @@ class DaskEngine(Engine):
             )
         self._drop(lane, str(error))
 
+    def _left(self, lane: str, why: str) -> None:
+        self._messages.append(LaneMessage(lane, {"type": LEFT, "why": why}))
+
     def _drop(self, lane: _Lane, why: str, *, is_gone: bool = False) -> None:
         """Ends a lane; its worker gets another unless it is gone or of no use."""
         del self._lanes[lane.address]
         lane.task.release()
         lane.units.close()
         if lane.name:
-            self._messages.append(LaneMessage(lane.name, {"type": LEFT, "why": why}))
+            self._left(lane.name, why)
         if not is_gone and lane.address not in self._useless:
             self._open_lane(lane.address, lane.devices)
 
@@ -292,13 +278,14 @@ def _connect(scheduler: str) -> Client:
     is_file = scheduler.endswith(".json")
     while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
-    for name in list(logging.root.manager.loggerDict):
+    for name in list(logging.root.manager.loggerDict):  # autotune reports lost workers
         if name.split(".")[0] in ("distributed", "tornado"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # autotune reports lost workers
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if is_file:
             address = json.loads(plain_content(file))["address"]
-        asyncio.run(_reach(address))  # a client that cannot connect leaves a thread behind
+        # A client that cannot connect leaves a thread behind.
+        asyncio.run(_reach(address))
         return Client(address, name=TOPIC, set_as_default=False, timeout=CONNECT_LIMIT_S)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise LaunchError(
@@ -325,18 +312,10 @@ def _refuse_another_driver(client: Client) -> None:
             )
 
 
-# ---------------------------------------------------------------------- on the workers
-
-
 _ONE_LANE = threading.Lock()  # a worker may have several threads
 
 
-def run_lane(
-    driver: str,
-    study: Message,
-    command: Sequence[str] | None,
-    holds_gpus: bool,
-) -> None:
+def run_lane(driver: str, study: Message, command: Command, holds_gpus: bool) -> None:
     """Does the units of the queue named as its task, on a worker, as long as its lane is wanted."""
     worker = get_worker()
     key = str(worker.get_current_task())
@@ -379,7 +358,7 @@ def run_lane(
 
 
 def _open_process(
-    stack: contextlib.ExitStack, study: Message, command: Sequence[str] | None, *, holds_gpus: bool
+    stack: contextlib.ExitStack, study: Message, command: Command, *, holds_gpus: bool
 ) -> GuardedProcess:
     """Starts the lane process; `stack` ends it, and then frees its devices."""
     env = caller_environment()

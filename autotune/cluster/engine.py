@@ -7,8 +7,7 @@ Every message is a flat JSON object with a ``type``. A lane receives ``study`` o
 ``unit`` after the other. It sends any number of messages for each unit, the last of them one of
 `ANSWERS`. The engine itself adds two:
 
-* ``joined``: the lane is there, with ``host`` and ``devices`` (their number; None if it is not
-  known yet).
+* ``joined``: the lane is there, with ``host`` and ``devices`` (their number, None until known).
 * ``left``: the lane is gone, with ``why``; its unit is lost. It may join again.
 """
 
@@ -44,12 +43,9 @@ Message = Mapping[str, Any]
 LANE_COMMAND = ("-m", "autotune.measure.lane")
 LOG_BYTES = 1_000_000
 PATIENCE_S = 15.0
-START_LIMIT_S = 300.0
-"""Time limit of a lane program's first message: a busy controller or shared disk delays it."""
-
+START_LIMIT_S = 300.0  # of a first message, which a busy controller or disk delays
 MOST_STARTS = 5
-PAUSE_S = 2.0
-"""Pause before a lane that ended is started again, times the number of its starts."""
+PAUSE_S = 2.0  # before a lane starts again, times the number of its starts
 
 
 class LaneMessage(NamedTuple):
@@ -108,9 +104,6 @@ class Engine(ABC):
         """Ends every lane and all of its processes, within seconds; safe to call twice."""
 
 
-# ---------------------------------------------------------------------- lanes that are processes
-
-
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where one lane runs."""
@@ -118,16 +111,13 @@ class Place:
     name: str
     """Name of the lane, the same in every session, so that its A/A run is not repeated."""
     host: str
-    env: Environment
-    """Environment of the lane program, or of `through`."""
+    env: Environment  # of the lane program, or of `through`
     through: Sequence[str] = ()
     """Command that starts the lane's guard on another machine, such as ``srun ...``."""
     remote_env: Environment = field(default_factory=dict)
     """Environment of a lane program started through `through`; its node adds its own variables."""
-    devices: int | None = None
-    """Number of devices; None if only the reference can tell."""
-    ids: Sequence[str] = ()
-    """Ids of its devices; empty for all of its machine."""
+    devices: int | None = None  # None if only the reference can tell
+    ids: Sequence[str] = ()  # of its devices; empty for all of its machine
 
 
 @dataclass
@@ -159,7 +149,7 @@ class Processes(Engine):
         self._logs = run / "lanes"
         self._logs.mkdir(mode=run.stat().st_mode & 0o777, exist_ok=True)
         self._lanes = {place.name: _Lane(place) for place in places}
-        self._watch = Stopwatch()  # a job that is suspended must not find its limits passed
+        self._watch = Stopwatch()  # does not count while a job is suspended
         self._messages: list[LaneMessage] = []
 
     def begin(self, lane: str, message: Message) -> None:
@@ -173,18 +163,18 @@ class Processes(Engine):
         for lane in self._lanes.values():
             self._look_after(lane)
         if not self._messages:
-            processes = [x.process for x in self._lanes.values() if x.process is not None]
-            if not processes:
+            running = [x.process.descriptor for x in self._lanes.values() if x.process is not None]
+            if not running:
                 wait_s = min(wait_s, 0.1)
-            select.select([process.descriptor for process in processes], [], [], wait_s)
+            select.select(running, [], [], wait_s)
             for lane in self._lanes.values():
                 self._hear(lane)
         if not self._messages and all(x.is_given_up for x in self._lanes.values()):
-            whys = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
+            reasons = "; ".join(f"{name}: {lane.last_why}" for name, lane in self._lanes.items())
             raise NodeLostError(
                 f"a study must have at least one lane but all of {self.words} are gone "
-                f"({whys[:1000]}); see {self._logs.name}/*.log in its run directory; run the same "
-                "command again, on other nodes if need be, and it continues"
+                f"({reasons[:1000]}); see {self._logs.name}/*.log in its run directory; run the "
+                "same command again, on other nodes if need be, and it continues"
             )
         messages = self._messages
         self._messages = []
@@ -244,11 +234,8 @@ class Processes(Engine):
                 continue
             if not lane.has_joined:
                 lane.has_joined = True
-                self._messages.append(
-                    LaneMessage(
-                        place.name, {"type": JOINED, "host": place.host, "devices": place.devices}
-                    )
-                )
+                joined = {"type": JOINED, "host": place.host, "devices": place.devices}
+                self._messages.append(LaneMessage(place.name, joined))
             if message["type"] == "result":
                 lane.starts = 1
             self._messages.append(LaneMessage(place.name, message))
@@ -279,12 +266,7 @@ def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
 def lanes_on_nodes(
     nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()
 ) -> list[Place]:
-    """Places a lane on each of some nodes of this SLURM job.
-
-    Args:
-        devices: GPUs of each node.
-        extra: Arguments for ``srun``.
-    """
+    """Places a lane on each of some nodes of this SLURM job; `extra` are options of ``srun``."""
     client = slurm_client_environment(caller_environment())
     env = {n: v for n, v in with_packages(caller_environment()).items() if n not in SET_BY_NODE}
     return [

@@ -1,7 +1,7 @@
 """Submits a study as a SLURM job: checks the request, writes the batch script, and submits it.
 
-The script is plain bash. It starts one driver, which places its lanes on the job's nodes, passes on
-the warning of the time limit, and requeues the job if that was requested.
+The script starts one driver, which places its lanes on the job's nodes, passes on the warning of
+the time limit, and requeues the job if that was requested.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from autotune.model.redaction import redact_text
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 
+Texts = tuple[str, ...]
+
 MOST_REQUEUES = 100
+# The URL of a job's storage may hold a password, so no script has it.
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
-"""Variable with the URL of a job's storage: it may hold a password, so no script has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +35,12 @@ class JobRequest:
     nodes: int
     gpus_per_node: int | None
     time_s: float
-    grace_s: float
-    """Seconds before its end at which the job is asked to stop."""
-    requeue: bool = False
-    """Puts a job that was stopped before its end back into the queue."""
-    exclusive: bool = True
-    """Shares the nodes with no other job, whose noise would be in every measurement."""
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    """Lines of bash before the driver (``module load cuda``); the first to fail ends the job."""
+    grace_s: float  # before its end, when the job is asked to stop
+    requeue: bool = False  # a job that was stopped before its end
+    exclusive: bool = True  # no other job's noise is in the measurements
+    sbatch: Texts = ()
+    srun: Texts = ()
+    setup: Texts = ()  # lines of bash before the driver; the first to fail ends the job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,7 @@ class Program:
     """The driver's call on a node."""
 
     python: str
-    arguments: tuple[str, ...]
-    """Of autotune, its command first; paths are absolute."""
+    arguments: Texts  # of autotune, its command first; paths are absolute
     run_dir: Path
 
     @property
@@ -70,17 +67,8 @@ class Program:
         return f"{str(self.run_dir).replace('%', '%%')}.slurm-%j.log"
 
 
-# ---------------------------------------------------------------------- does the study fit the job
-
-
 def check_request(spec: StudySpec, request: JobRequest) -> None:
-    """Refuses a job in which the study cannot run.
-
-    Raises:
-        StudyFileError: If the nodes do not divide into groups that a trial spans, their GPUs do not
-            suffice, the job would end before the study's time budget, or a set-up line looks like a
-            secret.
-    """
+    """Raises StudyFileError if the study cannot run in the job, or its set-up holds a secret."""
     device = spec.device
     if request.nodes % device.node_count:
         raise StudyFileError(
@@ -109,11 +97,11 @@ def check_request(spec: StudySpec, request: JobRequest) -> None:
             "go on in the next job with --requeue"
         )
     for line in request.setup:
-        if redact_text(line) != line:
+        redacted = redact_text(line)
+        if redacted != line:
             raise StudyFileError(
-                "a set-up line must hold no secret, for the script is a file, but got "
-                f"{redact_text(line)!r}; set it in the environment of your call instead, which the "
-                "job inherits"
+                f"a set-up line must hold no secret, for the script is a file, but got {redacted!r}"
+                "; set it in the environment of your call instead, which the job inherits"
             )
 
 
@@ -124,9 +112,6 @@ def estimate(request: JobRequest) -> str:
     return f"at most {hours:.1f} {unit} a job"
 
 
-# ---------------------------------------------------------------------- the script
-
-
 def render_script(
     spec: StudySpec, request: JobRequest, program: Program, *, with_storage: bool
 ) -> str:
@@ -134,7 +119,8 @@ def render_script(
     check_request(spec, request)
     filters = {"shell": shlex.join, "directive": _directive}
     # ${#children[@]} is bash
-    return packaged_template("submit.sbatch.j2", filters, comment_start_string="{##").render(
+    template = packaged_template("submit.sbatch.j2", filters, comment_start_string="{##")
+    return template.render(
         study=spec.name,
         nodes_per_trial=spec.device.node_count,
         request=request,
@@ -159,22 +145,17 @@ def _directive(option: str) -> str:
     return f'{name}{equals}"{value}"' if equals else f'"{option}"'
 
 
-# ---------------------------------------------------------------------- the cluster
-
-
 def submit_script(program: Program, script: str, *, storage: str | None) -> str:
     """Writes and submits the script; returns the job's number.
 
-    Args:
-        storage: URL of the Optuna storage, which goes into the job's environment.
-
-    Raises:
-        LaunchError: If SLURM refuses the job; no script is left behind.
+    The URL of the Optuna `storage` goes into the job's environment. LaunchError if SLURM refuses
+    the job; no script is left behind then.
     """
     env = caller_environment()
     if storage is not None:
         env[STORAGE_VARIABLE] = storage
-    ask_slurm(["sbatch", "--version"], env)  # nothing is written on a machine without SLURM
+    # Nothing is written on a machine without SLURM.
+    ask_slurm(["sbatch", "--version"], env)
     program.script.parent.mkdir(parents=True, exist_ok=True)
     program.script.write_text(script, encoding="utf-8")
     try:

@@ -1,9 +1,8 @@
 """A compile worker: a process that lowers a step once and compiles it under many flag sets.
 
 XLA parses XLA_FLAGS once in a process, and writes the options in force, other than defaults, beside
-its dump. If those of the step's module name the dump folder of this compilation, its flags were
-parsed; all are compared with the given ones, for a workload may add its own. Without this an
-unchanged program does not show that a set is a no-op.
+its dump. If those name the dump folder of this compilation, its flags were parsed; all are compared
+with the given ones. Without this an unchanged program does not show that a set is a no-op.
 """
 
 from __future__ import annotations
@@ -35,26 +34,22 @@ from autotune.machine.host import Versions
 from autotune.model.errors import LaunchError
 from autotune.model.flags import OPTION, FlagSet, parse_text_proto
 from autotune.model.measurement import Failure, FailureKind
-from autotune.model.options import PROCESS_COUNT, options_in
+from autotune.model.options import PROCESS_COUNT, Options, options_in
 from autotune.model.time_limits import COMPILE_FACTOR, CompileLimits
+from autotune.settings.catalog import Texts
 from autotune.workers.base import GuardedProcess
 from autotune.workers.failures import classify_failure, last_lines, read_log
 from autotune.workers.settings_check import check_debug_options, check_options
 
 NICENESS = 15
-
-TOO_SLOW = "SIGXCPU"
-"""Signal that ends a compilation at its limit of processor time."""
-
+TOO_SLOW = "SIGXCPU"  # ends a compilation at its limit of processor time
 START_LIMIT_S = 900.0
 STOP_PATIENCE_S = 10.0
 LOG_BYTES = 2_000_000
-
+# Makes XLA write its cost estimate of each kernel; the program stays the same.
 ESTIMATES = "--xla_gpu_collect_cost_model_stats=true"
-"""Makes XLA write its cost estimate of each kernel; the program stays the same."""
-
+# A file of kernels: what the sets of a worker have in common is compiled once.
 KERNEL_CACHE = "xla_gpu_kernel_cache_file"
-"""Flag of a file of kernels: what the sets of a worker have in common is compiled once."""
 
 Progress = Callable[[str], None]
 
@@ -64,21 +59,19 @@ class CompileJob:
     """A step to compile, and the GPUs to compile it for."""
 
     entry: str
-    options: Mapping[str, Any]
-    target: Target | None
-    """The GPU; None compiles for this machine's CPU."""
+    options: Options
+    target: Target | None  # None for this machine's CPU
     topology: Topology
-    """For the CPU, its virtual devices."""
-    paths: tuple[str, ...] = ()
+    paths: Texts = ()
     versions: Versions = field(default_factory=compiler_versions)
-    """Installed versions of the compiler: part of the cache's key."""
     base: Environment = field(default_factory=caller_environment)
 
     @property
     def digest(self) -> str:
         """Digest of what decides the program besides the flag set, the user's source included."""
         module, colon, _ = self.entry.partition(":")
-        files = [Path(path) / f"{module.replace('.', '/')}.py" for path in self.paths if colon]
+        name = f"{module.replace('.', '/')}.py"
+        files = [Path(path) / name for path in self.paths if colon]
         files += sorted((workloads_root() / "workloads").glob("*.py"))
         source = b"".join(file.read_bytes() for file in files if file.is_file())
         facts = {
@@ -121,17 +114,17 @@ class CompileWorker:
         self._scratch = Scratch(COMPILES)
         self._folder = self._scratch.path
         devices = None
-        described: dict[str, Any] = {"platform": "cpu"}
+        described = {"platform": "cpu"}
         if job.target is None:
             devices = job.topology.device_count
         else:
-            described["platform"] = "cuda"
-            described["target_config"] = job.target.config_text
-            described["topology"] = job.topology.for_xla(job.target.network)
-        env = with_packages(
-            child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
-        )
-        env |= {
+            described = {
+                "platform": "cuda",
+                "target_config": job.target.config_text,
+                "topology": job.topology.for_xla(job.target.network),
+            }
+        env = child_environment(job.base, shared, platform_name="cpu", virtual_devices=devices)
+        env = with_packages(env) | {
             "CUDA_VISIBLE_DEVICES": "",  # described GPUs only: attached ones are being measured
             # Else the plugin requires cuPTI, useless without a GPU.
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
@@ -140,42 +133,46 @@ class CompileWorker:
         }
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
+        options = {**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))}
         self._send(
             "job",
             entry=job.entry,
-            options={**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))},
+            options=options,
             paths=list(job.paths),
             lowers_first=lowers_first,
             **described,
         )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S) or {}
-        self.broken = None if answer.get("type") == "ready" else self._why_broken(answer)
+        self.broken: Failure | None = None
+        if answer.get("type") != "ready":
+            self.broken = self._why_broken(answer)
         self.is_touched = bool(answer.get("is_touched"))
 
     def _send(self, kind: str, **order: Any) -> None:
-        self._process.send(
-            {"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order}
-        )
+        processors = sorted(self.kept_to)
+        self._process.send({"type": kind, "niceness": NICENESS, "processors": processors, **order})
 
     def compile(
         self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool
     ) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        flags_given = settings.without(
-            *(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE)))
-        )
+        ours = [n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))]
+        flags_given = settings.without(*ours)
+        is_gpu = self._job.target is not None
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)
-            flags = [flags_given.render_xla_flags(), f"--xla_dump_to={folder / 'dump'}"]
-            if self._job.target is not None:
+            dump = str(folder / "dump")
+            flags = [flags_given.render_xla_flags(), f"--xla_dump_to={dump}"]
+            if is_gpu:
                 flags.append(f"--{KERNEL_CACHE}={self._folder / 'kernels'}")
                 if has_estimates:
                     flags.append(ESTIMATES)
+            variables = {**settings.of_kind("env"), "XLA_FLAGS": " ".join(flags).strip()}
             self._send(
                 "compile",
                 folder=str(folder),
-                environment={**settings.of_kind("env"), "XLA_FLAGS": " ".join(flags).strip()},
+                environment=variables,
                 jax_options=list(jax_settings(settings)),
                 limit_s=limits.wall_s,
                 processor_s=limits.processor_s,
@@ -184,22 +181,25 @@ class CompileWorker:
             if answer is None:
                 return None
             report = json.loads(read_log(folder / RESULT) or "{}")
-            result = CompileResult(
-                settings=settings, cpu_s=answer["cpu_s"], host_bytes=answer["host_bytes"]
-            )
+            program = None
+            failure = None
             if answer["exit_status"] != 0 or answer["timed_out"]:
                 failure = _failure(last_lines(folder / LOG), limits, answer, report)
-                return result.model_copy(update={"failure": failure})
-            require_applied(
-                flags_given,
-                marker=str(folder / "dump"),
-                written=read_log(folder / OPTIONS),
-                jax_options=report["jax_options"],
+            else:
+                require_applied(
+                    flags_given,
+                    marker=dump,
+                    written=read_log(folder / OPTIONS),
+                    jax_options=report["jax_options"],
+                )
+                program = read_program(folder, report, self._job.topology, is_gpu=is_gpu)
+            return CompileResult(
+                settings=settings,
+                program=program,
+                failure=failure,
+                cpu_s=answer["cpu_s"],
+                host_bytes=answer["host_bytes"],
             )
-            program = read_program(
-                folder, report, self._job.topology, is_gpu=self._job.target is not None
-            )
-            return result.model_copy(update={"program": program})
 
     def _why_broken(self, answer: Message) -> Failure:
         """Returns the failure of a worker that cannot compile any set."""
@@ -224,10 +224,7 @@ class CompileWorker:
         self._process.abort()
 
 
-def _failure(
-    lines: tuple[str, ...], limits: CompileLimits, answer: Message, report: Message
-) -> Failure:
-    """Returns the failure of a compilation, by its log's last lines and how the worker ended."""
+def _failure(lines: Texts, limits: CompileLimits, answer: Message, report: Message) -> Failure:
     if answer["timed_out"]:
         message = f"the compiler did not finish within {limits.wall_s:.0f} s"
         return Failure(kind=FailureKind.HANG, message=message, phase="compile", last_lines=lines)
@@ -256,22 +253,16 @@ def _failure(
 def require_applied(
     settings: FlagSet, *, marker: str, written: str, jax_options: Mapping[str, str]
 ) -> None:
-    """Checks that one compilation ran under its flags.
+    """Raises LaunchError unless XLA's text of options proves that a compilation had its flags.
 
-    Args:
-        marker: The dump folder, which only this compilation uses.
-        written: XLA's text of the options of the step's module; may be empty.
-
-    Raises:
-        LaunchError: If it did not, or nothing proves it.
+    `marker` is the dump folder, which only this compilation uses; `written` may be empty.
     """
     options = parse_text_proto(written)
     lost = [*check_options(settings, jax_options), *check_debug_options(settings, options)]
     if options.get("xla_dump_to") != [marker]:
         lost = ["XLA does not say that it read them"]
-    lost += [
-        f"{n}: this JAX has no such option" for n in settings.of_kind("jax") if n not in jax_options
-    ]
+    unknown = [n for n in settings.of_kind("jax") if n not in jax_options]
+    lost += [f"{n}: this JAX has no such option" for n in unknown]
     if lost:
         raise LaunchError(
             "the flags of a compilation must be applied by XLA but those of "

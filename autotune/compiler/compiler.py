@@ -1,7 +1,6 @@
-"""Compiles flag sets in parallel workers and caches the results.
+"""Compiles flag sets in parallel workers, limited by processors and memory; caches the results.
 
-The number of workers is limited by processors and by memory. The memory of a compilation is known
-from earlier ones, so the first one runs alone.
+The memory of a compilation is known from earlier ones, so the first one runs alone.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from autotune.model.measurement import Failure, FailureKind
 from autotune.model.time_limits import compile_limits
 
 # Failures of the set itself; a failure of the machine may not repeat.
-_LASTING = frozenset({FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH})
+_LASTING = (FailureKind.UNKNOWN_FLAG, FailureKind.COMPILE_ERROR, FailureKind.CRASH)
 
 
 class Cache:
@@ -60,26 +59,15 @@ class Cache:
 
 
 WORKER_RESTARTS = 2
-
-MEMORY_SHARE = 0.5
-"""Share of the memory available at the start of a batch that its compilations may use together."""
-
-MOST_WORKERS = 16
-"""Each worker lowers the step itself, so further ones gain little."""
+MEMORY_SHARE = 0.5  # of what is available at the start of a batch
+MOST_WORKERS = 16  # each lowers the step itself, so further ones gain little
 
 
 class Compiler:
-    """Compiles flag sets for one job; its workers live until `close`.
+    """Compiles flag sets for one job; its workers, by seat, live until `close`.
 
-    Args:
-        processors: Returns the largest number of compilations at once.
-
-    Attributes:
-        kept_to: Processors that later compilations may use; empty for all.
-        workers: The running workers, by seat.
-
-    Raises:
-        LaunchError: If no fitting CUDA plugin is installed.
+    Later compilations use the processors `kept_to` (all if empty), at most `processors()` at once.
+    The constructor raises LaunchError if no fitting CUDA plugin is installed.
     """
 
     def __init__(
@@ -90,9 +78,10 @@ class Compiler:
         progress: Progress = lambda what: None,
         processors: Callable[[], int] = lambda: 1,
     ) -> None:
-        problem = compiler_problem(job.versions) if job.target is not None else None
-        if problem is not None:
-            raise LaunchError(problem)
+        if job.target is not None:
+            problem = compiler_problem(job.versions)
+            if problem is not None:
+                raise LaunchError(problem)
         self.job = job
         self.kept_to: frozenset[int] = frozenset()
         self._cache = Cache(cache_dir, job.digest)
@@ -110,9 +99,7 @@ class Compiler:
         """Compiles each distinct set, and yields cached results first; failures are results too.
 
         After closing the generator no more compilations start; running ones finish and are cached.
-
-        Raises:
-            LaunchError: If the workload itself fails.
+        LaunchError if the workload itself fails.
         """
         queued = []
         for settings in dict.fromkeys(sets):
@@ -148,12 +135,10 @@ class Compiler:
         if not self._host_bytes:
             return 1
         room = int(MEMORY_SHARE * available_memory_bytes() / self._host_bytes)
-        return max(
-            1, min(self._processors(), len(self.kept_to) or MOST_WORKERS, room, MOST_WORKERS)
-        )
+        processors = len(self.kept_to) or MOST_WORKERS
+        return max(1, min(self._processors(), processors, room, MOST_WORKERS))
 
     def _compile_and_keep(self, seat: int, settings: FlagSet) -> CompileResult:
-        """Compiles one set and caches the result."""
         result = self._compile_one(seat, settings)
         self._cache.store(result)
         self._learn(result)

@@ -1,12 +1,11 @@
 """Parses optimized HLO modules: instructions, device groups, trip counts, work of kernels.
 
-A pass that peels a loop loses its trip count. The loop's counter, a scalar integer, is then run
-until the condition ends the loop (before that xla/service/while_loop_analysis.cc counts). All else
-is unknown: a wrong count gives a wrong step time. Work follows XLA's cost analysis
+A pass that peels a loop loses its trip count (xla/service/while_loop_analysis.cc): its counter, a
+scalar integer, is then run until the condition ends the loop. Work follows XLA's cost analysis
 (xla/service/hlo_cost_analysis.cc, gpu_hlo_cost_analysis.cc): a dot is 2 FLOPs for each multiplied
 pair, an elementwise operation 1 for each element, and an operand of which a fusion reads a slice
-counts as that slice. Convolutions count as bytes only, and so do custom calls other than cuBLAS's
-and cuDNN's attention.
+counts as that slice. Convolutions, and custom calls other than cuBLAS's and cuDNN's attention,
+count as bytes only.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,20 +24,20 @@ from autotune.model.numbers import Record
 
 Devices = NDArray[np.int64]
 Groups = list[list[int]]
-"""Numbers of devices, by group."""
+Instructions = dict[str, "Instruction"]
+Computations = dict[str, "Computation"]
 
-NAMES = packaged_table("hlo.toml")
-"""Names of opcodes and thunks; the file says what each table is."""
+NAMES = packaged_table("hlo.toml")  # of opcodes and thunks; the file says what each table is
 
+# Bits of the types whose name does not give them, as ``bf16`` and ``f8e4m3fn`` do.
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
-"""Bits of the types whose name does not give them, as ``bf16`` and ``f8e4m3fn`` do."""
-
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,<=]*)\](\{[^{}]*S\(5\)[^{}]*\})?")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-~$]+) \(.*\) -> .*\{$")
 _INSTRUCTION = re.compile(
     r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-~$]+) = (?P<shape>\(.*?\)|\S+)\s+(?P<opcode>[\w.\-]+)\("
 )
 _OPERAND = re.compile(r"%([\w.\-~$]+)(?:#(\d+))?")
+_IOTA = re.compile(r"replica_groups=\[\d+,(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)")
 _LITERAL = re.compile(r"[su]\d+ (-?\d+)")
 _REFERENCE = re.compile(
     r"\b(calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-~$]+)"
@@ -62,8 +60,7 @@ class Array:
 
     dtype: str
     dims: tuple[int, ...]
-    is_on_host: bool = False
-    """In XLA's memory space 5 (``Layout::kHostMemorySpace``)."""
+    is_on_host: bool = False  # in XLA's memory space 5 (``Layout::kHostMemorySpace``)
 
     @property
     def elements(self) -> int:
@@ -81,8 +78,7 @@ class Operand(NamedTuple):
     """The instruction whose result another one takes."""
 
     instruction: Instruction
-    member: int | None
-    """Index of a member of its tuple (``%while#4``); None for all of it."""
+    member: int | None  # of its tuple (``%while#4``); None for all of it
 
     @property
     def arrays(self) -> tuple[Array, ...]:
@@ -93,22 +89,17 @@ class Operand(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Instruction:
-    """One instruction, linked to its operands and its users."""
+    """One instruction, linked to its operands and its users; its shape's tuples are flattened."""
 
     name: str
     computation: Computation
     opcode: str = ""
-    """``fusion``, ``all-gather-start``, ``custom-call`` ..."""
     shape: tuple[Array, ...] = ()
-    """The arrays of its result, tuples flattened."""
-    inside: str = ""
-    """The text between its parentheses: operands, a parameter's number, or a constant's value."""
+    inside: str = ""  # operands, a parameter's number, or a constant's value
     attributes: str = ""
-    called: Mapping[str, Computation] = field(default_factory=dict)
-    """Computations that it runs, by attribute: ``calls``, ``body``, ``condition``, ``to_apply``."""
+    called: Computations = field(default_factory=dict)
     operands: list[Operand] = field(default_factory=list)
-    users: list[Instruction] = field(default_factory=list)
-    """Instructions that take its result, once for each operand."""
+    users: list[Instruction] = field(default_factory=list)  # once for each operand
 
     @property
     def arguments(self) -> list[Array]:
@@ -134,22 +125,13 @@ class Instruction:
 class Computation:
     """Instructions by name, in the order in which they run."""
 
-    instructions: dict[str, Instruction] = field(default_factory=dict)
+    instructions: Instructions = field(default_factory=dict)
     root_name: str = ""
-    """Name of the instruction whose value is the computation's result."""
 
 
-def parse_shape(text: str) -> tuple[Array, ...]:
-    """Parses the arrays of a shape, in order, tuples flattened."""
-    return tuple(
-        Array(dtype, tuple(_integers(dims)), bool(on_host))
-        for dtype, dims, on_host in _ARRAY.findall(text)
-    )
-
-
-def parse_module(text: str) -> dict[str, Instruction]:
+def parse_module(text: str) -> Instructions:
     """Parses a module's instructions by name, which is unique; skips lines of unknown form."""
-    computations: dict[str, Computation] = {}
+    computations: Computations = {}
     current = Computation()
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
@@ -165,22 +147,20 @@ def parse_module(text: str) -> dict[str, Instruction]:
 
 
 def _add_instruction(
-    computation: Computation, match: re.Match[str], computations: Mapping[str, Computation]
+    computation: Computation, match: re.Match[str], computations: Computations
 ) -> None:
-    """Adds an instruction to its computation, and links it."""
-    rest = match.string[match.end() :]
-    close = _closing(rest)
-    inside = rest[:close]
-    attributes = rest[close + 1 :]
-    called = {
-        kind: computations[body]
-        for kind, body in _REFERENCE.findall(attributes)
-        if body in computations
-    }
+    text = match.string[match.end() :]
+    close = _closing(text)
+    inside = text[:close]
+    attributes = text[close + 1 :]
+    references = _REFERENCE.findall(attributes)
+    called = {kind: computations[body] for kind, body in references if body in computations}
     name, shape, opcode = match.group("name", "shape", "opcode")
-    instruction = Instruction(
-        name, computation, opcode, parse_shape(shape), inside, attributes, called
+    arrays = tuple(
+        Array(dtype, tuple(_integers(dims)), bool(on_host))
+        for dtype, dims, on_host in _ARRAY.findall(shape)
     )
+    instruction = Instruction(name, computation, opcode, arrays, inside, attributes, called)
     for operand, member in _OPERAND.findall(inside):
         source = computation.instructions.get(operand) or Instruction(operand, computation)
         source.users.append(instruction)
@@ -203,9 +183,7 @@ def device_groups(instruction: Instruction, device_count: int) -> Groups:
     listed = instruction.attribute(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}")
     if listed is not None:
         return [_integers(group) for group in re.findall(r"\{[\d,]+\}", listed)]
-    iota = re.search(
-        r"replica_groups=\[\d+,(\d+)\]<=(\[[^\]]*\](?:T\([\d,]*\))?)", instruction.attributes
-    )
+    iota = _IOTA.search(instruction.attributes)
     if iota:
         return _rows(_iota(iota[2]), int(iota[1]))
     mesh = instruction.attribute(r"replica_groups=(mesh\[.*)")
@@ -219,10 +197,9 @@ def _iota(text: str) -> Devices:
 
 
 def _mesh_groups(text: str) -> Groups:
-    """Returns the groups along some axes of a mesh.
+    """Returns the groups along some axes of a mesh; ``'x':(2)2`` is size 2 after 2 outer parts.
 
-    The text is ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}``, where ``'x':(2)2`` is a
-    part of an axis: size 2 after 2 outer parts.
+    The text is ``mesh['x'=4,'y'=2], device_ids=([..]T(..)) {'x':(2)2}``.
     """
     match = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}", text)
     if not match:
@@ -232,7 +209,8 @@ def _mesh_groups(text: str) -> Groups:
         name: (int(outer or 1), int(size or axes[name]))
         for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", match[3])
     }
-    shape: list[int] = []  # of each axis the parts outside of its group, in it, and inside of it
+    # Of each axis the parts outside of its group, in it, and inside of it.
+    shape: list[int] = []
     for name, size in axes.items():
         outer, inside = grouped.get(name, (size, 1))
         shape += [outer, inside, size // (outer * inside)]
@@ -246,7 +224,7 @@ def _rows(devices: Devices, size: int) -> Groups:
     return rows
 
 
-_DOES: Mapping[str, Callable[[int, int], int]] = {
+_DOES = {
     "add": operator.add,
     "subtract": operator.sub,
     "LT": operator.lt,
@@ -258,8 +236,9 @@ _DOES: Mapping[str, Callable[[int, int], int]] = {
 
 MOST_TRIPS = 10_000
 
-Value = int | list[Any] | None
-"""A scalar integer, the values of a tuple's members, or nothing that is known."""
+Value = int | list[Any] | None  # a scalar, the values of a tuple's members, or unknown
+Values = dict[str, Value]
+Arguments = list[Value]
 
 
 def trip_count(loop: Instruction) -> int | None:
@@ -280,13 +259,13 @@ def trip_count(loop: Instruction) -> int | None:
     return None
 
 
-def _result(computation: Computation, arguments: list[Value]) -> Value:
+def _result(computation: Computation, arguments: Arguments) -> Value:
     return _values(computation, arguments).get(computation.root_name)
 
 
-def _values(computation: Computation, arguments: list[Value]) -> dict[str, Value]:
+def _values(computation: Computation, arguments: Arguments) -> Values:
     """Runs a computation as far as it is about scalars; values by name of the instruction."""
-    values: dict[str, Value] = {}
+    values: Values = {}
     for instruction in computation.instructions.values():
         if any(not array.dims for array in instruction.shape):
             operands = _operand_values(instruction, values)
@@ -294,11 +273,8 @@ def _values(computation: Computation, arguments: list[Value]) -> dict[str, Value
     return values
 
 
-def _operand_values(instruction: Instruction, values: Mapping[str, Value]) -> list[Value]:
-    return [
-        _member(values.get(operand.instruction.name), operand.member)
-        for operand in instruction.operands
-    ]
+def _operand_values(instruction: Instruction, values: Values) -> Arguments:
+    return [_member(values.get(source.name), member) for source, member in instruction.operands]
 
 
 def _member(value: Value, number: int | None) -> Value:
@@ -308,8 +284,7 @@ def _member(value: Value, number: int | None) -> Value:
     return value[number] if isinstance(value, list) and number < len(value) else None
 
 
-def _value(instruction: Instruction, operands: list[Value], arguments: list[Value]) -> Value:
-    """Evaluates one instruction."""
+def _value(instruction: Instruction, operands: Arguments, arguments: Arguments) -> Value:
     operand = _member(operands, 0)
     match instruction.opcode:
         case "parameter":
@@ -332,23 +307,18 @@ def _value(instruction: Instruction, operands: list[Value], arguments: list[Valu
     return None
 
 
-Product = tuple[int, int, int, int]
-"""Batch, rows, columns and depth of a matrix product: b x m x n x k."""
+Product = tuple[int, int, int, int]  # batch, rows, columns and depth: b x m x n x k
 
 
 class Work(Record):
-    """FLOPs and bytes of a kernel."""
+    """FLOPs (`flops`: outside of matrix products), bytes, bytes copied to or from the host."""
 
     flops: float = 0.0
-    """FLOPs outside of matrix products."""
     matrix_flops: float = 0.0
     matrix_dtype: str | None = None
-    """Type of the factors; None without a product."""
     bytes: float = 0.0
     host_bytes: float = 0.0
-    """Bytes that a copy moves to or from the host's memory."""
-    product: Product | None = None
-    """The largest matrix product; None without one, and of attention."""
+    product: Product | None = None  # the largest; None without one, and of attention
 
 
 def kernel_work(instruction: Instruction) -> Work:
@@ -362,7 +332,8 @@ def kernel_work(instruction: Instruction) -> Work:
         copied = sum(array.bytes for array in instruction.shape[:1])
     if instruction.opcode == "custom-call" or not any(array.is_on_host for array in arrays):
         copied = 0.0
-    return _flops(instruction).model_copy(update={"bytes": touched, "host_bytes": copied})
+    moved = {"bytes": touched, "host_bytes": copied}
+    return _flops(instruction).model_copy(update=moved)
 
 
 def _flops(instruction: Instruction) -> Work:
@@ -433,7 +404,8 @@ def _attention(call: Instruction, operands: list[Array]) -> Work:
 def _fusion_bytes(fusion: Instruction) -> int:
     """Returns the bytes a fusion reads and writes; slices and in-place updates count as such."""
     fused = fusion.called["calls"]
-    read = sum(_read_bytes(i) for i in fused.instructions.values() if i.opcode == "parameter")
+    parameters = [i for i in fused.instructions.values() if i.opcode == "parameter"]
+    read = sum(map(_read_bytes, parameters))
     root = fused.instructions[fused.root_name]
     results = [root]
     if root.opcode == "tuple":

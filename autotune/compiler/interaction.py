@@ -6,16 +6,13 @@ program differs, delta debugging finds a minimal set that changes it, whose sett
 test ends when equal rows hold
 
 * every value of a no-op with every value of every other setting, and
-* every two settings, one of them a no-op, while any third one is left alone: it might switch them
-  off,
+* every two settings, one of them a no-op, without any third one, which might switch them off,
 
 and when every no-op was tried with its conditions fulfilled. In small spaces every two values are
-also tried alone. Larger combinations are found by chance: `benchmarks.soundness` measures how
-often.
+also tried alone. Larger combinations are found by chance (`benchmarks.soundness`: how often).
 
 A screen repeats the test under each kernel choice, because without a device XLA takes Triton's
-kernels for matrix products where a device's autotuner times them against cuBLAS. A third choice,
-cuDNN's fusions, cannot be forced.
+matrix products where a device's autotuner times them against cuBLAS. cuDNN's cannot be forced.
 """
 
 from __future__ import annotations
@@ -31,35 +28,24 @@ from autotune.model.flags import FlagSet
 from autotune.settings.shrink import shrink
 
 Sets = Sequence[FlagSet]
+# Fingerprints of sets' programs, None for failures; `StoppedError` when the time is up.
 Programs = Callable[[Sets], list[str | None]]
-"""Fingerprints of sets' programs, None for failures; `StoppedError` when the time is up."""
-
 Domains = Mapping[str, Sequence[str]]
-Chains = Mapping[str, Sets]
-"""Setting to the sets under which its conditions are true."""
+Chains = Mapping[str, Sets]  # setting to the sets under which its conditions are true
 
+# One or two items (setting, value); or two names of settings of any value, and an absent one.
 Combination = tuple[Any, ...]
-"""One or two items (setting, value); or two names of settings of any value, and an absent one."""
 
 ROWS_AHEAD = 2
-
-RANDOM_ROWS = 8
-"""Random rows, of which the one with most combinations is compiled."""
-
-FULL_ROWS = 2
-"""Full rows for a combination before it is tried alone, because others may hide it."""
-
-PAIRS_ALONE = 64
-"""Up to this many pairs of values, one of them a no-op's, are finally tried alone."""
+RANDOM_ROWS = 8  # of which the one with most combinations is compiled
+FULL_ROWS = 2  # for a combination before it is tried alone, because others may hide it
+PAIRS_ALONE = 64  # most pairs of values, one of them a no-op's, to try alone at last
 
 TRITON = "with Triton GEMMs"
 CUBLAS = "with cuBLAS GEMMs"
 
-CHOICES = {
-    TRITON: FlagSet(),
-    CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False}),
-}
-"""Flags that force each kernel choice; the first is the compiler's own."""
+# Flags that force each kernel choice; the first is the compiler's own.
+CHOICES = {TRITON: FlagSet(), CUBLAS: FlagSet({"xla_gpu_enable_triton_gemm": False})}
 
 
 def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
@@ -72,17 +58,11 @@ def kernel_choices(baseline: FlagSet, *, is_gpu: bool) -> dict[str, FlagSet]:
 
 
 class InteractionSearch:
-    """Finds combinations in which settings that do nothing alone change the program.
+    """Finds combinations in which `no_ops`, which do nothing alone, change the program.
 
-    Args:
-        no_ops: Settings without an effect alone, with all their values that compile.
-        active: The other settings with their values.
-
-    Attributes:
-        no_ops: Those that are left.
-        found_active: Active settings, each with those among which it acts: the others of a minimal
-            set, and the context, which was not minimized. Empty for what acts alone.
-        is_settled: Whether the time sufficed; else nothing is known of the `no_ops` that are left.
+    `found_active` maps each that does to those among which it acts: the others of a minimal set,
+    and the context, which was not minimized. `no_ops` keeps the others, of which nothing is known
+    unless the time sufficed (`is_settled`).
     """
 
     def __init__(
@@ -98,7 +78,8 @@ class InteractionSearch:
         self.found_active: dict[str, tuple[str, ...]] = {}
         self.is_settled = True
         self._programs = programs
-        self._domains = {n: list(v) for n, v in sorted([*self.no_ops.items(), *active.items()])}
+        values_of = sorted([*self.no_ops.items(), *active.items()])
+        self._domains = {name: list(values) for name, values in values_of}
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []
@@ -106,16 +87,17 @@ class InteractionSearch:
         self._attempts = Counter[Combination]()
 
     def run(self, chains: Chains) -> Iterator[int]:
-        """Compiles rows until all combinations are covered, or the time is up; yields their number.
+        """Compiles rows until all combinations are covered; yields their number.
 
-        Nothing is settled if the default does not compile.
+        Nothing is settled if the time is up before, or the default does not compile.
         """
         if not self.no_ops:
             return
         try:
             if self._program(FlagSet()) is None:
                 raise StoppedError("the default does not compile")
-            for name, values in self.no_ops.items():  # rows in which its conditions are true
+            # Rows in which its conditions are true.
+            for name, values in self.no_ops.items():
                 self._queue += [c.merge({name: v}) for c in chains.get(name, ()) for v in values]
             self._queue += self._mending()
             row_count = 0
@@ -191,7 +173,7 @@ class InteractionSearch:
         """Queues rows that hold all uncovered combinations; whether there are any."""
         missing = dict.fromkeys(self._wanted())
         # What was tried alone as well does not compile, with or without the no-op.
-        settled = (combination for combination, rows in self._attempts.items() if rows > FULL_ROWS)
+        settled = [c for c, row_count in self._attempts.items() if row_count > FULL_ROWS]
         for combination in itertools.chain(settled, *map(self._combinations, self._equal)):
             missing.pop(combination, None)
         while missing:
@@ -218,9 +200,9 @@ class InteractionSearch:
         active = [n for n in self._domains if n not in self.no_ops]
         for name in self.no_ops:
             yield from zip(self._items(name))
-        no_op_pairs = itertools.combinations(self.no_ops, 2)
-        mixed_pairs = itertools.product(self.no_ops, active)
-        for name_pairs, thirds in ((no_op_pairs, self.no_ops), (mixed_pairs, self._domains)):
+        among = (itertools.combinations(self.no_ops, 2), self.no_ops)
+        mixed = (itertools.product(self.no_ops, active), self._domains)
+        for name_pairs, thirds in (among, mixed):
             pairs = [sorted(pair) for pair in name_pairs]
             for pair in pairs:
                 yield from itertools.product(*map(self._items, pair))

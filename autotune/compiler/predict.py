@@ -11,55 +11,45 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from autotune.compiler.hlo import Product
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
-from autotune.compiler.screen import Screener
+from autotune.compiler.screen import Fields, Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet
-from autotune.model.options import options_in
-from autotune.settings.catalog import DATA, Stage
+from autotune.model.options import Options, options_in
+from autotune.settings.catalog import DATA, Stage, Texts
 
 FIGURES = packaged_table("step_time.toml")
-"""Figures of the model; the file says what each one is."""
 
-PUBLISHED: dict[str, Any] = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
+PUBLISHED: Fields = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
 """How predictions agree with published step times.
 
 ``interval`` is the 95 % interval of measured over predicted step time of a framework that was not
-compared, ``words`` says it as a clause. ``families`` of models and ``lengths`` of sequences (by the
-option ``attention``, empty for the default) were compared.
+compared, ``words`` says it. ``families`` and ``lengths`` (by ``attention``) were compared.
 """
 
 MAIN = "compute"
 LINK = "link to the host"
-_EXACT_TRIPS = 3
-"""Simulated iterations of a loop; each further one takes as long as the last of them."""
+_EXACT_TRIPS = 3  # iterations of a loop; each further one takes as long as the last
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Predicted time of a step."""
+    """Predicted time of a step: kernels on the compute stream, communication they wait for ..."""
 
     step_s: float
     compute_s: float
-    """Kernels on the compute stream."""
-    communication_s: float
-    """All collectives and copies to and from the host, overlapped ones included."""
+    communication_s: float  # with copies to and from the host, and what is overlapped
     exposed_s: float
-    """Communication that computing waits for."""
-    idle_s: float
-    """Idle time of the compute stream without a pending collective: launches."""
-    mfu: float | None
-    """Model FLOPs over the matrix units' peak; None if the workload does not give its FLOPs."""
+    idle_s: float  # of the compute stream without a pending collective: launches
+    mfu: float | None  # None if the workload does not give its FLOPs
     tokens_per_s: float | None
-    unknown_loops: tuple[str, ...]
-    """Loops of unknown length, counted once; the step may take far longer."""
+    unknown_loops: Texts  # counted once; the step may take far longer
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
@@ -90,9 +80,8 @@ def predict_step(program: CompiledProgram, target: Target, topology: Topology) -
 def kernel_time(op: Op, target: Target) -> float:
     """Returns a kernel's or copy's seconds: the slowest of matrix units, scalar units, memory.
 
-    For kernels other than matrix products XLA's own estimate counts if it is near the roofline: it
-    knows repeated reads and thread counts of a fusion, but is absurd for some, and of a product it
-    takes a tiling that nobody chose.
+    Except for matrix products XLA's own estimate counts if it is near the roofline: it knows
+    repeated reads and thread counts of a fusion, but is absurd for some.
     """
     roofline_s: float = max(
         _matrix_time(op, target),
@@ -123,14 +112,14 @@ def _matrix_time(op: Op, target: Target) -> float:
     if op.product is None:
         return op.matrix_flops / reached
     alone = product_time(op.product, reached, target.core_count)
-    return alone * op.matrix_flops / (2.0 * math.prod(op.product))  # several in one kernel
+    # Several in one kernel.
+    return alone * op.matrix_flops / (2.0 * math.prod(op.product))
 
 
 class _Simulation:
     """Simulates the issue of a schedule by the host, with a clock for every stream.
 
-    Attributes:
-        clock: End of each stream, of the last collective (``moving``), the last copy on `LINK`.
+    `clock` holds the end of each, of the last collective (``moving``), the last copy on `LINK`.
     """
 
     def __init__(self, target: Target, topology: Topology) -> None:
@@ -154,7 +143,8 @@ class _Simulation:
             if op.kind in self._special:
                 self._special[op.kind](op, stream)
             elif op.collective is not None:
-                seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
+                network = self._target.network
+                seconds = collective_time(op.collective, network, self._gpus_per_node)
                 self._launch(stream, seconds, "exposed")
                 self._wait("moving", self.clock[stream])
             elif op.host_bytes:
@@ -189,7 +179,8 @@ class _Simulation:
 
     def _beside(self, begin_s: float, seconds: float) -> float:
         """Returns the seconds of a kernel that shares multiprocessors with running collectives."""
-        held: float = FIGURES["nvlink_cores" if self._target.network.nvlink_links else "pcie_cores"]
+        link = "nvlink" if self._target.network.nvlink_links else "pcie"
+        held: float = FIGURES[f"{link}_cores"]
         share = 1.0 - min(held / self._target.core_count, 0.5)
         moving_s = max(0.0, self.clock["moving"] - begin_s)
         return min(seconds / share, seconds + (1.0 - share) * moving_s)
@@ -246,12 +237,10 @@ def collective_time(collective: Collective, network: Network, gpus_per_node: int
 
 
 class _Links:
-    """Links that one GPU of a collective's group can use.
+    """Links that one GPU of a collective's group can use; `hop` is their place among latencies.
 
-    Attributes:
-        near_count: GPUs of the group that it reaches without the network, itself included.
-        hop: Place of a local link in NCCL's latencies.
-        ring_bytes_per_s: The slower of the local links and the group's network cards on a machine.
+    It reaches `near_count` GPUs without the network, itself included. `ring_bytes_per_s` is the
+    slower of the local links and the group's network cards on a machine.
     """
 
     def __init__(self, collective: Collective, network: Network, gpus_per_node: int) -> None:
@@ -327,11 +316,7 @@ def _direct(collective: Collective, link: _Links) -> float:
 
 
 def product_time(product: Product, flops_per_s: float, core_count: int) -> float:
-    """Returns a matrix product's seconds on an idle GPU, without the launch.
-
-    Args:
-        flops_per_s: What the GPU reaches in a large tile.
-    """
+    """Returns a matrix product's seconds without the launch; `flops_per_s` is of a large tile."""
     batch, rows, columns, depth = product
     of_core = flops_per_s / core_count
     seconds: list[float] = []
@@ -342,7 +327,7 @@ def product_time(product: Product, flops_per_s: float, core_count: int) -> float
     return min(seconds)
 
 
-def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
+def why_no_interval(entry: str, options: Options) -> str | None:
     """Returns what of a workload was not compared with published step times; None if all was."""
     attention = str(options.get("attention", ""))
     if ":" in entry:
@@ -361,21 +346,19 @@ def why_no_interval(entry: str, options: Mapping[str, Any]) -> str | None:
     return None
 
 
-def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
+def predict_set(screener: Screener, settings: FlagSet) -> Fields:
     """Predicts one set as plain data; StudyFileError on the CPU.
 
-    Returns:
-        settings, target and topology; `failure` if the set does not compile, else the fingerprint
-        of its `program`, `changes` in it and `not_modelled` (settings that act at run time). The
-        default and sets of options alone have a step time too, with its interval: no gain of a flag
-        is predicted (`docs/predictions.md`).
+    A set that compiles has the fingerprint of its `program`, `changes` in it and `not_modelled`
+    (settings that act at run time). The default and sets of options alone have a step time too,
+    with its interval: no gain of a flag is predicted (`docs/predictions.md`).
     """
     job = screener.job
     if job.target is None:
         raise StudyFileError(
             "times are predicted for GPUs only: add --target, such as --target h100-sxm"
         )
-    row: dict[str, Any] = {
+    row: Fields = {
         "settings": dict(settings),
         "target": job.target.name,
         "topology": str(job.topology),
@@ -388,7 +371,7 @@ def predict_set(screener: Screener, settings: FlagSet) -> dict[str, Any]:
     row |= {
         "program": result.program.fingerprint,
         "changes": changes(reference, result.program) if reference is not None else [],
-        "not_modelled": [name for name in flags if screener.stage(name) is not Stage.PROGRAM],
+        "not_modelled": [n for n in flags if screener.stage(n) is not Stage.PROGRAM],
     }
     if not flags:
         prediction = predict_step(result.program, job.target, job.topology)

@@ -13,8 +13,7 @@ from autotune.model.measurement import Failure, Settings
 from autotune.model.numbers import Record
 from autotune.model.units import format_bytes
 
-SCHEMA_VERSION = 13
-"""Schema of cached results; raised when their form or meaning changes."""
+SCHEMA_VERSION = 13  # of cached results; raised when their form or meaning changes
 
 
 class OpKind(StrEnum):
@@ -37,15 +36,13 @@ class Collective(Record):
     """One collective of a program."""
 
     kind: str
-    """``all-gather``, ``all-reduce``, ``reduce-scatter``, ``collective-permute`` ..."""
-    bytes: int
-    """Bytes of the whole array: gathered, reduced, exchanged or (permute) sent by one GPU."""
+    bytes: int  # of the whole array; of a permute, of what one GPU sends
     dtype: str
     group_size: int
     node_count: int
-    """Machines of one group."""
 
 
+Counts = dict[str, int]
 Ops = tuple["Op", ...]
 
 
@@ -54,18 +51,13 @@ class Op(Work):
 
     kind: OpKind
     name: str
-    detail: str = ""
-    """Kind of fusion, target of a custom call, or the thunk's kind."""
+    detail: str = ""  # kind of fusion, target of a custom call, or the thunk's kind
     stream: str | None = None
-    async_id: int | None = None
-    """Pairs a start with its done."""
-    content: Ops = ()
-    """Entries of a start, a command buffer, a loop's body, or of all branches, which all count."""
+    async_id: int | None = None  # pairs a start with its done
+    content: Ops = ()  # of a start, a command buffer, a loop's body, or of all branches
     condition: Ops = ()
     trip_count: int | None = None
-    """Iterations of a loop; None if unknown."""
-    xla_s: float | None = None
-    """Seconds of a kernel by XLA's own cost model; None for a matrix product."""
+    xla_s: float | None = None  # by XLA's own cost model; None for a matrix product
     collective: Collective | None = None
 
 
@@ -88,37 +80,28 @@ class Memory(Record):
 class CompiledProgram(Record):
     """One program."""
 
-    fingerprint: str
-    """Equal for equal programs: optimized HLO (without metadata) and thunk sequence."""
+    fingerprint: str  # of optimized HLO (without metadata) and thunk sequence
     versions: dict[str, str]
     device_count: int
     memory: Memory | None
-    schedule: Ops = ()
-    """Entries in the order of issue by the host; empty for CPU programs."""
-    opcodes: dict[str, int] = Field(default_factory=dict)
-    """Instructions outside of fusions, by opcode."""
-    custom_calls: dict[str, int] = Field(default_factory=dict)
-    flops_per_step: float | None = None
-    """FLOPs of the model over all GPUs, if the workload gives them."""
+    schedule: Ops = ()  # in the order of issue by the host; empty for CPU programs
+    opcodes: Counts = Field(default_factory=dict)  # outside of fusions
+    custom_calls: Counts = Field(default_factory=dict)
+    flops_per_step: float | None = None  # of the model, over all GPUs
     tokens_per_step: int | None = None
-    layer_bytes: dict[str, int] = Field(default_factory=dict)
-    """``weights`` and ``gradients`` of one layer, if the workload gives them."""
-    collective_bytes: dict[str, int] = Field(default_factory=dict)
-    """Bytes that its collectives write, by kind; each once, however often it runs."""
+    layer_bytes: Counts = Field(default_factory=dict)
+    collective_bytes: Counts = Field(default_factory=dict)  # by kind; each once
 
 
 class CompileResult(Record):
     """The result of compiling one set."""
 
-    settings: Settings
-    """The set merged into the baseline."""
+    settings: Settings  # merged into the baseline
     program: CompiledProgram | None = None
     failure: Failure | None = None
     from_cache: bool = False
-    cpu_s: float = 0.0
-    """Processor time over all cores, which load on the machine does not stretch."""
-    host_bytes: int = 0
-    """Peak memory on the host; 0 if unknown."""
+    cpu_s: float = 0.0  # over all cores, which load on the machine does not stretch
+    host_bytes: int = 0  # its peak
 
 
 def walk(
@@ -176,11 +159,8 @@ def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]
         return []
     before = figures(reference)
     after = figures(candidate)
-    clauses = [
-        _clause(name, before[name], after[name])
-        for name in before | after
-        if before[name] != after[name]
-    ]
+    changed = [name for name in before | after if before[name] != after[name]]
+    clauses = [_clause(name, before[name], after[name]) for name in changed]
     return clauses or ["same figures, but other machine code, buffers or order"]
 
 
@@ -188,7 +168,6 @@ def _clause(name: str, before: int, after: int) -> str:
     if "bytes" not in name:
         return f"{name}: {before} -> {after}"
     sign = "+" if after > before else "-"
-    return (
-        f"{name.replace(' bytes', '')}: {format_bytes(before)} -> {format_bytes(after)} "
-        f"({sign}{format_bytes(abs(after - before))})"
-    )
+    change = f"{sign}{format_bytes(abs(after - before))}"
+    label = name.replace(" bytes", "")
+    return f"{label}: {format_bytes(before)} -> {format_bytes(after)} ({change})"

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.child.channel import Message
 from autotune.child.fingerprint import HLO, METADATA, THUNKS
 from autotune.compiler.hlo import (
     NAMES,
     Instruction,
+    Instructions,
     device_groups,
     first_group,
     kernel_work,
@@ -41,18 +43,16 @@ class Thunk:
     kind: str
     text: str
     indent: int
-    section: str = ""
-    """The section of a loop that is being read: ``condition``, then ``body``."""
+    section: str = ""  # of a loop that is being read: ``condition``, then ``body``
     condition: list[Thunk] = field(default_factory=list)
-    nested: list[Thunk] = field(default_factory=list)
-    """All nested thunks except those of a loop's condition."""
+    nested: list[Thunk] = field(default_factory=list)  # without the condition's
 
 
 def parse_thunks(text: str) -> list[Thunk]:
     """Parses the nested thunks of a dump.
 
-    A line ``condition:`` or ``body:`` begins a section of the innermost open loop; the dump does
-    not indent it reliably. Branches have no sections here.
+    A line ``condition:`` or ``body:``, not indented reliably, begins a section of the innermost
+    open loop. Branches have no sections here.
     """
     top = Thunk(-1, "", "", -1)
     stack = [top]
@@ -85,14 +85,15 @@ def fingerprint(hlo_digest: str, thunks: str) -> str:
     numbered = _KERNEL.sub(
         lambda kernel: kernels.setdefault(kernel[0], f"kernel {len(kernels)}"), thunks
     )
-    return hashlib.sha256(f"{hlo_digest}\0{_LINKS.sub('', numbered)}".encode()).hexdigest()[:16]
+    text = f"{hlo_digest}\0{_LINKS.sub('', numbered)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass
 class Reader:
     """Converts thunks to a program's schedule; `names` maps thunk numbers to HLO instructions."""
 
-    instructions: Mapping[str, Instruction]
+    instructions: Instructions
     names: Mapping[int, str]
     topology: Topology
 
@@ -139,6 +140,7 @@ class Reader:
         if kind is None:
             return None
         groups = device_groups(instruction, self.topology.device_count)
+        nodes = [{device // self.topology.gpus_per_node for device in g} for g in groups]
         size = len(groups[0]) if kind != "collective-permute" else 2
         arrays = instruction.arguments
         size_bytes = sum(array.bytes for array in arrays)
@@ -149,18 +151,16 @@ class Reader:
             bytes=size_bytes,
             dtype=arrays[0].dtype if arrays else "",
             group_size=size,
-            node_count=max(len({d // self.topology.gpus_per_node for d in g}) for g in groups),
+            node_count=max(map(len, nodes)),
         )
 
 
 def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
     """Returns the kind of an unlisted thunk: a kernel, so that moving its arrays costs time."""
-    is_done = (
-        instruction is None
-        or "Done" in thunk.kind
-        or instruction.opcode.endswith(("-start", "-done"))
-    )
-    return OpKind.OTHER if is_done or thunk.nested else OpKind.KERNEL
+    if instruction is None or thunk.nested or "Done" in thunk.kind:
+        return OpKind.OTHER
+    is_part = instruction.opcode.endswith(("-start", "-done"))
+    return OpKind.OTHER if is_part else OpKind.KERNEL
 
 
 def _estimate(instruction: Instruction) -> float | None:
@@ -187,7 +187,7 @@ def _kernel_name(instruction: Instruction) -> str:
 
 
 def read_program(
-    folder: Path, report: Mapping[str, Any], topology: Topology, *, is_gpu: bool
+    folder: Path, report: Message, topology: Topology, *, is_gpu: bool
 ) -> CompiledProgram:
     """Reads the program in a fork's folder; LaunchError without instructions or a GPU's thunks."""
     hlo, thunks, names = (read_log(folder / name) for name in (HLO, THUNKS, METADATA))
@@ -200,15 +200,19 @@ def read_program(
             f"holds no {missing}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
-    fused = {i.called.get("calls") for i in instructions.values() if i.opcode == "fusion"}
+    fusions = [i for i in instructions.values() if i.opcode == "fusion"]
+    fused = {fusion.called.get("calls") for fusion in fusions}
     outside = [i for i in instructions.values() if i.computation not in fused]
     name_of = {int(number): name for name, number in _NAME.findall(names)}
     reader = Reader(instructions, name_of, topology)
-    program = {name: report[name] for name in CompiledProgram.model_fields if name in report} | {
-        "fingerprint": report.get("fingerprint") or fingerprint(report["hlo_digest"], thunks),
+    calls = [i for i in outside if i.opcode == "custom-call"]
+    facts = {name: report[name] for name in CompiledProgram.model_fields if name in report}
+    program = {
+        **facts,
+        "fingerprint": facts.get("fingerprint") or fingerprint(report["hlo_digest"], thunks),
         "device_count": topology.device_count,
         "schedule": reader.schedule(parsed),
         "opcodes": Counter(i.opcode for i in outside),
-        "custom_calls": Counter(_kernel_name(i) for i in outside if i.opcode == "custom-call"),
+        "custom_calls": Counter(map(_kernel_name, calls)),
     }
     return CompiledProgram.model_validate(program)

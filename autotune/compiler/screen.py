@@ -27,30 +27,27 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Settings, WorkerReport
 from autotune.model.numbers import Record
 from autotune.model.spec import StudySpec
-from autotune.settings.catalog import Stage, load_catalog
+from autotune.settings.catalog import Stage, Texts, load_catalog
 from autotune.settings.space import Parameter, SearchSpace
 
-IsOver = Callable[[], bool]
-"""Whether the time for compiling is up."""
-
+IsOver = Callable[[], bool]  # whether the time for compiling is up
 Fields = dict[str, Any]
 
-DEFAULT_MEMORY_FRACTION = 0.75
-"""Share of the device memory that JAX's client takes by default (jax/_src/xla_bridge.py)."""
+DEFAULT_MEMORY_FRACTION = 0.75  # of JAX's client (jax/_src/xla_bridge.py)
 
+# Canaries are tried in turn. All change the toy step of the tests on jaxlib 0.10.2 and 0.12.0.1.
 GPU_CANARIES = (
     # Costs no more than the reference, but not every step has graphs.
     FlagSet({"xla_gpu_enable_command_buffer": ""}),
     FlagSet({"xla_disable_hlo_passes": "fusion,priority-fusion,multi_output_fusion"}),
 )
 CPU_CANARIES = (
-    FlagSet({"xla_cpu_max_isa": "SSE4_2"}),  # other machine code, on every x86 processor since 2011
+    # Other machine code, on every x86 processor since 2011.
+    FlagSet({"xla_cpu_max_isa": "SSE4_2"}),
     FlagSet({"xla_disable_hlo_passes": "fusion"}),
 )
-"""Tried in turn. All change the scanned toy step of the tests on jaxlib 0.10.2 and 0.12.0.1."""
 
-MOST_VALUES = 5
-"""Values of one setting that are compiled, evenly spread over longer ranges."""
+MOST_VALUES = 5  # of one setting that are compiled, evenly spread over longer ranges
 
 
 class Effect(StrEnum):
@@ -70,17 +67,13 @@ class Effect(StrEnum):
 
 
 class CompiledReport(Record):
-    """Result of compiling one set."""
+    """Result of compiling one set; `message` says why it does not compile."""
 
     fingerprint: str | None = None
-    """Fingerprint of its program; None if it does not compile."""
-    changes: tuple[str, ...] = ()
-    """What differs from the reference's program; empty only if nothing does."""
+    changes: Texts = ()  # from the reference's program; empty only if it is the same
     message: str = ""
-    """Why it does not compile."""
     peak_bytes: int | None = None
-    fits: bool | None = None
-    """Whether the step fits in device memory; None if unknown."""
+    fits: bool | None = None  # in device memory
 
 
 class ValueReport(CompiledReport):
@@ -96,10 +89,8 @@ class SettingReport(Record):
     effect: Effect
     stage: str
     values: tuple[ValueReport, ...] = ()
-    interacts_with: tuple[str, ...] = ()
-    """Settings with which it is active; empty if it is active alone."""
-    under: str = ""
-    """The only kernel choice under which it is active; empty for the compiler's own."""
+    interacts_with: Texts = ()  # empty if it is active alone
+    under: str = ""  # the only kernel choice under which it is active, if one
 
 
 class ScreenReport(Record):
@@ -110,16 +101,11 @@ class ScreenReport(Record):
     versions: dict[str, str]
     reference: CompiledReport
     settings: tuple[SettingReport, ...]
-    limit_bytes: int | None
-    """Device memory at the study's memory fraction; None for the CPU."""
-    compiled_count: int
-    """Programs compiled now, without cached ones."""
-    skipped: tuple[str, ...] = ()
-    """Settings without a verdict, because the time was up."""
-    canary: Settings
-    """A set (without the baseline) that changed the program, which shows that flags act."""
+    limit_bytes: int | None  # at the study's memory fraction; None for the CPU
+    compiled_count: int  # now, without cached ones
+    skipped: Texts = ()  # without a verdict, because the time was up
+    canary: Settings  # without the baseline; it changed the program, so flags act
     target_digest: str = ""
-    """`Target.digest`; empty for the CPU."""
 
     def of_effect(self, effect: str) -> list[SettingReport]:
         """Selects settings by effect."""
@@ -134,11 +120,7 @@ class ScreenReport(Record):
 
 
 def find_canary(screener: Screener) -> FlagSet:
-    """Finds the first canary that changes the reference's program.
-
-    Raises:
-        LaunchError: If none does; what was compiled is not kept.
-    """
+    """Finds the first canary that changes the reference's program, else forgets: LaunchError."""
     canaries = GPU_CANARIES if screener.job.target is not None else CPU_CANARIES
     without_effect = (None, screener.reference().fingerprint)
     for settings in canaries:  # one that the baseline holds has the reference's program
@@ -176,37 +158,20 @@ class Screener:
         return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
 
     def alone(self, domains: Domains, *, progress: Progress, is_over: IsOver) -> ScreenReport:
-        """Screens settings one at a time.
-
-        Args:
-            progress: Called with what is done.
-            is_over: Called before each compilation but those of the reference; once it is true, the
-                rest is skipped.
-
-        Raises:
-            LaunchError: If the reference does not compile, or flags do not act.
-        """
+        """Screens settings one at a time until `is_over`; LaunchError if flags do not act."""
         reference = self.reference()
         canary = find_canary(self)
-        single_sets = [
-            FlagSet({name: value})
-            for name, values in domains.items()
-            if self.stage(name) in (Stage.PROGRAM, Stage.AUTOTUNER)
-            for value in values
-        ]
+        stages = (Stage.PROGRAM, Stage.AUTOTUNER)
+        names = [name for name in domains if self.stage(name) in stages]
+        single_sets = [FlagSet({name: value}) for name in names for value in domains[name]]
+
+        def show(count: int) -> None:
+            progress(f"{count} of {len(single_sets)} single sets compiled")
+
         with contextlib.suppress(StoppedError):  # what is known by then is reported
-            self.compile_all(
-                single_sets,
-                is_over,
-                lambda count: progress(f"{count} of {len(single_sets)} single sets compiled"),
-            )
-        skipped = {
-            name
-            for settings in single_sets
-            if not self.is_known(settings)
-            for name in settings
-            if self.stage(name) is Stage.PROGRAM
-        }
+            self.compile_all(single_sets, is_over, show)
+        unknown = [s for s in single_sets if not self.is_known(s)]
+        skipped = {n for s in unknown for n in s if self.stage(n) is Stage.PROGRAM}
         return ScreenReport(
             target=self.target_name,
             topology=str(self.job.topology),
@@ -230,15 +195,9 @@ class Screener:
         is_over: IsOver = lambda: False,
         progress: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Compiles the sets without a result, several at once.
-
-        Args:
-            progress: Called with how many have a result.
-
-        Raises:
-            StoppedError: If compiling was stopped, or `is_over` says so.
-        """
-        missing = [s for s in dict.fromkeys(map(self.as_compiled, sets)) if s not in self._results]
+        """Compiles the sets without a result, several at once; StoppedError once `is_over`."""
+        distinct = dict.fromkeys(map(self.as_compiled, sets))
+        missing = [settings for settings in distinct if settings not in self._results]
         with contextlib.closing(self.compiler.compile(missing)) as results:
             for count in range(len(sets) - len(missing), len(sets)):
                 if is_over():
@@ -264,17 +223,15 @@ class Screener:
         return int(self.job.target.memory_bytes * share)
 
     def program_key(self, settings: FlagSet) -> str | None:
-        """Returns the key of sets with one program and equal run-time settings.
-
-        They need only one measurement. None if the set does not compile, or holds a setting of the
-        on-device autotuner.
-        """
+        """Returns the key of a set's program and run-time settings; None if it is not settled."""
         merged = self.baseline.merge(settings)
-        unjudged = FlagSet({n: v for n, v in merged.items() if self.stage(n) is not Stage.PROGRAM})
+        unjudged = merged.without(*(n for n in merged if self.stage(n) is Stage.PROGRAM))
         if any(self.stage(n) is Stage.AUTOTUNER for n in unjudged):
             return None
-        programs = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
-        return None if None in programs else "-".join([*map(str, programs), unjudged.digest])
+        keys = [self.fingerprint(settings.merge(forced)) for forced in self.choices.values()]
+        if None in keys:
+            return None
+        return "-".join([*map(str, keys), unjudged.digest])
 
     def fingerprint(self, settings: FlagSet) -> str | None:
         """Returns the fingerprint of a set's program; None if it does not compile."""
@@ -300,7 +257,8 @@ class Screener:
         result = self.result(FlagSet())
         if result.program is None:
             failure = result.failure
-            reason = "\n  ".join([failure.message, *failure.last_lines[:4]]) if failure else ""
+            lines = [failure.message, *failure.last_lines[:4]] if failure else []
+            reason = "\n  ".join(lines)
             raise LaunchError(
                 f"the reference (baseline settings: {self.baseline}) must compile but did not: "
                 f"{reason}"
@@ -328,10 +286,8 @@ class Screener:
         if program is None:
             assert result.failure is not None
             return {"message": f"{result.failure.kind}: {result.failure.message}"}
-        fields: Fields = {
-            "fingerprint": program.fingerprint,
-            "changes": tuple(changes(self.reference(), program)),
-        }
+        differences = tuple(changes(self.reference(), program))
+        fields: Fields = {"fingerprint": program.fingerprint, "changes": differences}
         if program.memory is not None:
             fields["peak_bytes"] = program.memory.peak_bytes
             limit = self.limit_bytes(settings)
@@ -351,10 +307,8 @@ class Screener:
     ) -> ScreenReport:
         """Settles under each kernel choice whether what does nothing alone acts with others.
 
-        Args:
-            report: Of `alone`, with the same `domains`.
-            is_over: Called before each compilation; once it is true, the rest is skipped.
-            on: Does what compiles, elsewhere if need be, and returns its result.
+        `report` is of `alone`, with the same `domains`. Once `is_over` says so the rest is skipped.
+        `on` does what compiles, elsewhere if need be.
         """
         # Settings of the autotuner are always measured, and may interact with others.
         active = {s.name: [v.value for v in s.values] for s in report.settings} | {
@@ -372,8 +326,8 @@ class Screener:
         own_choice = next(iter(self.choices))  # the compiler's
         for choice in self.choices:
             search = InteractionSearch(programs, no_ops, active)
+            title = f"groups {choice}".strip()
             for count in search.run(chains):
-                title = f"groups {choice}".strip()
                 progress(f"{title}: {count} done")
             for name, others in search.found_active.items():
                 verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others}
@@ -423,14 +377,10 @@ def open_screener(
     cache_dir: Path | None = None,
     progress: Progress = lambda what: None,
 ) -> Iterator[tuple[StudySpec, Screener]]:
-    """Opens a screener; its compile workers end with the block.
+    """Opens a screener, whose compile workers end with the block, and the study for its cluster.
 
-    Args:
-        study_dir: Folder of the study file, from which the user's modules are imported.
-
-    Raises:
-        StudyFileError: If the study runs a command, or the cluster does not fit.
-        LaunchError: If no fitting CUDA plugin is installed.
+    The user's modules are imported from `study_dir`. StudyFileError if the study runs a command, or
+    the cluster does not fit; LaunchError if no fitting CUDA plugin is installed.
     """
     if spec.workload.entry is None:
         raise StudyFileError(
@@ -474,11 +424,8 @@ def narrowed(
     """Removes no-ops, and what does nothing alone so far, from a space.
 
     Values that failed to compile stay, except for this machine's CPU: some sets fail only without a
-    device. A condition on a no-op is removed: all values of a no-op give one program, so the
-    parameter's own verdict holds under each.
-
-    Args:
-        keeps_no_ops: Whether no-ops stay, because a measurement contradicted the screen.
+    device. A condition on a no-op is removed: all its values give one program. No-ops stay where a
+    measurement contradicted the screen (`keeps_no_ops`).
     """
     inert = () if keeps_no_ops else (Effect.NO_OP, Effect.ALONE)
     reasons = {}
@@ -509,10 +456,11 @@ def narrowed(
     )
 
 
-def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
+def chains(space: SearchSpace) -> Chains:
     """Maps each parameter with conditions to sets that fulfil them with every possible value."""
     parameters = {p.name: p for p in space.parameters}
-    counts = [len(values) for p in space.parameters for values in (p.condition or {}).values()]
+    conditions = [p.condition or {} for p in space.parameters]
+    counts = [len(values) for condition in conditions for values in condition.values()]
 
     def needed(name: str, index: int) -> FlagSet:
         settings = FlagSet()
@@ -523,13 +471,16 @@ def chains(space: SearchSpace) -> dict[str, list[FlagSet]]:
         return settings
 
     chains_of = {}
+    indices = range(max(counts, default=0))
     for name in parameters:
-        sets = dict.fromkeys(needed(name, index) for index in range(max(counts, default=0)))
-        chains_of[name] = [settings for settings in sets if settings]
-    return {name: sets for name, sets in chains_of.items() if sets}
+        sets = dict.fromkeys(needed(name, index) for index in indices)
+        sets.pop(FlagSet(), None)
+        if sets:
+            chains_of[name] = list(sets)
+    return chains_of
 
 
-def domains(space: SearchSpace) -> dict[str, list[str]]:
+def domains(space: SearchSpace) -> Domains:
     """Returns the values to compile for each parameter: evenly spread, without its default."""
     values_of = {}
     for parameter in space.parameters:

@@ -19,7 +19,7 @@ from autotune.machine.host import Versions
 from autotune.model.errors import StudyFileError, close_matches
 from autotune.model.files import packaged_table
 from autotune.model.flags import MEMORY_FRACTIONS
-from autotune.settings.catalog import DATA, Scope, read_data
+from autotune.settings.catalog import DATA, Scope, Texts, read_data
 
 _COUNTED_ON = 0.80
 _FOLDER = DATA / "targets"
@@ -31,23 +31,16 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Links of one GPU to the others."""
+    """Links of one GPU to the others; rates are of one direction."""
 
     nvlink_links: int = 0
-    nvlink_bytes_per_s: float = 0.0
-    """Rate of one link in one direction, as NCCL assumes it."""
-    nvlink_domain: int = 1
-    """GPUs that are connected by NVLink."""
-    gpus_per_node: int = 8
-    """GPUs of a machine as it is usually sold."""
-    nic_bytes_per_s: float = 12.5e9
-    """Line rate of the network per GPU, one direction."""
+    nvlink_bytes_per_s: float = 0.0  # of one link, as NCCL assumes it
+    nvlink_domain: int = 1  # GPUs that are connected by NVLink
+    gpus_per_node: int = 8  # as machines are usually sold
+    nic_bytes_per_s: float = 12.5e9  # line rate per GPU
     pcie_bytes_per_s: float = 31.5e9
-    """Rate of the GPU's slot, one direction."""
-    host_bytes_per_s: float | None = None
-    """Rate of the link to the host's memory, one direction, if it is not the slot (NVLink-C2C)."""
-    nvls_share: float = 0.0
-    """Share of the links that NVLink SHARP (reduction in the NVSwitch) reaches; 0 without it."""
+    host_bytes_per_s: float | None = None  # if it is not the slot (NVLink-C2C)
+    nvls_share: float = 0.0  # of the links that NVLink SHARP reaches; 0 without it
 
     def joined_nodes(self, gpus_per_node: int) -> int:
         """Returns the number of machines that NVLink connects; 1 where it ends at the machine."""
@@ -62,20 +55,14 @@ class Target:
 
     name: str = ""
     title: str
-    sources: tuple[str, ...]
-    device: Fields
-    """Fields of XLA's ``GpuDeviceInfoProto``."""
-    flops_per_s: Mapping[str, float]
-    """Peak of the matrix units by type of input (``bf16``, ``f8``, ``tf32`` ...); ``scalar``."""
+    sources: Texts
+    device: Fields  # of XLA's ``GpuDeviceInfoProto``
+    flops_per_s: Mapping[str, float]  # of the matrix units by type of input; ``scalar``
     network: Network
-    matrix_share: float = 0.65  # that of an H100, see docs/predictions.md
-    """Share of the matrix units' peak that large products reach during training."""
-    kinds: tuple[str, ...] = ()
-    """Names of the GPU in JAX."""
-    dnn: Mapping[str, int] = field(default_factory=dict)
-    """XLA's version fields of the cuDNN to compile against."""
-    memory_share: float | None = None
-    """Share of the memory that a process takes; None if unknown."""
+    matrix_share: float = 0.65  # of the peak in large products: an H100's, docs/predictions.md
+    kinds: Texts = ()  # names of the GPU in JAX
+    dnn: Mapping[str, int] = field(default_factory=dict)  # version of cuDNN
+    memory_share: float | None = None  # that a process takes
 
     @property
     def memory_bytes(self) -> int:
@@ -131,14 +118,12 @@ class Target:
         """This GPU with this line rate of the network for each GPU; None changes nothing."""
         if nic_bytes_per_s is None:
             return self
-        return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
+        network = replace(self.network, nic_bytes_per_s=nic_bytes_per_s)
+        return replace(self, network=network)
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
-    """Returns the share of a GPU's memory that settings give to JAX; None without a valid one.
-
-    A share above 1 means unified memory and counts as 1.
-    """
+    """Returns the share of memory that settings give to JAX; above 1 (unified memory) is 1."""
     shares = [settings[name] for name in MEMORY_FRACTIONS if name in settings]
     try:
         share = min(float(shares[0]), 1.0)
@@ -166,10 +151,8 @@ class Topology:
         """Returns the topology for XLA's plugin: partitions x their hosts x GPUs of a host.
 
         A partition is an NVLink domain, so separate machines are partitions of one host. Many hosts
-        in one partition crashed jaxlib 0.12.0.1 for some programs.
-
-        Raises:
-            StudyFileError: If the machines do not fill the NVLink domains.
+        in one partition crashed jaxlib 0.12.0.1 for some programs. StudyFileError if the machines
+        do not fill the domains.
         """
         hosts = min(self.nodes, network.joined_nodes(self.gpus_per_node))
         if self.nodes % hosts:
@@ -194,29 +177,24 @@ def parse_topology(text: str) -> Topology:
 
 def target_names() -> list[str]:
     """Returns the names of the targets in the package."""
-    names = [path.name for path in _FOLDER.iterdir()]
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    names = [path.name for path in _FOLDER.iterdir() if path.name.endswith(".toml")]
+    return sorted(name.removesuffix(".toml") for name in names)
 
 
 def load_target(
     name: str, *, facts: GpuFacts | None = None, versions: Versions | None = None
 ) -> Target:
-    """Loads a target.
+    """Loads one of `target_names`, or a ``.toml`` file of the same form; else StudyFileError.
 
-    Args:
-        name: One of `target_names`, or the path of a ``.toml`` file of the same form.
-        facts: Driver, memory and processors reported by such a GPU; they override the file.
-        versions: Versions of the distributions that decide CUDA and cuDNN; None for the installed
-            ones.
-
-    Raises:
-        StudyFileError: If there is no such target, or the file is unreadable or incomplete.
+    What such a GPU reports itself (`facts`) overrides the file. `versions` are of the distributions
+    that decide CUDA and cuDNN, by default the installed ones.
     """
     target = _read_target(name)
     cuda = packaged_table("cuda.toml")
     if versions is None:
         versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
-    plugin = cuda["plugins"][next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])]
+    installed = next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])
+    plugin = cuda["plugins"][installed]
     device = {**cuda["limits"], **_versions(plugin, versions), **target.device}
     if facts is not None:
         reported = {
@@ -227,7 +205,8 @@ def load_target(
         }
         device |= {name: value for name, value in reported.items() if value}
     if target.network.nvlink_links:
-        device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
+        links = {"active_links": target.network.nvlink_links}
+        device["device_interconnect_info"] = links
     dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
     return replace(
         target,
@@ -246,10 +225,11 @@ def _read_target(name: str) -> Target:
             raise StudyFileError(
                 f"the target file must be readable TOML but {name}: {error}"
             ) from error
-    if name not in target_names():
+    names = target_names()
+    if name not in names:
         raise StudyFileError(
-            f"a target must be one of {', '.join(target_names())}, or a .toml file of the same "
-            f"form, but got {name!r}{close_matches(name, target_names())}"
+            f"a target must be one of {', '.join(names)}, or a .toml file of the same form, but "
+            f"got {name!r}{close_matches(name, names)}"
         )
     return read_data(_FOLDER / f"{name}.toml", Target)
 
@@ -274,7 +254,9 @@ def _numbers(version: str) -> list[int]:
 def target_of(device_kind: str) -> Target | None:
     """Returns the target of a GPU by its name in JAX (``NVIDIA H200``); None unless one fits."""
     kind = device_kind.strip()
-    targets = {name: target for target in map(load_target, target_names()) for name in target.kinds}
+    targets: dict[str, Target] = {}
+    for target in map(load_target, target_names()):
+        targets |= dict.fromkeys(target.kinds, target)
     if kind in targets:
         return targets[kind]
     alike = {
@@ -286,11 +268,7 @@ def target_of(device_kind: str) -> Target | None:
 
 
 def target_here(device_kind: str | None = None) -> Target | None:
-    """Returns the target of a GPU, by its own report if it is attached; None for an unknown kind.
-
-    Args:
-        device_kind: Its name in JAX; None for the first GPU that this process may use.
-    """
+    """Returns the target of a GPU (by default the first one here), by its report if attached."""
     attached = gpu_facts(caller_environment())
     if device_kind is None:
         device_kind = attached[0].name if attached else ""

@@ -18,32 +18,21 @@ from autotune.model.clock import Stopwatch
 from autotune.model.stop import LOOK_EVERY_S, check_stop
 
 LAST_MOMENT_S = 2.0
-LONGEST_LINE = 4_000_000
-"""Bytes of an unfinished message after which it is dropped."""
+LONGEST_LINE = 4_000_000  # bytes of an unfinished message after which it is dropped
 
 
 def format_end(status: int) -> str:
     """Formats an exit status, below 0 a signal, as a clause."""
-    return (
-        f"was ended by {signal.Signals(-status).name}"
-        if status < 0
-        else f"ended with status {status}"
-    )
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
 
 
 class ChildProcess:
     """One child in a session of its own, which never blocks its parent without a limit.
 
-    Args:
-        env: The whole environment, not additions to the parent's.
-        errors: Target of stderr: an open file, or a number as `subprocess` takes it.
-
-    Attributes:
-        is_over: Whether its stdout has been read to its end.
-        pid: Number of the process.
-
-    Raises:
-        OSError: If it cannot be started.
+    `env` is its whole environment, `is_over` says whether its stdout has been read to its end. The
+    constructor raises OSError if it cannot be started.
     """
 
     def __init__(
@@ -54,7 +43,7 @@ class ChildProcess:
         errors: int | IO[bytes],
         cwd: str | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -64,11 +53,12 @@ class ChildProcess:
             start_new_session=True,
             cwd=cwd,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in = self._process.stdin
-        self._out = self._process.stdout
-        self.pid = self._process.pid
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._in = process.stdin
+        self._out = process.stdout
+        self.pid = process.pid
         os.set_blocking(self._out.fileno(), False)
         self._buffer = b""
         self.is_over = False
@@ -122,7 +112,7 @@ class ChildProcess:
 
     def messages(self, limit_s: float) -> Iterator[Message]:
         """Yields messages until stdout ends or `limit_s` seconds have passed; see `check_stop`."""
-        watch = Stopwatch()  # does not count the time for which both are suspended with their job
+        watch = Stopwatch()  # does not count while both are suspended with their job
         while not self.is_over and (remaining := limit_s - watch.session_s) > 0:
             check_stop()
             select.select([self._out], [], [], min(remaining, LOOK_EVERY_S))

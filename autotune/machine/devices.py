@@ -55,15 +55,14 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
     """Reserves devices (`kind`: ``cuda`` or ``cpu``) against other studies of this user.
 
     Each is an abstract socket: the kernel gives its name to one process, and frees it however that
-    process ends. A study with a temporary folder of its own, as in tests, stands apart.
-
-    Raises:
-        LaunchError: If another study has one of them.
+    process ends. A study with a temporary folder of its own, as in tests, stands apart. LaunchError
+    if another study has one of them.
     """
-    place = Path(tempfile.gettempdir()).stat()
+    folder = Path(tempfile.gettempdir()).stat()
+    place = f"{os.getuid()}-{folder.st_dev}-{folder.st_ino}"
     with contextlib.ExitStack() as stack:
         for device in sorted(devices):
-            name = f"autotune-{os.getuid()}-{place.st_dev}-{place.st_ino}-{kind}-{device}"
+            name = f"autotune-{place}-{kind}-{device}"
             try:
                 stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:

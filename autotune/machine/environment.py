@@ -19,13 +19,11 @@ Environment = Mapping[str, str]
 
 _KNOWN = packaged_table("environment.toml")
 
+# Variables that change speed or results.
 STEERING = re.compile("|".join(_KNOWN["steering"]))
-"""Variables that change speed or results."""
-
+# Variables that may be kept in a run directory.
 STORED = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["storable"]]))
-"""Variables that may be kept in a run directory."""
-
-_NOT_FOR_TRIALS = re.compile("|".join(_KNOWN["not_for_trials"]))
+_NOT_FOR_TRIALS = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["not_for_trials"]]))
 
 
 def caller_environment() -> dict[str, str]:
@@ -44,11 +42,7 @@ def child_environment(
     base: Environment, settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
 ) -> dict[str, str]:
     """Returns a worker's environment: `base` without what steers performance, plus `settings`."""
-    env = {
-        n: v
-        for n, v in base.items()
-        if not STEERING.fullmatch(n) and not _NOT_FOR_TRIALS.fullmatch(n)
-    }
+    env = {n: v for n, v in base.items() if not _NOT_FOR_TRIALS.fullmatch(n)}
     if virtual_devices is not None:
         env["JAX_NUM_CPU_DEVICES"] = str(virtual_devices)
     return env | {
@@ -80,11 +74,7 @@ def merge_for_exec(
 ) -> tuple[dict[str, str], list[str]]:
     """Merges a winner, whose values count, into the caller's environment; adds a line on each.
 
-    Args:
-        baseline: Those of `settings` that the reference had, too.
-
-    Raises:
-        SettingError: If the caller's XLA_FLAGS cannot be parsed.
+    The reference had the settings of `baseline`, too. SettingError if XLA_FLAGS cannot be parsed.
     """
     callers = steering_settings(environment)
     lines = []

@@ -12,16 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
+# Prefixes of scratch folders.
 COMPILES = "autotune-screen-"
 LANE = "autotune-held-"
 FOLDERS = "autotune-folder-"
 CACHES = "autotune-cache-"
 PROBES = "autotune-probe-"
-"""Prefixes of scratch folders."""
 
-_YOUNG_S = 60.0
-"""Age below which the owner of an unlocked folder may be about to lock it."""
-
+_YOUNG_S = 60.0  # the owner of a younger folder may be about to lock it
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -33,11 +31,8 @@ def like_folder(folder: Path) -> int:
 def replace_file(path: Path, content: str) -> None:
     """Writes a file atomically: temporary name beside it, sync, rename; makes a missing folder.
 
-    On return the file is on disk under its name. A symbolic link in its place is replaced, not
-    followed.
-
-    Raises:
-        OSError: If it cannot be written; the old file is unchanged.
+    On return the file is on disk. A symbolic link in its place is replaced, not followed. The old
+    file is unchanged if an OSError says that it cannot be written.
     """
     data = content.encode()
     # A process number would not do: workers on two machines may share one.
@@ -58,14 +53,7 @@ def replace_file(path: Path, content: str) -> None:
 
 
 def make_folder(path: Path, *, mode: int = 0o777) -> None:
-    """Makes a folder and its missing parents, and waits until their names are on disk.
-
-    Args:
-        mode: Mode of a new folder; not of an existing one, nor of parents.
-
-    Raises:
-        OSError: If it cannot be made.
-    """
+    """Makes a folder (of this mode if new) and its missing parents, and syncs their names."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -82,22 +70,15 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        cannot_sync = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # of some file systems
-        if error.errno not in cannot_sync:
+        # Some file systems cannot do that.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
     finally:
         os.close(descriptor)
 
 
-# ---------------------------------------------------------------------- scratch folders
-
-
 class Scratch:
-    """A temporary folder of this user alone, locked as long as this process lives.
-
-    Folders of the same prefix that killed processes left are removed first: the kernel has freed
-    their locks.
-    """
+    """A temporary folder, locked while this process lives; removes what killed ones left."""
 
     def __init__(self, prefix: str, root: Path | None = None) -> None:
         base = root or Path(tempfile.gettempdir())
@@ -116,10 +97,7 @@ class Scratch:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder as far as it can, also folders without permissions, as overlays leave.
-
-    Modes of what is beside the folder, or behind a link in it, stay as they are.
-    """
+    """Removes a folder as far as it can, but changes no modes beside it or behind a link in it."""
 
     def allow(_: object, name: str, *__: object) -> None:
         refused = Path(name)

@@ -14,20 +14,11 @@ from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_
 from autotune.machine.devices import parse_devices
 from autotune.machine.environment import Environment
 
+# Runs a program and returns its output; an empty text if it is missing, fails or hangs.
 Runner = Callable[[Sequence[str]], str]
-"""Runs a program and returns its output; an empty text if it is missing, fails or hangs."""
 
-_QUERY = (
-    "index",
-    "uuid",
-    "name",
-    "memory.total",
-    "memory.used",
-    "driver_version",
-    "compute_cap",
-    "utilization.gpu",
-)
-_ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew, GPU by GPU
+_QUERY = "index,uuid,name,memory.total,memory.used,driver_version,compute_cap,utilization.gpu"
+_ANSWER_LIMIT_S = 30.0  # without a persistence daemon the driver starts anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +49,11 @@ def run_program(
 
 def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
     """Lists all GPUs of this machine, also hidden ones; none without nvidia-smi."""
-    query = f"--query-gpu={','.join(_QUERY)}"
     gpus = []
-    lines = run(["nvidia-smi", query, "--format=csv,noheader,nounits"]).splitlines()
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    lines = run(command).splitlines()
     for cells in csv.reader(lines, skipinitialspace=True):
-        if len(cells) == len(_QUERY) and cells[0].isdigit():
+        if len(cells) == _QUERY.count(",") + 1 and cells[0].isdigit():
             index, uuid, name, total, used, driver, capability, busy = cells
             gpus.append(
                 Gpu(
@@ -114,21 +105,14 @@ def is_without_gpus(environment: Environment) -> bool:
     return are_hidden(environment) or not has_device_file()
 
 
-# ---------------------------------------------------------------------- what XLA compiles for
-
-
 @dataclass(frozen=True, kw_only=True)
 class GpuFacts:
     """Properties in which a GPU may differ from others of its kind; None where NVML gives none."""
 
-    name: str
-    """JAX's device kind, such as ``NVIDIA H200``."""
-    lanes: int | None = None
-    """CUDA cores of all multiprocessors: a MIG part has fewer."""
-    memory_bytes: int | None = None
-    """Total memory without the driver's reserve."""
-    cuda: str | None = None
-    """The newest CUDA that the driver can run, ``major.minor.0``."""
+    name: str  # JAX's device kind, such as ``NVIDIA H200``
+    lanes: int | None = None  # CUDA cores: a MIG part has fewer
+    memory_bytes: int | None = None  # without the driver's reserve
+    cuda: str | None = None  # the newest that the driver can run, ``major.minor.0``
 
 
 def gpu_facts(environment: Environment) -> tuple[GpuFacts, ...]:

@@ -30,22 +30,19 @@ from autotune.machine.environment import (
 from autotune.machine.gpus import Runner, find_gpus, run_program
 from autotune.model.measurement import GpuState
 
-_CGROUP_FILES = (
+_CGROUP_FILES = (  # limit and use of a container, in control groups of version 2 and 1
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Limit and use of a container, in control groups of version 2 and 1."""
 
 _PACKAGES = Path(__file__).parents[1] / "child" / "packages.py"
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
-# ---------------------------------------------------------------------- provenance
-
-
 def describe_machine() -> dict[str, Any]:
     """Returns a result's provenance: machine, versions, and the caller's storable variables."""
     gpus = find_gpus()
+    variables = sorted(caller_environment().items())
     return {
         "date": utc_now(),
         "host": socket.gethostname(),
@@ -58,16 +55,13 @@ def describe_machine() -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(psutil.getloadavg()[0], 2),
-        "variables": {n: v for n, v in sorted(caller_environment().items()) if STORED.fullmatch(n)},
+        "variables": {n: v for n, v in variables if STORED.fullmatch(n)},
     }
 
 
 def utc_now() -> str:
     """Returns the time in UTC, to the second, ISO 8601."""
     return datetime.now(UTC).replace(microsecond=0).isoformat()
-
-
-# ---------------------------------------------------------------------- processors and memory
 
 
 def processor_name() -> str:
@@ -81,13 +75,14 @@ def spare_processors(
 ) -> set[int]:
     """Returns processors for work beside a measurement: whole cores, at most half of them.
 
-    At least one core for each device, whose host thread needs it, and one more are left. A
-    processor without topology is a core of its own.
+    One core for each device, whose host thread needs it, and one more are left. A processor
+    without topology is a core of its own.
     """
     processors = set(os.sched_getaffinity(0) if usable is None else usable)
+    folder = root / "sys/devices/system/cpu"
     cores = {}
     for processor in sorted(processors):
-        file = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        file = folder / f"cpu{processor}/topology/thread_siblings_list"
         siblings = map(int, parse_devices(kernel_text(file) or str(processor)))
         core = processors.intersection([processor, *siblings])
         cores[min(core)] = core
@@ -107,10 +102,7 @@ def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return free
 
 
-# ---------------------------------------------------------------------- versions
-
 Versions = Mapping[str, str]
-"""Versions of distributions, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +112,8 @@ class Packages:
     python: str
     versions: Versions
     folders: Mapping[str, str]
+    # Libraries in these folders: path to size in bytes and time of the last change in ns.
     libraries: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Libraries in these folders: path to size in bytes and time of the last change in ns."""
 
 
 def packages_of(
@@ -151,11 +143,9 @@ class RanOn(BaseModel):
 
 
 def would_run_on(environment: Environment, count: int | None = None) -> RanOn:
-    """Returns what a workload on `count` visible GPUs would run on.
-
-    A child process loads the libraries that JAX would, and starts nothing on a GPU.
-    """
-    command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
+    """Returns what a workload on `count` visible GPUs would run on; starts nothing on a GPU."""
+    question = json.dumps({"count": count})
+    command = [driver_python(), "-m", "autotune.child.gpus", question]
     answer = run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S)
     try:
         return RanOn.model_validate_json(answer)

@@ -1,8 +1,4 @@
-"""Wraps SLURM's commands as functions with time limits.
-
-References:
-    https://slurm.schedmd.com/srun.html
-"""
+"""Wraps SLURM's commands (https://slurm.schedmd.com/srun.html) as functions with time limits."""
 
 from __future__ import annotations
 
@@ -15,11 +11,8 @@ from collections.abc import Sequence
 from autotune.machine.environment import Environment
 from autotune.model.errors import LaunchError
 
-ANSWER_LIMIT_S = 60.0
-"""Time limit for an answer of the controller; a busy one takes seconds."""
-
-TRIAL_STEP_LIMIT_S = 20.0
-"""Time limit within which a node that is alive starts an empty step."""
+ANSWER_LIMIT_S = 60.0  # of the controller: a busy one takes seconds
+TRIAL_STEP_LIMIT_S = 20.0  # a node that is alive starts an empty step in this time
 
 _JOB_IS_OVER = re.compile(r"already complet|Invalid job id|expired", re.IGNORECASE)
 _OURS = re.compile(
@@ -37,24 +30,31 @@ def has_slurm() -> bool:
     return all(map(shutil.which, ("srun", "sbatch")))
 
 
-def slurm_client_environment(base: Environment) -> dict[str, str]:
+def slurm_client_environment(base: Environment) -> Environment:
     """Removes the SLURM variables of the caller's own task: ``srun`` would read them as options."""
     return {n: v for n, v in base.items() if not _OURS.fullmatch(n)}
+
+
+def _run(
+    command: Sequence[str], env: Environment, limit_s: float, *, start_new_session: bool = False
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=env,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        stdin=subprocess.DEVNULL,
+        timeout=limit_s,
+        start_new_session=start_new_session,
+    )
 
 
 def ask_slurm(command: Sequence[str], env: Environment) -> str:
     """Runs a command of SLURM for its output; SlurmError if it is missing, fails or hangs."""
     try:
-        process = subprocess.run(
-            command,
-            env=slurm_client_environment(env),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=ANSWER_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            errors="replace",
-        )
+        process = _run(command, slurm_client_environment(env), ANSWER_LIMIT_S)
     except OSError as error:
         raise SlurmError(
             f"SLURM's command {command[0]} must be on this machine but cannot be started: "
@@ -84,27 +84,17 @@ def slurm_address(node: str, env: Environment) -> str:
 
 
 def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
-    """Returns the nodes of this job that start no step any more, each with the reason.
+    """Returns the nodes of this job that start no empty step any more, each with the reason.
 
-    SLURM needs minutes to see that a node is silent, so each is given an empty step. A step refused
-    because the job is over says nothing about its node.
+    SLURM itself needs minutes to see that a node is silent. A step refused because the job is over
+    says nothing about its node.
     """
     lost = {}
     client = slurm_client_environment(env)
     for node in nodes:
-        command = [*slurm_step_command(node, client), "true"]
+        command = slurm_step_command(node, client, "true")
         try:
-            step = subprocess.run(
-                command,
-                env=client,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                stdin=subprocess.DEVNULL,
-                timeout=TRIAL_STEP_LIMIT_S,
-                start_new_session=True,
-            )
+            step = _run(command, client, TRIAL_STEP_LIMIT_S, start_new_session=True)
         except subprocess.TimeoutExpired:
             lost[node] = f"it started no step within {TRIAL_STEP_LIMIT_S:.0f} s"
             continue
@@ -116,21 +106,13 @@ def lost_slurm_nodes(nodes: Sequence[str], env: Environment) -> dict[str, str]:
 
 def end_slurm_step(step: str, env: Environment) -> None:
     """Kills one step of this job whose ``srun`` is gone; a finished step is no error."""
+    job = env.get("SLURM_JOB_ID", "")
     with contextlib.suppress(SlurmError):
-        ask_slurm(["scancel", "--signal=KILL", f"{env.get('SLURM_JOB_ID', '')}.{step}"], env)
+        ask_slurm(["scancel", "--signal=KILL", f"{job}.{step}"], env)
 
 
 def slurm_step_command(node: str, env: Environment, *extra: str) -> list[str]:
     """Returns the ``srun`` command of one process on a node of this job, beside other steps."""
-    return [
-        "srun",
-        f"--jobid={env.get('SLURM_JOB_ID', '')}",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={node}",
-        "--overlap",
-        "--export=ALL",
-        "--cpu-bind=none",
-        "--mpi=none",
-        *extra,
-    ]
+    place = [f"--jobid={env.get('SLURM_JOB_ID', '')}", "--nodes=1", "--ntasks=1"]
+    manner = ["--overlap", "--export=ALL", "--cpu-bind=none", "--mpi=none"]
+    return ["srun", *place, f"--nodelist={node}", *manner, *extra]

@@ -1,7 +1,6 @@
 """NVML telemetry of the GPUs while blocks run: clocks, power, throttling, energy, other processes.
 
-The process that waits for the measured one takes the samples. Without nvidia-ml-py or a driver
-nothing is recorded.
+The process that waits for the measured one takes the samples; none without nvidia-ml-py or driver.
 """
 
 from __future__ import annotations
@@ -33,25 +32,14 @@ from autotune.model.spec import StudySpec
 
 T = TypeVar("T")
 
-SAMPLE_EVERY_S = 0.25
-"""Seconds between samples within a block: NVML's figures of power are means over up to a second."""
-
-LOOK_EVERY_S = 1.0
-"""Shortest time between two searches for other processes, each of which lists all processes."""
-
-PATIENCE_S = 5.0
-"""Time limit of the last sample after a block's end: a dying GPU's driver may never answer."""
-
+SAMPLE_EVERY_S = 0.25  # NVML's figures of power are means over up to a second
+LOOK_EVERY_S = 1.0  # between two searches for other processes, which list all
+PATIENCE_S = 5.0  # of the last sample: a dying GPU's driver may never answer
 LOWEST_PRIORITY = 19
+TOO_FAST = 1.2  # seconds per second above which a counter does not count nanoseconds of this GPU
 
-TOO_FAST = 1.2
-"""Counted seconds per second above which a counter does not count nanoseconds of this GPU."""
-
+# GPUs update their counter of energy every 20 to 100 ms (PETSc's manual, PetscLogGpuEnergyMeter).
 NVML_SHORTEST_S = 2.0
-"""Shortest block whose energy NVML can measure, seconds.
-
-GPUs update their counter every 20 to 100 ms (PETSc's manual, PetscLogGpuEnergyMeter).
-"""
 
 # nvml.h, NVML_FI_DEV_*: nanoseconds since the driver was loaded. Old drivers lack some, MIG all.
 _COUNTERS = {"sw_power_cap": 74, "sw_thermal": 269, "hw_thermal": 270, "power_brake": 271}
@@ -74,11 +62,8 @@ class Telemetry(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-# ---------------------------------------------------------------------- one arm
-
-
+# Throttle counters, nanoseconds, by GPU and reason (`autotune.model.measurement.HELD_BACK`).
 Counters = Mapping[int, Mapping[str, int]]
-"""Throttle counters, nanoseconds, by GPU and reason (`autotune.model.measurement.HELD_BACK`)."""
 
 
 @dataclass
@@ -87,8 +72,8 @@ class ArmWatch:
 
     seconds: float = 0.0
     samples: dict[int, list[GpuSample]] = field(default_factory=dict)
+    # By reason, those that every GPU counted in every block.
     held_back: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BACK, 0.0))
-    """By reason, those that every GPU counted in every block."""
 
     def add(
         self, samples: Iterable[GpuSample], before: Counters, after: Counters, *, seconds: float
@@ -130,9 +115,11 @@ class ArmWatch:
 
     def _values(self, figure: str) -> list[list[float]]:
         """Returns the values of a figure of each GPU that reports it."""
-        all_values = [[getattr(s, figure) for s in samples] for samples in self.samples.values()]
-        values = [[v for v in of_gpu if v is not None] for of_gpu in all_values]
-        return [of_gpu for of_gpu in values if of_gpu]
+        all_values = []
+        for samples in self.samples.values():
+            values = [getattr(sample, figure) for sample in samples]
+            all_values.append([value for value in values if value is not None])
+        return list(filter(None, all_values))
 
 
 def put_together(
@@ -160,20 +147,13 @@ def put_together(
     return Telemetry(during, tuple(warnings))
 
 
-# ---------------------------------------------------------------------- sampling
-
-
 class Stuck(Exception):
     """The last sample did not return."""
 
 
 @contextlib.contextmanager
 def sampling(sample: Callable[[], None], after_s: float = 0.0) -> Iterator[None]:
-    """Calls `sample` every `SAMPLE_EVERY_S`, from `after_s` on, in a thread of lowest priority.
-
-    Raises:
-        Stuck: If the last sample does not return; its thread is left behind.
-    """
+    """Calls `sample` every `SAMPLE_EVERY_S` in a thread, which is left behind if it is `Stuck`."""
     stop = threading.Event()
 
     def run() -> None:
@@ -200,9 +180,12 @@ class GpuWatch:
     def __init__(self, nvml: Any, visible: str | None, count: int | None = None) -> None:
         self._nvml = nvml
         self._devices = dict(itertools.islice(visible_devices(nvml, visible).items(), count))
+        self._forget()
+
+    def _forget(self) -> None:
         self._arms: dict[str, ArmWatch] = {}
         self._others: dict[int, int] = {}
-        self._trouble: dict[str, None] = {}
+        self._trouble: list[str] = []
         self._next_s = 0.0
 
     def follow(self, uuids: Sequence[str]) -> None:
@@ -229,9 +212,9 @@ class GpuWatch:
                 yield
         except Stuck:
             self._devices = {}
-            self._trouble[
+            self._trouble.append(
                 f"NVML gave no answer in {PATIENCE_S:g} s, so the GPUs are not watched any more"
-            ] = None
+            )
             return
         watch.add(samples, before, self._counters(), seconds=time.monotonic() - start_s)
 
@@ -249,11 +232,8 @@ class GpuWatch:
 
     def take(self) -> Telemetry:
         """Returns the telemetry since the last call, over all blocks of both arms."""
-        telemetry = put_together(self._arms, self._others, self._trouble)
-        self._arms = {}
-        self._others = {}
-        self._trouble = {}
-        self._next_s = 0.0
+        telemetry = put_together(self._arms, self._others, dict.fromkeys(self._trouble))
+        self._forget()
         return telemetry
 
     def energy_j(self) -> float | None:
@@ -262,7 +242,8 @@ class GpuWatch:
             ask(self._nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
             for handle in self._devices.values()
         ]
-        return sum(millijoules) / 1e3 if millijoules and None not in millijoules else None
+        is_known = millijoules and None not in millijoules
+        return sum(millijoules) / 1e3 if is_known else None
 
     def _counters(self) -> Counters:
         """Reads the throttle counters of all GPUs that are not lost."""
@@ -274,8 +255,9 @@ class GpuWatch:
                 values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
             except (nvml.NVMLError, AttributeError) as error:
                 if getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST:
-                    trouble = f"GPU {index} is lost: its driver does not answer for it any more"
-                    self._trouble[trouble] = None
+                    self._trouble.append(
+                        f"GPU {index} is lost: its driver does not answer for it any more"
+                    )
                     continue
             counters[index] = {
                 reason: int(answer.value.ullVal)
@@ -286,17 +268,14 @@ class GpuWatch:
 
     def _samples(self) -> list[GpuSample]:
         nvml = self._nvml
-        return [
-            GpuSample(
-                index=index,
-                clock_mhz=ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-                power_mw=ask(nvml, "nvmlDeviceGetPowerUsage", handle),
-                temperature_c=ask(
-                    nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
-                ),
-            )
-            for index, handle in self._devices.items()
-        ]
+        samples = []
+        for index, handle in self._devices.items():
+            clock = ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
+            power = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+            sensor = nvml.NVML_TEMPERATURE_GPU
+            temperature = ask(nvml, "nvmlDeviceGetTemperature", handle, sensor)
+            samples.append(GpuSample(index, clock, power, temperature))
+        return samples
 
 
 NO_WATCH = GpuWatch(None, None)
@@ -307,17 +286,13 @@ def open_watch(environment: Environment, count: int | None = None) -> GpuWatch:
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
-# ---------------------------------------------------------------------- energy
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnergyMeter:
-    """Counts the energy that the GPUs of a study draw while something runs."""
+    """Counts the energy that GPUs draw while something runs, in blocks of at least `shortest_s`."""
 
+    # Returns the sum of the GPUs' counters, joules; None if one does not answer now.
     read_j: Callable[[], float | None] = lambda: None
-    """Returns the sum of the GPUs' counters, joules; None if one does not answer now."""
     shortest_s: float = NVML_SHORTEST_S
-    """Shortest block, in seconds, over which the counters can be trusted."""
 
     def measure(self, work: Callable[[], T]) -> tuple[T, float | None]:
         """Runs `work`; returns its result, and the joules drawn meanwhile, None if unknown."""
