@@ -13,8 +13,10 @@ import typer
 from typer import Argument, Option
 
 from autotune.cli import options, tune
+from autotune.cli.options import MaybeCount, MaybePath, MaybeText, MaybeTexts
 from autotune.cli.printing import note, print_lines, print_rows
 from autotune.cli.run import print_conclusion, run_to_conclusion
+from autotune.model.errors import StudyFileError
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
@@ -24,19 +26,19 @@ if TYPE_CHECKING:
     from autotune.study.variants import Variant
 
 Variables = Annotated[
-    list[str] | None, Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
+    MaybeTexts, Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
 ]
 VariablesFile = Annotated[
-    Path | None, Option(metavar="FILE", help="A file with settings, as `export` writes.")
+    MaybePath, Option(metavar="FILE", help="A file with settings, as `export` writes.")
 ]
 Arguments = Annotated[
-    str | None, Option(help="Words after the command line, quoted as for a shell.")
+    MaybeText, Option(help="Words after the command line, quoted as for a shell.")
 ]
 Revision = Annotated[
-    str | None, Option(metavar="REVISION", help="Git revision, in a worktree of its own.")
+    MaybeText, Option(metavar="REVISION", help="Git revision, in a worktree of its own.")
 ]
 Interpreter = Annotated[
-    str | None,
+    MaybeText,
     Option(metavar="PYTHON", help="Interpreter before the command line; of both or neither."),
 ]
 Tokens = Annotated[int, Option(min=1, help="Tokens of a step, where those of A and B differ.")]
@@ -63,7 +65,7 @@ def ab(
     ] = "1%",
     platform: tune.Platform = None,
     pairs: Annotated[
-        int | None, Option(min=4, help="Most fresh pairs of processes; default 20.")
+        MaybeCount, Option(min=4, help="Most fresh pairs of processes; default 20.")
     ] = None,
     time_budget: options.TimeBudget = None,
     profile: options.Profile = False,
@@ -88,7 +90,6 @@ def ab(
     --max-slowdown allows, 1 if it is slower, 2 if they could not be compared, 3 if it is not
     settled.
     """
-    from autotune.model.errors import StudyFileError
     from autotune.model.flags import FlagSet
     from autotune.results.tables import profile_table
     from autotune.study.ab import (
@@ -105,9 +106,7 @@ def ab(
     command, command_of_b = _split(words)
     a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
     b = variant_of([*command_of_b, *shlex.split(b_args or "")], b_env or (), b_env_file)
-    rules = tune.rules_of(
-        preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
-    )
+    rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     request = tune.request_of(b.command, platform, rules, look_limit)
     if a_python and b_python:
         a = with_interpreter(a, a_python, request.platform, note=note)
@@ -120,9 +119,8 @@ def ab(
     if changed:
         note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
     path = run_directory(command, name)
-    if drop_each and (
-        profile or b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)
-    ):
+    is_of_two = b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)
+    if drop_each and (profile or is_of_two):
         raise StudyFileError(
             "--drop-each must be about one program but got more: give it no --b-..., B or --profile"
         )
@@ -160,7 +158,7 @@ def ab(
     raise typer.Exit(status)
 
 
-def run_directory(command: Sequence[str], name: str | None) -> Path:
+def run_directory(command: Sequence[str], name: MaybeText) -> Path:
     """Returns where the comparison of a program lies; `name` is that of the call."""
     return options.RUNS / (name or f"{tune.name_of(command)}-ab")
 
@@ -174,14 +172,13 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _share_of(text: str) -> float:
-    from autotune.model.errors import StudyFileError
-
     try:
         share = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
         share = -1.0
     if not 0.0 <= share < 1.0:
-        raise StudyFileError(f"--max-slowdown must be a share such as 1% or 0.01 but is {text!r}")
+        must = "must be a share such as 1% or 0.01"
+        raise StudyFileError(f"--max-slowdown {must} but is {text!r}")
     return share
 
 

@@ -16,6 +16,7 @@ from autotune import __version__
 from autotune.cli import ab, cluster, compile, flags, read, results, run, show, tune
 from autotune.cli.help import Grouped
 from autotune.cli.printing import guard_streams
+from autotune.model.errors import STOPPED, AutotuneError, StoppedError
 
 app = typer.Typer(
     name="autotune",
@@ -48,13 +49,11 @@ for _command in (
     cluster.submit,
 ):
     app.command()(_command)
-_OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}  # options after a program are the program's
-app.command(context_settings=_OWN_OPTIONS_FIRST)(tune.tune)
-app.command(context_settings=_OWN_OPTIONS_FIRST)(ab.ab)
-app.command(context_settings=_OWN_OPTIONS_FIRST)(read.read)
-app.command("exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    results.exec_
-)
+# Options after a program are the program's.
+for _of_program in (tune.tune, ab.ab, read.read):
+    app.command(context_settings={"allow_interspersed_args": False})(_of_program)
+_TAKES_ALL = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("exec", context_settings=_TAKES_ALL)(results.exec_)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -74,15 +73,15 @@ def _root(
 
 def main() -> None:
     """Runs the command line; a user's error gives a message and status 2, without a traceback."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):  # a study that begins takes them over
+    # A study that begins takes them over.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: os._exit(os.EX_TEMPFAIL))
     guard_streams()
     try:
-        app(standalone_mode=True)
+        app()
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
-        from autotune.model.errors import STOPPED, AutotuneError, StoppedError
         from autotune.rundir.files import cannot_write, is_fault_of_disk
 
         if isinstance(error, OSError) and is_fault_of_disk(error):

@@ -25,8 +25,7 @@ class Answer(NamedTuple):
 def ab(a: str, b: str | None = None, **options: Any) -> Answer:
     """Compares two variants of a program as `autotune ab` does, and prints what that prints.
 
-    Ctrl-C ends its processes and raises KeyboardInterrupt; the same call continues. See
-    `docs/ab.md`.
+    Ctrl-C ends its processes and raises KeyboardInterrupt; the same call continues.
 
     Example:
         study, status = autotune.ab("python train.py", b_args="--remat=none", pairs=12)
@@ -35,9 +34,8 @@ def ab(a: str, b: str | None = None, **options: Any) -> Answer:
     Args:
         a: Command line of A, quoted as for a shell.
         b: That of B, where it is another one.
-        options: Options of the command, such as
-            `b_env=["XLA_FLAGS=--xla_gpu_autotune_level=2"]`, `drop_each=True`; those that say how
-            steps are read are `preset`, `pattern`, `json_key`, `unit`, `step_file` and `loss`.
+        options: Options of the command (docs/ab.md), such as `drop_each=True`; those of how steps
+            are read are `preset`, `pattern`, `json_key`, `unit`, `step_file` and `loss`.
 
     Raises:
         StudyFileError: If the variants are equal, or an option is not legal; nothing was measured.

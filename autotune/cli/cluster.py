@@ -10,39 +10,41 @@ from typing import Annotated
 from typer import Option
 
 from autotune.cli import options
+from autotune.cli.options import MaybeCount, MaybePath, MaybeText, MaybeTexts
 from autotune.cli.printing import print_exact, print_lines
+from autotune.model.errors import StudyFileError
 
 
 def submit(
     study: options.Study,
     nodes: Annotated[int, Option(min=1, help="Nodes in all.")] = 1,
     time: Annotated[str, Option(help="Longest wall time of the job, such as 8h or 90m.")] = "1h",
-    partition: Annotated[str | None, Option(help="Partition; default: the cluster's.")] = None,
-    gpus_per_node: Annotated[int | None, Option(min=1, help="GPUs of each node.")] = None,
+    partition: Annotated[MaybeText, Option(help="Partition; default: the cluster's.")] = None,
+    gpus_per_node: Annotated[MaybeCount, Option(min=1, help="GPUs of each node.")] = None,
     requeue: Annotated[
         bool, Option("--requeue", help="Continue in a new job when the time is up.")
     ] = False,
     grace: Annotated[str, Option(help="How long before its end the job is warned.")] = "2m",
     exclusive: Annotated[bool, Option(help="Share the nodes with no other job.")] = True,
     sbatch: Annotated[
-        list[str] | None,
+        MaybeTexts,
         Option(metavar="ARG", help="One more option of sbatch, such as --account=NAME."),
     ] = None,
     srun: Annotated[
-        list[str] | None, Option(metavar="ARG", help="One more argument of every srun.")
+        MaybeTexts, Option(metavar="ARG", help="One more argument of every srun.")
     ] = None,
     setup: Annotated[
-        list[str] | None,
+        MaybeTexts,
         Option(metavar="LINE", help="One more line of bash before the driver: module load cuda."),
     ] = None,
     python: Annotated[
-        str | None, Option(help="Interpreter on the nodes; default: this one.")
+        MaybeText, Option(help="Interpreter on the nodes; default: this one.")
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show the script; submit and write nothing.")
     ] = False,
     winner: Annotated[
-        Path | None,
+        MaybePath,
         Option(
             metavar="RUN",
             help="Prove the winner of a run again with this study, as `recheck` does.",
@@ -60,7 +62,6 @@ def submit(
     """
     from autotune.cluster.submit import JobRequest, Program, estimate, render_script, submit_script
     from autotune.machine.environment import driver_python
-    from autotune.model.errors import StudyFileError
     from autotune.model.spec import load_study
     from autotune.results.trackers import refuse_trackers
     from autotune.results.winner import AT_SCALE
@@ -77,21 +78,20 @@ def submit(
         search += ["--time-budget", time_budget]
     for name in tracker or ():
         search += ["--tracker", name]
-    arguments = ["run", str(study.resolve())]
+    study_path = str(study.resolve())
+    arguments = ["run", study_path]
     if winner is not None:
         if search:
             raise StudyFileError(
                 "--winner searches nothing: leave out --trials, --time-budget and --tracker"
             )
         path = run_dir or winner.with_name(winner.name + AT_SCALE)
-        arguments = ["recheck", str(winner.resolve()), "--study", str(study.resolve())]
-    arguments += ["--run-dir", str(path.resolve()), *search]
-    program = Program(
-        # Not resolved: an environment's python is a link, whose place decides the environment.
-        python=python or driver_python(),
-        arguments=tuple(arguments),
-        run_dir=path.resolve(),
-    )
+        arguments = ["recheck", str(winner.resolve()), "--study", study_path]
+    directory = path.resolve()
+    arguments += ["--run-dir", str(directory), *search]
+    # Not resolved: an environment's python is a link, whose place decides the environment.
+    interpreter = python or driver_python()
+    program = Program(python=interpreter, arguments=tuple(arguments), run_dir=directory)
     request = JobRequest(
         partition=partition,
         nodes=nodes,
@@ -111,7 +111,8 @@ def submit(
         return
     job = submit_script(program, script, storage=storage)
     run = shorten_path(path)
-    print(f"job {job} is submitted; its script is {shorten_path(program.script)}\n\nnext:")
+    place = shorten_path(program.script)
+    print(f"job {job} is submitted; its script is {place}\n\nnext:")
     print(f"  squeue -j {job}              # does it run yet, and if not, why")
     print(f"  autotune status {run}   # how far it is, and the hours of GPUs used")
     print(f"  tail -f {run}.slurm-{job}*.log")

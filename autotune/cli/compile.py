@@ -13,7 +13,9 @@ import typer
 from typer import Option
 
 from autotune.cli import options
+from autotune.cli.options import MaybeText, MaybeTexts
 from autotune.cli.printing import note, print_json, print_table
+from autotune.model.errors import STOPPED
 
 if TYPE_CHECKING:
     from autotune.compiler.screen import Screener
@@ -27,7 +29,7 @@ def screen(
     target: options.Target = None,
     topology: options.Topology = None,
     time_limit: Annotated[
-        str | None,
+        MaybeText,
         Option(
             help="Show what is known after so long, such as 30m; the same command then goes on."
         ),
@@ -40,17 +42,17 @@ def screen(
     """
     from autotune.compiler.screen import chains, domains
     from autotune.machine.environment import driver_python
-    from autotune.model.errors import STOPPED
+    from autotune.results.screen_words import describe_screen
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_build
     from autotune.settings.space import build_space
 
-    limit_s = math.inf if time_limit is None else options.seconds_of(time_limit, "--time-limit")
-    end_s = time.monotonic() + limit_s
+    end_s = math.inf
+    if time_limit is not None:
+        end_s = time.monotonic() + options.seconds_of(time_limit, "--time-limit")
     with _open_screen(study, target, topology) as (spec, screener):
-        settings = KnownSettings(
-            probe_build(driver_python(), platform=spec.device.platform), screener.target_name
-        )
+        build = probe_build(driver_python(), platform=spec.device.platform)
+        settings = KnownSettings(build, screener.target_name)
         job = screener.job
         machines = job.target.scopes(job.topology) if job.target else None
         # Refuses wrong values before anything is lowered.
@@ -66,8 +68,6 @@ def screen(
         except KeyboardInterrupt:
             note("stopped: run the same command again, what is compiled is kept")
             raise typer.Exit(STOPPED) from None
-    from autotune.results.screen_words import describe_screen
-
     if as_json:
         print_json(report)
     else:
@@ -82,7 +82,7 @@ def predict(
     target: options.Target = None,
     topology: options.Topology = None,
     settings: Annotated[
-        list[str] | None,
+        MaybeTexts,
         Option("--set", metavar="FLAGS", help="A set beside the reference; may be repeated."),
     ] = None,
     as_json: options.Json = False,
@@ -121,7 +121,7 @@ def list_targets(as_json: options.Json = False) -> None:
 
 @contextlib.contextmanager
 def _open_screen(
-    study: Path, target: str | None, topology: str | None
+    study: Path, target: MaybeText, topology: MaybeText
 ) -> Iterator[tuple[StudySpec, Screener]]:
     """Yields the study for a cluster and its screener; progress goes to stderr."""
     from autotune.compiler.screen import open_screener

@@ -10,7 +10,9 @@ import typer
 from typer import Argument, Option
 
 from autotune.cli import options
+from autotune.cli.options import MaybeText
 from autotune.cli.printing import note, plain, print_exact, print_json, print_lines, print_table
+from autotune.model.errors import LaunchError, SettingError
 
 flags_app = typer.Typer(
     help="Every published setting: what the installed build says.", no_args_is_help=True
@@ -19,9 +21,8 @@ recipes_app = typer.Typer(
     help="Published flag sets: what the installed build has.", no_args_is_help=True
 )
 
-_TAKES_FLAGS = {
-    "ignore_unknown_options": True
-}  # an argument such as --xla_gpu_autotune_level=3 is no option of ours
+# An argument such as --xla_gpu_autotune_level=3 is no option of ours.
+_TAKES_FLAGS = {"ignore_unknown_options": True}
 
 
 @flags_app.command("list")
@@ -53,23 +54,24 @@ def show_flag(
 
     setting = load_catalog().find(name)
     report = probe_named(plugin, python)
-    recipes = [r.name for r in load_recipes().values() if setting.name in r.settings]
+    name = setting.name
+    recipes = [r.name for r in load_recipes().values() if name in r.settings]
     if as_json:
-        in_build = report.flags.get(setting.name) or report.jax_options.get(setting.name)
-        published = [effect for effect in load_effects() if setting.name in effect.settings]
+        in_build = report.flags.get(name) or report.jax_options.get(name)
+        published = [effect for effect in load_effects() if name in effect.settings]
         facts = {"kind": setting.kind, "build": report.build, "in_build": in_build}
         print_json(plain(setting, **facts, recipes=recipes, published=published))
         return
-    print(f"{setting.name}: {setting.summary}")
+    print(f"{name}: {setting.summary}")
     rows = [*format_setting(setting, KnownSettings(report)), ("recipes", ", ".join(recipes))]
-    rows += [("published", line) for line in format_effects(setting.name)]
+    rows += [("published", line) for line in format_effects(name)]
     print_lines(f"  {label:16} {text}" for label, text in rows if text)
 
 
 @flags_app.command("check", context_settings=_TAKES_FLAGS)
 def check_flags(
     text: options.Flags = None,
-    recipe: Annotated[str | None, Option(help="A recipe of `autotune recipes list`.")] = None,
+    recipe: Annotated[MaybeText, Option(help="A recipe of `autotune recipes list`.")] = None,
     file: options.Script = None,
     env: Annotated[bool, Option("--env", help="Check the environment of this call.")] = False,
     target: options.Target = None,
@@ -92,13 +94,14 @@ def check_flags(
     if as_json:
         print_json({"build": build.build, "starts": not refused, "settings": checks})
     else:
-        print_table(
-            ("setting", "verdict", "starts", "why, and what to do"), map(format_check, checks)
-        )
+        columns = ("setting", "verdict", "starts", "why, and what to do")
+        print_table(columns, map(format_check, checks))
         outcome = f"{len(checks)} settings, all would start"
-        if refused:
+        if not checks:
+            outcome = "no setting was found"
+        elif refused:
             outcome = f"{len(checks)} settings, {refused} would stop a process"
-        print(f"{build.build}: {outcome if checks else 'no setting was found'}")
+        print(f"{build.build}: {outcome}")
     if refused:
         raise typer.Exit(1)
 
@@ -115,7 +118,6 @@ def migrate_flags(
 
     What was renamed or left out, and why, goes to stderr.
     """
-    from autotune.model.errors import SettingError
     from autotune.settings.check import migrate_text, read_script
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_named
@@ -124,7 +126,8 @@ def migrate_flags(
         raise SettingError("give either flags or --file")
     block = read_script(file) if file is not None else " ".join(text or ())
     notes = list[str]()
-    settings = migrate_text(block, KnownSettings(probe_named(plugin, python)), note=notes.append)
+    known_settings = KnownSettings(probe_named(plugin, python))
+    settings = migrate_text(block, known_settings, note=notes.append)
     if as_json:
         print_json({"settings": settings, "notes": notes})
         return
@@ -207,7 +210,6 @@ def doctor(
     Tells which settings are in force, and what a feature lacks.
     """
     from autotune.machine.environment import caller_environment, driver_python
-    from autotune.model.errors import LaunchError
     from autotune.settings.doctor import diagnose, format_diagnosis
     from autotune.settings.known import KnownSettings
     from autotune.settings.probe import probe_named
@@ -217,7 +219,8 @@ def doctor(
         settings = KnownSettings(probe_named(plugin, python))
     except LaunchError as error:
         note(str(error))
-    diagnosis = diagnose(python or driver_python(), caller_environment(), known=settings)
+    interpreter = python or driver_python()
+    diagnosis = diagnose(interpreter, caller_environment(), known=settings)
     if as_json:
         print_json(diagnosis)
         return

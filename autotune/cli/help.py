@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,12 +16,8 @@ GROUPS: Mapping[str, Iterable[str]] = {
     title: dict.fromkeys(name.partition(" ")[0] for name in table)
     for title, table in _COMMANDS.items()
 }
-"""Commands by purpose, in display order."""
 
-EXAMPLES: Mapping[str, str] = {
-    name: line for table in _COMMANDS.values() for name, line in table.items()
-}
-"""One-line example for each command."""
+EXAMPLES: Mapping[str, str] = ChainMap(*_COMMANDS.values())
 
 
 class Grouped(TyperGroup):

@@ -7,41 +7,46 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-RUNS = Path("runs")
-"""Default folder of run directories."""
+from autotune.model.errors import StudyFileError
+from autotune.model.units import parse_duration
 
-PluginChoice = Literal["auto", "cpu", "cuda"]
+MaybeText = str | None
+MaybeTexts = list[str] | None
+MaybePath = Path | None
+MaybePaths = list[Path] | None
+MaybeCount = int | None
 
+RUNS = Path("runs")  # default folder of run directories
 Study = Annotated[Path, Argument(metavar="STUDY.toml", help="The study file.")]
 Run = Annotated[Path, Argument(metavar="RUN", help="A run directory, such as runs/quickstart.")]
 WinnerFile = Annotated[
     Path, Argument(metavar="FILE|RUN", help="An exported file of any format, or a run directory.")
 ]
 FromRun = Annotated[
-    Path | None,
+    MaybePath,
     Option(
         "--run", help="Run directory that the file was exported from; default: looked for by name."
     ),
 ]
-Flags = Annotated[list[str] | None, Argument(help="XLA flags, as in XLA_FLAGS.")]
+Flags = Annotated[MaybeTexts, Argument(help="XLA flags, as in XLA_FLAGS.")]
 
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 Output = Annotated[
-    Path | None, Option("-o", "--output", help="File to write; default: standard output.")
+    MaybePath, Option("-o", "--output", help="File to write; default: standard output.")
 ]
-RunDir = Annotated[Path | None, Option(help="Run directory, default runs/NAME.")]
+RunDir = Annotated[MaybePath, Option(help="Run directory, default runs/NAME.")]
 Profile = Annotated[
     bool,
     Option("--profile", help="Trace a few steps of both sides afterwards, and say what differs."),
 ]
-Trials = Annotated[int | None, Option(min=1, help="Trials in all, over all sessions.")]
-TimeBudget = Annotated[str | None, Option(help="Wall time for the whole study, such as 30m or 8h.")]
+Trials = Annotated[MaybeCount, Option(min=1, help="Trials in all, over all sessions.")]
+TimeBudget = Annotated[MaybeText, Option(help="Wall time for the whole study, such as 30m or 8h.")]
 Devices = Annotated[
-    str | None,
+    MaybeText,
     Option(help="Lanes of this machine: 0-3,4-7 are two of four GPUs (or cores, in a CPU study)."),
 ]
 Storage = Annotated[
-    str | None,
+    MaybeText,
     Option(
         envvar="AUTOTUNE_STORAGE",
         help="Optuna storage of the study, else RUN/optuna.log: sqlite:///..., "
@@ -49,7 +54,7 @@ Storage = Annotated[
     ),
 ]
 Tracker = Annotated[
-    list[str] | None,
+    MaybeTexts,
     Option(
         metavar="wandb|mlflow|tensorboard",
         help="Write trials and proofs there as runs; may be repeated.",
@@ -57,18 +62,17 @@ Tracker = Annotated[
 ]
 
 Plugin = Annotated[
-    PluginChoice, Option(help="Which build is asked; auto: the CUDA plugin if it is installed.")
+    Literal["auto", "cpu", "cuda"],
+    Option(help="Which build is asked; auto: the CUDA plugin if it is installed."),
 ]
-Python = Annotated[str | None, Option(help="Interpreter whose jaxlib is asked.")]
-Script = Annotated[
-    Path | None, Option(help="A script with XLA flags and variables.", dir_okay=False)
-]
+Python = Annotated[MaybeText, Option(help="Interpreter whose jaxlib is asked.")]
+Script = Annotated[MaybePath, Option(help="A script with XLA flags and variables.", dir_okay=False)]
 
 Target = Annotated[
-    str | None,
+    MaybeText,
     Option(help="GPU to compile for (`autotune targets list`), or a .toml file of that form."),
 ]
-Topology = Annotated[str | None, Option(help="Nodes x GPUs on each, such as 8x8.")]
+Topology = Annotated[MaybeText, Option(help="Nodes x GPUs on each, such as 8x8.")]
 Library = Annotated[Path, Option(help="Folder of the library.")]
 RequireLoss = Annotated[
     bool, Option("--require-loss", help="Refuse a winner whose loss was not checked.")
@@ -77,9 +81,6 @@ RequireLoss = Annotated[
 
 def seconds_of(text: str, option: str) -> float:
     """Parses the duration given to an option to seconds; StudyFileError if it is none."""
-    from autotune.model.errors import StudyFileError
-    from autotune.model.units import parse_duration
-
     try:
         return parse_duration(text)
     except ValueError as error:

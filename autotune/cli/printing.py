@@ -1,8 +1,4 @@
-"""Prints JSON, tables, lines, files, and the results of a study.
-
-Names, settings, messages and log lines come from outside: `guard_streams`, `print_lines` and
-`print_table` escape control characters, so that a terminal does not obey them.
-"""
+"""Prints to terminals, which obey no control character of text that comes from outside."""
 
 from __future__ import annotations
 
@@ -25,8 +21,8 @@ class _Guarded:
         self.exact = stream
 
     def write(self, text: str) -> int:
-        """Writes text with control characters escaped."""
-        if not text.replace("\n", "").isprintable():  # `--help` is printable and imports no model
+        # `--help` is printable, and imports no rules.
+        if not text.replace("\n", "").isprintable():
             from autotune.model.redaction import visible
 
             text = visible(text)
@@ -34,7 +30,6 @@ class _Guarded:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Writes several texts."""
         for line in lines:
             self.write(line)
 
@@ -53,15 +48,11 @@ def guard_streams() -> None:
 
 
 def _exact(stream: TextIO) -> TextIO:
-    """Returns the unguarded stream."""
     return cast(TextIO, getattr(stream, "exact", stream))
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Makes a console without markup; 160 columns wide where the output is not a terminal.
-
-    It escapes nothing: its own styles are escape sequences.
-    """
+    """Makes a console that escapes nothing; 160 columns wide where the output is no terminal."""
     from rich.console import Console
 
     file = _exact(sys.stderr if stderr else sys.stdout)
@@ -98,7 +89,6 @@ _COLOURS = {
     "unpromising": "dim",
     "failed": "magenta",
 }
-"""Terminal colours of the styles of cells."""
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -13,19 +13,16 @@ import typer
 from typer import Argument, Option
 
 from autotune.cli import options, tune
+from autotune.cli.options import MaybeCount
 from autotune.cli.printing import note, print_json, print_lines
+from autotune.model.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
     from autotune.programs.probe import Probe
 
-SHOWN_LINES = 40
-"""Limit of lines that are shown; the rest is counted."""
-
+SHOWN_LINES = 40  # the rest is counted
 LIMIT = "60s"
-"""Longest time for a command."""
-
-_SILENT = "it printed nothing into a pipe; let it print each step, as docs/tune.md says"
 
 
 def read(
@@ -37,7 +34,7 @@ def read(
     json_key: tune.JsonKey = None,
     unit: tune.StepUnit = None,
     loss: tune.Loss = None,
-    tokens_per_step: Annotated[int | None, Option(min=1, help="To read rates of tokens.")] = None,
+    tokens_per_step: Annotated[MaybeCount, Option(min=1, help="To read rates of tokens.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Shows line by line which steps would be read. Runs a command now, or reads a saved log.
@@ -45,10 +42,9 @@ def read(
     Exits with 1 if no steps are read. Example: autotune read -- python train.py
     """
     from autotune.child.recognise import best_fit
-    from autotune.model.errors import AutotuneError
     from autotune.programs.look import read_log, reading_of
 
-    rules = tune.rules_of(preset=preset, pattern=pattern, json_key=json_key, unit=unit, loss=loss)
+    rules = tune.rules_of(preset, pattern, json_key, unit, None, loss)
     if rules and tokens_per_step is not None:
         rules["tokens_per_step"] = tokens_per_step
     path = Path(what[0])
@@ -78,14 +74,16 @@ def read(
         raise typer.Exit(1)
 
 
-def _run(command: Sequence[str], rules: Mapping[str, Any]) -> Probe:
-    """Runs a command once."""
+def _run(command: Sequence[str], rules: dict[str, Any]) -> Probe:
     from autotune.machine.child_process import format_end
     from autotune.programs.look import run_request
 
-    probe, _ = run_request(tune.request_of(command, None, rules, LIMIT), note=lambda text: None)
+    request = tune.request_of(command, None, rules, LIMIT)
+    probe, _ = run_request(request, note=lambda text: None)
     if not probe.lines:
-        probe.notes.append(_SILENT)
+        probe.notes.append(
+            "it printed nothing into a pipe; let it print each step, as docs/tune.md says"
+        )
     if probe.status:
         probe.notes.append(f"it {format_end(probe.status)}")
     return probe

@@ -12,22 +12,21 @@ import typer
 from typer import Argument, Option
 
 from autotune.cli import options
+from autotune.cli.options import MaybeCount, MaybePath, MaybePaths, MaybeText
 from autotune.cli.printing import note, plain, print_json, print_lines, write_text
 from autotune.cli.run import print_conclusion, run_to_conclusion
+from autotune.model.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.results.verify import Verification
     from autotune.results.winner import Winner
 
-UNCHECKED = 3
-"""Exit status of a file that agrees with this machine, but whose run is not here."""
-
-# ---------------------------------------------------------------------- report, compare
+UNCHECKED = 3  # exit status if nothing differs but the run is not here
 
 
 def report(
     run: options.Run,
-    html: Annotated[Path | None, Option(help="Where to write the page; default: RUN.html.")] = None,
+    html: Annotated[MaybePath, Option(help="Where to write the page; default: RUN.html.")] = None,
     markdown: Annotated[bool, Option("--md", help="Print Markdown instead.")] = False,
 ) -> None:
     """Makes one page of a study.
@@ -38,12 +37,12 @@ def report(
     from autotune.rundir.store import Store
 
     store = Store.open(run)
-    if markdown:
-        sys.stdout.write(render_markdown(store))
-        return
     folder = run.resolve()  # into which only the study writes
     page = html or folder.with_name(f"{folder.name}.html")
-    write_text(render_html(store), page, "open it in a browser")
+    if markdown:
+        sys.stdout.write(render_markdown(store))
+    else:
+        write_text(render_html(store), page, "open it in a browser")
 
 
 def compare(
@@ -64,16 +63,12 @@ def compare(
     from autotune.results.comparison import compare_stores
     from autotune.rundir.store import Store
 
-    table = compare_stores(
-        [Store.open(r) for r in runs], by=[f.strip() for f in by.split(",") if f.strip()]
-    )
+    fields = [field.strip() for field in by.split(",") if field.strip()]
+    table = compare_stores([Store.open(run) for run in runs], by=fields)
     if as_json:
         print_json(table.to_json())
     else:
         sys.stdout.write(table.to_markdown())
-
-
-# ---------------------------------------------------------------------- export, verify, exec
 
 
 def export(
@@ -90,7 +85,7 @@ def export(
     ] = False,
     needs_loss: options.RequireLoss = False,
     recheck: Annotated[
-        list[Path] | None,
+        MaybePaths,
         Option(
             help="Run in which `autotune recheck` proved it with another study, repeatable; its "
             "ratio is written."
@@ -114,7 +109,7 @@ def export(
 def verify(
     file: options.WinnerFile,
     study: Annotated[
-        Path | None, Option(help="Study file of the workload to run; it is compared, too.")
+        MaybePath, Option(help="Study file of the workload to run; it is compared, too.")
     ] = None,
     run: options.FromRun = None,
     as_json: options.Json = False,
@@ -129,23 +124,22 @@ def verify(
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
-    verification = verify_winner(winner, file, check_records(winner, file, run=run), study=study)
+    records = check_records(winner, file, run=run)
+    verification = verify_winner(winner, file, records, study=study)
     if as_json:
         print_json(plain(verification, status=verification.status))
     else:
         print_lines(f"differs  {difference}" for difference in verification.differences)
         notes = (verification.unchecked, *verification.notes)
         print_lines(f"note     {text}" for text in notes if text)
-        if verification.status == "holds":
-            print_lines([f"holds    {winner.study}: this machine is as it was when it was proven"])
-        elif verification.status == "unchecked":
-            print_lines(
-                [
-                    f"unchecked  {winner.study}: this machine is as the file says; no run was "
-                    "looked at"
-                ]
-            )
-    raise typer.Exit({"holds": 0, "differs": 1, "unchecked": UNCHECKED}[verification.status])
+        sentences = {
+            "holds": "holds    {}: this machine is as it was when it was proven",
+            "unchecked": "unchecked  {}: this machine is as the file says; no run was looked at",
+        }
+        if verification.status in sentences:
+            print_lines([sentences[verification.status].format(winner.study)])
+    statuses = {"holds": 0, "differs": 1, "unchecked": UNCHECKED}
+    raise typer.Exit(statuses[verification.status])
 
 
 def exec_(
@@ -167,7 +161,6 @@ def exec_(
     the command must have a place for each: autotune exec FILE -- python train.py --batch {batch}.
     """
     from autotune.machine.environment import caller_environment, merge_for_exec
-    from autotune.model.errors import AutotuneError
     from autotune.results.winner import require_loss
     from autotune.study.recheck import verify_winner
 
@@ -175,10 +168,8 @@ def exec_(
     if command[:1] == ["--"]:
         command = command[1:]
     if not command:
-        raise AutotuneError(
-            "a command must follow, after --, but there is none: autotune exec FILE -- python "
-            "train.py"
-        )
+        example = "autotune exec FILE -- python train.py"
+        raise AutotuneError(f"a command must follow, after --, but there is none: {example}")
     winner, records = _read_checked(file, run)
     if needs_loss:
         require_loss(winner)
@@ -194,7 +185,8 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
+    environment = caller_environment()
+    merged, lines = merge_for_exec(environment, winner.settings, winner.baseline)
     for difference in differences:
         note(f"not proven here, forced: {difference}")
     for line in lines:
@@ -208,11 +200,7 @@ def exec_(
 
 
 def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[str]:
-    """Puts the winner's options into their places in the command; a missing place is an error.
-
-    An option that the winner leaves as it was has the reference's value.
-    """
-    from autotune.model.errors import AutotuneError
+    """Puts the winner's options, and those that it leaves as they were, into their places."""
     from autotune.model.options import filled_command, has_shell, placeholders, unsafe_for_shells
     from autotune.model.redaction import REDACTED
 
@@ -225,8 +213,8 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
         )
     values = {n: v for n, v in winner.workload_options.items() if REDACTED not in str(v)}
     values |= winner.options
-    unsafe = [] if force or not has_shell(command) else unsafe_for_shells(command, values)
-    if unsafe:
+    unsafe = unsafe_for_shells(command, values)
+    if unsafe and has_shell(command) and not force:
         raise AutotuneError(
             f"an option that a shell gets must be one word without quotes but {unsafe[0]} of the "
             f"winner is {values[unsafe[0]]!r:.200}; start the program without a shell, or run it "
@@ -235,9 +223,8 @@ def _with_options(command: list[str], winner: Winner, *, force: bool) -> list[st
     return filled_command(command, values)
 
 
-def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verification]:
+def _read_checked(file: Path, run: MaybePath = None) -> tuple[Winner, Verification]:
     """Reads a winner and compares it with its records, if found; a difference is an error."""
-    from autotune.model.errors import AutotuneError
     from autotune.results.export import read_winner
     from autotune.results.verify import check_records
 
@@ -252,8 +239,6 @@ def _read_checked(file: Path, run: Path | None = None) -> tuple[Winner, Verifica
     return winner, verification
 
 
-# ---------------------------------------------------------------------- library, recheck
-
 library_app = typer.Typer(help="A folder of proven winners, made for git.", no_args_is_help=True)
 
 
@@ -265,24 +250,22 @@ def library_add(
     library: options.Library = Path("library"),
 ) -> None:
     """Adds winners to the library; a newer proof replaces an older one of the same conditions."""
-    from autotune.model.errors import AutotuneError
     from autotune.results.library import add_to_library
 
     for run in runs:
         winner, records = _read_checked(run)
         if records.unchecked:
             reason, _, _ = records.unchecked.partition("; name")
-            raise AutotuneError(
-                f"{run} must be held to its run but is {reason}; add the run, or the file beside it"
-            )
+            remedy = "add the run, or the file beside it"
+            raise AutotuneError(f"{run} must be held to its run but is {reason}; {remedy}")
         print(add_to_library(winner, library))
 
 
 def best(
-    gpu: Annotated[str | None, Option(help='Such as "NVIDIA H200".')] = None,
-    count: Annotated[int | None, Option(min=1, help="Devices.")] = None,
-    jaxlib: Annotated[str | None, Option(help="A version or its beginning, such as 0.11.")] = None,
-    workload: Annotated[str | None, Option(help="Such as llama3-8b, or its hash.")] = None,
+    gpu: Annotated[MaybeText, Option(help='Such as "NVIDIA H200".')] = None,
+    count: Annotated[MaybeCount, Option(min=1, help="Devices.")] = None,
+    jaxlib: Annotated[MaybeText, Option(help="A version or its beginning, such as 0.11.")] = None,
+    workload: Annotated[MaybeText, Option(help="Such as llama3-8b, or its hash.")] = None,
     library: options.Library = Path("library"),
     as_json: options.Json = False,
 ) -> None:
@@ -292,13 +275,13 @@ def best(
     """
     from autotune.results.library import best_known, format_match, library_entries
 
-    match = best_known(
-        library_entries(library, note), gpu=gpu, count=count, jaxlib=jaxlib, workload=workload
-    )
+    winners = library_entries(library, note)
+    match = best_known(winners, gpu=gpu, count=count, jaxlib=jaxlib, workload=workload)
     _, records = _read_checked(match.path)
     if as_json:
-        place = {"file": str(match.path), "status": records.status}
-        print_json(plain(match.winner, tested=match.is_tested, distance=match.distance, **place))
+        query = {"tested": match.is_tested, "distance": match.distance}
+        file = {"file": str(match.path), "status": records.status}
+        print_json(plain(match.winner, **query, **file))
         return
     print_lines([*format_match(match), *filter(None, [records.unchecked])])
 
@@ -306,11 +289,11 @@ def best(
 def recheck(
     file: options.WinnerFile,
     study: Annotated[
-        list[Path] | None,
+        MaybePaths,
         Option(help="Study file to measure with, repeatable; default: that of the run directory."),
     ] = None,
     run_dir: Annotated[
-        Path | None,
+        MaybePath,
         Option(help="Run directory of the recheck; default runs/NAME-recheck-DATE, then DATE+2."),
     ] = None,
     as_json: options.Json = False,
@@ -320,7 +303,6 @@ def recheck(
     Exits with 1 if it is not faster than the default any more. With several studies it is proven on
     the workload of each: autotune export RUN --recheck RUN2 writes their ratios.
     """
-    from autotune.model.errors import AutotuneError
     from autotune.model.records import Outcome
     from autotune.results.export import read_winner
     from autotune.study.preflight import Setup
@@ -329,20 +311,14 @@ def recheck(
     winner = read_winner(file)
     studies = [recheck_study(file, path) for path in study or (None,)]
     if run_dir and len(studies) > 1:
-        raise AutotuneError(
-            f"--run-dir is the directory of one recheck but {len(studies)} studies are given; "
-            "leave it out"
-        )
+        reason = f"is the directory of one recheck but {len(studies)} studies are given"
+        raise AutotuneError(f"--run-dir {reason}; leave it out")
     is_lost = False
     for spec, folder in studies:
         path = run_dir or recheck_directory(options.RUNS, spec.name)
+        measure = functools.partial(recheck_winner, winner=winner)
         session = run_to_conclusion(
-            spec,
-            path,
-            study_dir=folder,
-            as_json=as_json,
-            setup=Setup(),
-            do=functools.partial(recheck_winner, winner=winner),
+            spec, path, study_dir=folder, as_json=as_json, setup=Setup(), do=measure
         )
         if as_json:
             print_conclusion(session, path)

@@ -13,7 +13,9 @@ import typer
 from typer import Option
 
 from autotune.cli import options
-from autotune.cli.printing import make_console, plain, print_json, print_lines, print_study
+from autotune.cli.options import MaybeText
+from autotune.cli.printing import make_console, note, plain, print_json, print_lines, print_study
+from autotune.model.errors import STOPPED
 
 if TYPE_CHECKING:
     from autotune.model.records import ConclusionRecord
@@ -27,7 +29,7 @@ def run(
     time_budget: options.TimeBudget = None,
     devices: options.Devices = None,
     scheduler: Annotated[
-        str | None,
+        MaybeText,
         Option(
             metavar="ADDRESS|FILE|MODULE:CLASS",
             help="Lanes are a Dask cluster's workers: tcp://HOST:8786, or the .json file of "
@@ -42,6 +44,7 @@ def run(
 ) -> None:
     """Runs a study, or continues it where it was stopped."""
     from autotune.model.spec import load_study
+    from autotune.model.texts import text_lines
     from autotune.study.driver import run_study
     from autotune.study.engines import choose_engine, parse_groups
     from autotune.study.start import study_with
@@ -62,42 +65,7 @@ def run(
     )
     if as_json:
         print_conclusion(study_run, path)
-    else:
-        _print_results(study_run, path, study)
-
-
-def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
-    """Runs a session (see `run_shown`), or says how to resume; JSON moves progress to stderr."""
-    from autotune.model.errors import STOPPED
-    from autotune.model.stop import Stopped
-    from autotune.study.start import run_shown
-
-    try:
-        return run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
-    except KeyboardInterrupt as error:
-        print(
-            f"\nautotune: stopped; everything so far is in {path}; run the same command again to "
-            "go on",
-            file=sys.stderr,
-        )
-        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
-
-
-def print_conclusion(study_run: StudyRun, path: Path, **more: object) -> None:
-    """Prints the conclusion of a run as JSON, with its newest traces if there are any."""
-    from autotune.model.records import ProfileRecord
-
-    fields = plain(study_run.conclusion, **more, run=str(path))
-    profile = study_run.store.last(ProfileRecord)
-    if profile:
-        fields["profile"] = profile
-    print_json(fields)
-
-
-def _print_results(study_run: StudyRun, path: Path, study: Path) -> None:
-    """Prints tables, conclusion, run directory and next commands."""
-    from autotune.model.texts import text_lines
-
+        return
     print()
     print_study(study_run.store)
     search = study_run.spec.search
@@ -117,6 +85,30 @@ def _print_results(study_run: StudyRun, path: Path, study: Path) -> None:
         program=study_run.spec.workload.command_line(search.options),
     )
     print_lines(lines)
+
+
+def run_to_conclusion(spec: StudySpec, path: Path, *, as_json: bool, **session: Any) -> StudyRun:
+    """Runs a session (see `run_shown`), or says how to resume; JSON moves progress to stderr."""
+    from autotune.model.stop import Stopped
+    from autotune.study.start import run_shown
+
+    try:
+        return run_shown(spec, path, make_console(stderr=as_json), command=sys.argv, **session)
+    except KeyboardInterrupt as error:
+        print(file=sys.stderr)
+        note(f"stopped; everything so far is in {path}; run the same command again to go on")
+        raise typer.Exit(STOPPED if isinstance(error, Stopped) else 130) from None
+
+
+def print_conclusion(study_run: StudyRun, path: Path, **more: object) -> None:
+    """Prints the conclusion of a run as JSON, with its newest traces if there are any."""
+    from autotune.model.records import ProfileRecord
+
+    fields = plain(study_run.conclusion, **more, run=str(path))
+    profile = study_run.store.last(ProfileRecord)
+    if profile:
+        fields["profile"] = profile
+    print_json(fields)
 
 
 def larger_budget(spec: StudySpec, conclusion: ConclusionRecord, used_s: float = 0.0) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from autotune.cli import options
+from autotune.cli.options import MaybeCount, MaybePath
 from autotune.cli.printing import print_json, print_lines, print_study
+from autotune.model.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.model.records import TrialResult
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def status(
     run_path: Annotated[
-        Path | None, Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
+        MaybePath, Argument(metavar="[RUN]", help="A run directory; default: all in runs/.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -26,15 +27,13 @@ def status(
 
     Of a running one: its stage, since when, and the time left of its budget.
     """
-    from autotune.model.errors import AutotuneError
     from autotune.model.texts import text_lines
     from autotune.results.format import format_estimate
     from autotune.rundir.store import runs_in
     from autotune.study.status import UnreadableRun, format_stage, study_status
 
-    paths = [run_path] if run_path else runs_in(options.RUNS)
     statuses: list[StudyStatus | UnreadableRun] = []
-    for path in paths:
+    for path in [run_path] if run_path else runs_in(options.RUNS):
         try:
             statuses.append(study_status(path))
         except AutotuneError as error:
@@ -49,18 +48,21 @@ def status(
         return
     for each in statuses:
         if isinstance(each, UnreadableRun):
-            lines = [each.run, each.state]
+            head = each.run
+            lines = [each.state]
         else:
             stage = format_stage(each)
-            lines = text_lines("status.txt.j2", estimate=format_estimate, status=each, stage=stage)
-        print_lines(lines[:1], style="bold", at_words=True)
-        print_lines((f"  {line}" for line in lines[1:]), at_words=True)
+            head, *lines = text_lines(
+                "status.txt.j2", estimate=format_estimate, status=each, stage=stage
+            )
+        print_lines([head], style="bold", at_words=True)
+        print_lines((f"  {line}" for line in lines), at_words=True)
 
 
 def show(
     run_path: options.Run,
     trial: Annotated[
-        int | None, Argument(metavar="[TRIAL]", help="A trial's number, from 1.")
+        MaybeCount, Argument(metavar="[TRIAL]", help="A trial's number, from 1.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -87,7 +89,6 @@ def show(
 
 
 def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
-    """Prints settings, result, figures, raw pairs and the end of the log of one trial."""
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.texts import text_lines
     from autotune.results.format import finding_in, format_trial

@@ -7,7 +7,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,8 +15,10 @@ import typer
 from typer import Argument, Option
 
 from autotune.cli import options
-from autotune.cli.printing import print_lines
+from autotune.cli.options import MaybeCount, MaybeText, MaybeTexts
+from autotune.cli.printing import note, print_lines
 from autotune.cli.run import larger_budget, run
+from autotune.model.errors import AutotuneError, StudyFileError
 
 if TYPE_CHECKING:
     from autotune.model.spec import StudySpec
@@ -24,47 +26,44 @@ if TYPE_CHECKING:
     from autotune.programs.look import ProbeResult
     from autotune.programs.probe import ProbeRequest
 
-SEVERAL = 1.5
-"""Steps per line from which the plan says that not every step has a line."""
-
+SEVERAL = 1.5  # steps per line, from which not every step has a line
 Platform = Annotated[
     Literal["cpu", "cuda"] | None, Option(help="Where it runs; default: cuda if a GPU is visible.")
 ]
 Name = Annotated[
-    str | None, Option(help="Name of the study, its file and its run; default: after the program.")
+    MaybeText, Option(help="Name of the study, its file and its run; default: after the program.")
 ]
 Preset = Annotated[
-    str | None, Option("--step-preset", help="Step lines of a known trainer or logger.")
+    MaybeText, Option("--step-preset", help="Step lines of a known trainer or logger.")
 ]
 Pattern = Annotated[
-    str | None,
+    MaybeText,
     Option(
         "--step-pattern",
         help="Expression for a step's line; groups step, step_s, step_ms, steps_per_s.",
     ),
 ]
 JsonKey = Annotated[
-    str | None, Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
+    MaybeText, Option("--step-json", help="Key of the duration in JSON lines, such as perf.step.")
 ]
 StepUnit = Annotated[
-    str | None, Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")
+    MaybeText, Option("--step-unit", help="What that key holds: step_s (default), step_ms ...")
 ]
 StepFile = Annotated[
-    str | None, Option("--step-file", help="File with the steps, beside the study.")
+    MaybeText, Option("--step-file", help="File with the steps, beside the study.")
 ]
-Loss = Annotated[str | None, Option(help="Expression with a group loss; with --step-json its key.")]
+Loss = Annotated[MaybeText, Option(help="Expression with a group loss; with --step-json its key.")]
 LookLimit = Annotated[str, Option(help="Longest time for the first look at the program.")]
 DEFAULT_TRIALS = 30
-NO_PROJECTS = ("src", "scripts", "bin", "examples")
-"""Folders after which no study is named."""
+NO_PROJECTS = ("src", "scripts", "bin", "examples")  # folders that name no study
 
 
 def tune(
     command: Annotated[
-        list[str] | None, Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")
+        MaybeTexts, Argument(metavar="-- COMMAND...", help="Program and arguments, after --.")
     ] = None,
     time_budget: options.TimeBudget = None,
-    trials: Annotated[int | None, Option(min=1, help="Most trials in all; default 30.")] = None,
+    trials: Annotated[MaybeCount, Option(min=1, help="Most trials in all; default 30.")] = None,
     platform: Platform = None,
     name: Name = None,
     yes: Annotated[bool, Option("--yes", "-y", help="Do not ask before the run.")] = False,
@@ -85,56 +84,50 @@ def tune(
     Runs it once to see how it prints its steps and how long they take, says what it is going to do,
     writes the study file and runs that. The same command again goes on.
     """
-    from autotune.model.errors import AutotuneError
     from autotune.programs.look import refuse_without_xla
     from autotune.results.trackers import refuse_trackers
 
     refuse_trackers(tracker or ())
-    rules = rules_of(
-        preset=preset, pattern=pattern, json_key=json_key, unit=unit, file=step_file, loss=loss
-    )
+    rules = rules_of(preset, pattern, json_key, unit, step_file, loss)
     request = request_of(command, platform, rules, look_limit)
     if not (yes or dry_run or sys.stdin.isatty()):
         raise AutotuneError(
             "a study must be agreed to but there is no terminal to ask on: add --yes to start "
             "it, or --dry-run to look and write the study file only. Nothing was started"
         )
-    budget_s = None if time_budget is None else options.seconds_of(time_budget, "--time-budget")
+    budget_s = None
+    if time_budget is not None:
+        budget_s = options.seconds_of(time_budget, "--time-budget")
     file, study = file_of(request, name)
     if not study:
-        plan, result = planned(
-            request, file.stem, trials=trials or DEFAULT_TRIALS, budget_s=budget_s
-        )
+        limit = trials or DEFAULT_TRIALS
+        plan, result = planned(request, file.stem, trials=limit, budget_s=budget_s)
         refuse_without_xla(result)
         show_plan(result, plan, file)
         if not (dry_run or yes or typer.confirm("Start the study?", default=True)):
-            print_lines(["nothing was started or written; --dry-run writes the study file only"])
+            print("nothing was started or written; --dry-run writes the study file only")
             raise typer.Exit(1)
         write_study(file, plan.text, request.command)
     else:
         refuse_other_rules(request, file, platform, study)
         print_lines([f"going on with the study {file}, as it stands there"])
     if dry_run:
-        print_lines([f"nothing was started; run it: autotune run {shlex.quote(str(file))}"])
+        command_line = f"autotune run {shlex.quote(str(file))}"
+        print_lines([f"nothing was started; run it: {command_line}"])
         return
-    _run(file, trials=trials, time_budget=time_budget, tracker=tracker)
-
-
-# ---------------------------------------------------------------------- options
+    _run(file, trials, time_budget, tracker)
 
 
 def request_of(
-    command: Sequence[str] | None, platform: str | None, rules: Mapping[str, Any], limit: str
+    command: Sequence[str] | None, platform: MaybeText, rules: dict[str, Any], limit: str
 ) -> ProbeRequest:
     """Makes the request to probe a program from options."""
-    from autotune.model.errors import StudyFileError
     from autotune.programs.look import default_platform
     from autotune.programs.probe import ProbeRequest
 
     if not command:
-        raise StudyFileError(
-            "a command must follow, after --, but there is none: autotune tune -- python train.py"
-        )
+        example = "autotune tune -- python train.py"
+        raise StudyFileError(f"a command must follow, after --, but there is none: {example}")
     return ProbeRequest(
         command=tuple(command),
         cwd=Path.cwd(),
@@ -144,11 +137,13 @@ def request_of(
     )
 
 
-def rules_of(**keys: str | None) -> dict[str, Any]:
-    """Returns the keys of `[workload.read]` that options give."""
+def rules_of(*values: MaybeText) -> dict[str, Any]:
+    """Returns the keys of `[workload.read]` by options: Preset to StepFile, as above, and Loss."""
     from autotune.model.sections import ReadSpec
 
-    rules = {name: value for name, value in keys.items() if value is not None}
+    keys = ("preset", "pattern", "json_key", "unit", "file", "loss")
+    options_by_key = zip(keys, values, strict=True)
+    rules = {key: value for key, value in options_by_key if value is not None}
     if rules.keys() - {"file"}:  # of a file alone the lines are recognised
         ReadSpec.refuse_bad(rules)
     return rules
@@ -159,7 +154,7 @@ def name_of(command: Sequence[str]) -> str:
     names = [Path(word).name for word in command]
     scripts = [name for name in names if re.fullmatch(r"[\w.-]+\.(py|sh)", name)]
     modules = [name for option, name in itertools.pairwise(names) if option == "-m"]
-    program = [*modules, *scripts, names[0]][0]
+    program = [*modules, *scripts, *names][0]
     return _legal(re.sub(r"\.(py|sh)$", "", program)) or "program"
 
 
@@ -173,13 +168,11 @@ def study_name_of(command: Sequence[str], folder: Path) -> str:
 
 
 def _legal(name: str) -> str:
-    """Returns a name without what the name of a study may not have."""
     return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", name).strip("-._")[:48]
 
 
-def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | None]:
+def file_of(request: ProbeRequest, name: MaybeText) -> tuple[Path, StudySpec | None]:
     """Returns the study file for a command, and its study if it exists."""
-    from autotune.model.errors import StudyFileError
     from autotune.model.sections import STUDY_NAME
     from autotune.model.spec import load_study
 
@@ -206,14 +199,12 @@ def file_of(request: ProbeRequest, name: str | None) -> tuple[Path, StudySpec | 
 
 
 def refuse_other_rules(
-    request: ProbeRequest, file: Path, platform: str | None, study: StudySpec
+    request: ProbeRequest, file: Path, platform: MaybeText, study: StudySpec
 ) -> None:
     """Refuses to continue a study whose rules or platform differ from this call's."""
-    from autotune.model.errors import StudyFileError
-
-    read = study.workload.read.rules() if study.workload.read else {}
+    rules = study.workload.read.rules() if study.workload.read else {}
     subject = ""
-    if any(read.get(key) != value for key, value in request.rules.items()):
+    if any(rules.get(key) != value for key, value in request.rules.items()):
         subject = "how steps are read"
     if platform not in (None, study.device.platform):
         subject = "the platform"
@@ -222,9 +213,6 @@ def refuse_other_rules(
             f"a study continues as its file says but {file} says something else of {subject}; "
             "edit it, or give another --name"
         )
-
-
-# ---------------------------------------------------------------------- probe, show, write
 
 
 def planned(
@@ -236,16 +224,17 @@ def planned(
     from autotune.programs.look import probe_program
 
     command = shlex.join(redact_command(request.command))
-    print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
+    intent = f"running it once, to see how it prints its steps: {command}"
+    print_lines([intent], stderr=True)
     try:
         result = probe_program(request, note=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:
-        print("\nautotune: stopped; the program was ended, and nothing is written", file=sys.stderr)
+        print(file=sys.stderr)
+        note("stopped; the program was ended, and nothing is written")
         raise typer.Exit(130) from None
     command_line = shlex.join(["autotune", *redact_command(sys.argv[1:])])
-    return plan_of(
-        result, name=name, trials=trials, budget_s=budget_s, command_line=command_line
-    ), result
+    plan = plan_of(result, name=name, trials=trials, budget_s=budget_s, command_line=command_line)
+    return plan, result
 
 
 def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
@@ -275,7 +264,6 @@ def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
 
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     """Writes a new study file, readable only by the user if it holds a secret."""
-    from autotune.model.errors import StudyFileError
     from autotune.model.redaction import redact_command
 
     mode = 0o666
@@ -293,12 +281,7 @@ def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     print_lines([f"written to {file}{remark}"])
 
 
-# ---------------------------------------------------------------------- run
-
-
-def _run(
-    file: Path, *, trials: int | None, time_budget: str | None, tracker: list[str] | None
-) -> None:
+def _run(file: Path, trials: MaybeCount, time_budget: MaybeText, tracker: MaybeTexts) -> None:
     """Runs a study; writes its winner as an env file, or says how to go on without one."""
     from autotune.model.records import ConclusionRecord, Outcome
     from autotune.model.spec import load_study

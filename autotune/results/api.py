@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -29,19 +30,6 @@ from autotune.rundir.store import Store
 
 ABSENT = "(default)"
 """Value shown for a setting that a trial does not set."""
-
-_STEP_COLUMNS = (
-    "stage",
-    "trial",
-    "measurement",
-    "pair",
-    "arm",
-    "is_first",
-    "step",
-    "step_s",
-    "at_s",
-    "is_counted",
-)
 
 
 class Study:
@@ -87,7 +75,7 @@ class Study:
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
         """One row per trial; columns are those of `tables.TrialRow`, NaN for unknown figures."""
-        rows = [[getattr(row, c) for c in TRIAL_COLUMNS] for row in trial_rows(self.store)]
+        rows = map(operator.attrgetter(*TRIAL_COLUMNS), trial_rows(self.store))
         return pd.DataFrame(rows, columns=list(TRIAL_COLUMNS))
 
     @functools.cached_property
@@ -103,20 +91,23 @@ class Study:
         """Every measured step in long form, in the order in which blocks ran; nothing is dropped.
 
         Returns:
-            Columns stage (aa_run, trial, confirm, isolated, minimise, recheck, builds), trial,
-            measurement (folder), pair, arm, is_first (its block ran before the other arm's), step
-            (within the block), step_s, at_s (of the pair, since the study began), is_counted (False
-            while the device settles).
+            Columns stage (such as aa_run, trial, confirm), trial, measurement (folder), pair, arm,
+            is_first (its block ran before the other arm's), step (within the block), step_s, at_s
+            (of the pair, since the study began), is_counted (False while the device settles).
         """
         rows = []
         for stage, trial, directory in self._measurements():
             for pair in self.store.pairs(directory):
                 for arm in Arm:
                     settling_s, counted_s = pair.block(arm)
-                    block = (stage, trial, directory, pair.index, arm.value, pair.first == arm)
                     for step, step_s in enumerate((*settling_s, *counted_s)):
-                        rows.append((*block, step, step_s, pair.at_s, step >= len(settling_s)))
-        return pd.DataFrame(rows, columns=list(_STEP_COLUMNS))
+                        is_counted = step >= len(settling_s)
+                        in_block = (arm.value, pair.first == arm, step, step_s)
+                        row = (stage, trial, directory, pair.index, *in_block, pair.at_s)
+                        rows.append((*row, is_counted))
+        pair_columns = ["stage", "trial", "measurement", "pair", "arm", "is_first"]
+        columns = [*pair_columns, "step", "step_s", "at_s", "is_counted"]
+        return pd.DataFrame(rows, columns=columns)
 
     def _measurements(self) -> Iterator[tuple[str, int, str | None]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""
@@ -132,11 +123,9 @@ class Study:
                     yield record.kind, REFERENCE_NUMBER, record.directory
 
     def estimated_effects(self) -> pd.DataFrame:
-        """Returns effects estimated by a model (unverified), likeliest first.
-
-        Columns are the fields of `effects.EstimateRow`; empty before the search has ended.
-        """
-        return pd.DataFrame(estimate_rows(self.store), columns=list(EstimateRow._fields))
+        """Returns `effects.EstimateRow`s of a model (unverified), likeliest first."""
+        rows = estimate_rows(self.store)
+        return pd.DataFrame(rows, columns=list(EstimateRow._fields))
 
     @property
     def plot(self) -> Plots:
@@ -145,10 +134,9 @@ class Study:
 
     def _repr_html_(self) -> str:
         columns = ["trial", "ratio", "low", "high", "finding", "failure", "settings"]
-        table: str = (
-            self.trials.sort_values("ratio")[columns].head(10).to_html(index=False, escape=True)
-        )
-        return visible(f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>{table}")
+        best = self.trials.sort_values("ratio")[columns].head(10)
+        head = f"<p><b>{escape(self.name)}</b>: {escape(self.verdict)}</p>"
+        return visible(head + best.to_html(index=False))
 
 
 class Plots:

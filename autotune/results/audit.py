@@ -1,8 +1,4 @@
-"""Checks by the study's own code that a winner's figures and verdicts follow from its raw pairs.
-
-Machine, versions and dates are taken as recorded. Raw pairs and records that are forged together
-are not detected.
-"""
+"""Checks that a winner follows from its raw pairs; those forged with the records are not seen."""
 
 from __future__ import annotations
 
@@ -41,11 +37,10 @@ from autotune.rundir.store import STUDY, Store
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.stats.proof import ERROR, ISOLATED_ERROR, ISOLATED_PAIRS, LEAST_PAIRS
 
-PROOFS = (CONFIRM, AB, "recheck")
-"""Stages of a `FinalistResult` that prove a winner."""
+Lines = Iterator[str]
 
-ROUNDING = 1e-6
-"""Relative difference between versions of NumPy and SciPy on the same samples."""
+PROOFS = (CONFIRM, AB, "recheck")  # stages that prove a winner
+ROUNDING = 1e-6  # relative, between versions of NumPy and SciPy on the same samples
 
 
 def disagreements(store: Store, conclusion: ConclusionRecord) -> list[str]:
@@ -83,7 +78,7 @@ def doubts(store: Store) -> list[str]:
     return [f"DO NOT BELIEVE the conclusion: {line}" for line in lines]
 
 
-def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Iterator[str]:
+def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Lines:
     """Checks that all is there from which a conclusion was drawn, machine and session included."""
     if any(r.identity != evidence.spec.identity for r in evidence.of(SessionRecord)):
         yield f"{STUDY} holds another study than the one that was run"
@@ -99,7 +94,7 @@ def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Iterator[str]:
             yield f"no {name} is recorded before the first measurement, so its machine is not known"
 
 
-def _of_plans(evidence: Store) -> Iterator[str]:
+def _of_plans(evidence: Store) -> Lines:
     """Checks that the plans of the proofs keep within the allowed error rates."""
     plans = evidence.of(ProofRecord)
     for stage in {p.stage for p in plans} - {ISOLATED}:
@@ -108,20 +103,22 @@ def _of_plans(evidence: Store) -> Iterator[str]:
             yield f"the proofs of {stage} may err in {spent:.3g} of cases, {ERROR:.3g} are allowed"
     for plan in plans:
         name = f"the proof of {plan.settings} ({plan.stage})"
-        is_isolated = plan.stage == ISOLATED
-        fewest_pairs = ISOLATED_PAIRS if is_isolated else LEAST_PAIRS
-        is_lax = is_isolated and plan.error > ISOLATED_ERROR * (1 + ROUNDING)
-        if is_lax or plan.least < fewest_pairs:
+        is_lax = plan.least < LEAST_PAIRS
+        if plan.stage == ISOLATED:
+            is_too_risky = plan.error > ISOLATED_ERROR * (1 + ROUNDING)
+            is_lax = is_too_risky or plan.least < ISOLATED_PAIRS
+        if is_lax:
             yield f"{name} was planned with too few pairs or too large an error"
         earlier = evidence.before(plan).of(ConfirmRun)
         if any((r.stage, r.settings) == (plan.stage, plan.settings) for r in earlier):
             yield f"{name} was planned after its pairs of processes had been seen"
 
 
-def _of_proofs(evidence: Store) -> Iterator[str]:
+def _of_proofs(evidence: Store) -> Lines:
     """Checks that verdicts follow from their pairs of processes, by the plans recorded first."""
     plans = {(p.stage, p.settings): p for p in reversed(evidence.of(ProofRecord))}
-    names = ("process_count", "estimate", "corrected", "verdict", "is_vetoed", "is_passed")
+    names = ["process_count", "estimate", "corrected"]
+    names += ["verdict", "is_vetoed", "is_passed"]
     runs = evidence.of(ConfirmRun)
     min_effect = evidence.spec.measure.min_effect
     for proof in finalists(evidence):
@@ -131,24 +128,23 @@ def _of_proofs(evidence: Store) -> Iterator[str]:
             yield f"the proof of {name} has no plan"
             continue
         try:
-            result = standing(plan, runs, most=proof.most or 0, min_effect=min_effect).result
+            state = standing(plan, runs, most=proof.most or 0, min_effect=min_effect)
         except ValueError:
             yield f"{name}: its pairs of processes give no figures"
             continue
-        recomputed = {field: getattr(result, field) for field in names}
-        yield from _differing(proof, recomputed, source=f"{name}: its pairs of processes give")
+        recomputed = {field: getattr(state.result, field) for field in names}
+        yield from _differing(proof, recomputed, f"{name}: its pairs of processes give")
 
 
-def _of_winner(
-    evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord | None
-) -> Iterator[str]:
+def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord | None) -> Lines:
     """Checks that a winner follows from its last proof and the later measurements."""
     settings = conclusion.settings or FlagSet()
     proofs = {p.stage: p for p in finalists(evidence) if p.settings == settings}
-    proven = next((proofs[stage] for stage in reversed(proofs) if stage in PROOFS), None)
-    if not proven:
+    decisive = [proofs[stage] for stage in proofs if stage in PROOFS]
+    if not decisive:
         yield f"no proof of {settings} is recorded"
         return
+    proven = decisive[-1]
     if proven.verdict is not Verdict.FASTER:
         yield f"the proof of {settings} says {proven.verdict}, the conclusion that it wins"
     isolated = proofs.get(ISOLATED)
@@ -162,30 +158,28 @@ def _of_winner(
     if report.objection:
         yield f"{settings}: {report.objection.reason}; the conclusion has it as the winner"
     source = f"{settings}: its proof gives"
-    yield from _differing(conclusion, {"estimate": report.estimate}, source=source)
+    yield from _differing(conclusion, {"estimate": report.estimate}, source)
     if report.estimate:
         figures = format_estimate(report.estimate)
         if figures not in conclusion.sentence:
             yield f"{source} {figures}, the sentence of the conclusion does not"
 
 
-def _of_soak(conclusion: ConclusionRecord, soak: SoakRecord | None) -> Iterator[str]:
+def _of_soak(conclusion: ConclusionRecord, soak: SoakRecord | None) -> Lines:
     """Checks that the soak of a winner passed."""
     if soak:
         verdict = judge_soak(soak.arms) if soak.arms else SoakVerdict()
         failure = soak.failure or verdict.failure
         against = failure.message if failure else soak.unsettled or verdict.unsettled
         if against is not None:
-            yield (
-                f"the soak of {conclusion.settings} says {against}, the conclusion has it as "
-                "the winner"
-            )
+            subject = f"the soak of {conclusion.settings}"
+            yield f"{subject} says {against}, the conclusion has it as the winner"
     soaked_s = conclusion.soaked_s
     if soaked_s is not None and not (soak and _alike(soak.steps_s, soaked_s)):
         yield f"the conclusion says that it was soaked for {soaked_s:.6g} s, the records do not"
 
 
-def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
+def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Lines:
     """Checks that pairs of processes follow from their raw pairs, and that none counts twice."""
     sizes = evidence.spec.block_sizes.learned(aa_run.noise)
     for directory, count in Counter(r.directory for r in runs).items():
@@ -197,16 +191,15 @@ def _of_runs(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
         if not pairs:
             yield f"{name}: it has no raw pairs"
             continue
-        source = f"{name}: its raw pairs give"
-        yield from _differing(run, figures_of(pairs, run.work), source=source)
-        if not all(is_divided_as_told(p, sizes, is_isolated=run.is_isolated) for p in pairs):
-            yield (
-                f"{name}: it leaves out other steps of its blocks than the study's platform and "
-                "mode ask for"
-            )
+        figures = figures_of(pairs, run.work)
+        yield from _differing(run, figures, f"{name}: its raw pairs give")
+        is_isolated = run.is_isolated
+        if not all(is_divided_as_told(p, sizes, is_isolated=is_isolated) for p in pairs):
+            reason = "other steps of its blocks than the study's platform and mode ask for"
+            yield f"{name}: it leaves out {reason}"
 
 
-def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Iterator[str]:
+def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> Lines:
     """Checks the work of a step, which scales the ratio, against options and workers' reports."""
     base = aa_run.reference.tokens_per_step
     reported: dict[FlagSet, set[int | None]] = {FlagSet(): {base}}
@@ -223,7 +216,7 @@ def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
         counts = reported.setdefault(run.settings.of_kind("option"), {candidate})
         try:
             declared = evidence.spec.work_under(run.settings)
-        except SettingError as error:  # its options end in a command, so they must be the study's
+        except SettingError as error:  # options in a command must be the study's
             yield str(error)
             continue
         except ValueError:
@@ -236,7 +229,7 @@ def _of_work(evidence: Store, runs: Sequence[ConfirmRun], aa_run: AaRecord) -> I
             )
 
 
-def _differing(record: Stamped, fields: Mapping[str, Any], *, source: str) -> Iterator[str]:
+def _differing(record: Stamped, fields: Mapping[str, Any], source: str) -> Lines:
     """Lists the fields of a record that differ from the recomputed ones by more than rounding."""
     for field, recomputed in fields.items():
         recorded = getattr(record, field)
@@ -254,5 +247,5 @@ def _alike(recorded: Any, recomputed: Any) -> bool:
         names = [field.name for field in fields(recorded)]
         return all(_alike(getattr(recorded, n), getattr(recomputed, n)) for n in names)
     if isinstance(recorded, float) and isinstance(recomputed, float):
-        return math.isclose(recorded, recomputed, rel_tol=ROUNDING, abs_tol=ROUNDING * ROUNDING)
+        return math.isclose(recorded, recomputed, rel_tol=ROUNDING, abs_tol=ROUNDING**2)
     return bool(recorded == recomputed)

@@ -29,12 +29,13 @@ from autotune.results.winner import workload_name
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
 
+# Equal in compared studies, unless they are the axis of the comparison.
 FIELDS = ("gpu", "count", "jaxlib", "plugin", "driver", "workload", "mesh")
-"""Fields that must be equal in compared studies, unless they are the axis of the comparison."""
 
-_IMPLIED = {"workload": ("mesh",), "count": ("mesh",), "jaxlib": ("plugin",)}
-"""Fields that cannot stay the same when another is the axis."""
+# Fields that cannot stay the same when another is the axis.
+_IMPLIED = {"workload": "mesh", "count": "mesh", "jaxlib": "plugin"}
 
+# Kinds of the states of settings that are resolved.
 _KINDS = {
     "in the winner": "good",
     Verdict.FASTER: "good",
@@ -43,28 +44,19 @@ _KINDS = {
     Verdict.SLOWER: "bad",
     "failed": "bad",
 }
-"""Kinds of the states of settings that are resolved."""
 
 
 class ComparisonTable(NamedTuple):
-    """The result of a comparison."""
+    """The result of a comparison: a row per study, and a row per setting with its states.
 
-    by: tuple[str, ...]
-    """The fields that were allowed to differ."""
-    same: Mapping[str, str]
-    """Fields that all studies share, with their values."""
-    frame: pd.DataFrame
-    """One row per study: study, the fields of `by`, winner (``(not settled)``, with a ratio of NaN,
-    if the study is inconclusive, nothing ran, or it has not ended), outcome, ratio, low, high,
-    trials, default_step_s, provable.
+    A study that has not ended or settled has the winner ``(not settled)`` and no ratio. A state is
+    by the winner, the compiled program, or a proof or a failure of the setting alone.
     """
-    settings: pd.DataFrame
-    """One row per setting and value, one column per study, and `agreement`: differ (stands first),
-    agree or empty.
 
-    A state is by the winner, a proof of the setting alone, the compiled program or a failure of it
-    alone; search results of trials do not count.
-    """
+    by: tuple[str, ...]  # fields that were allowed to differ
+    same: Mapping[str, str]  # fields that all studies share, with their values
+    frame: pd.DataFrame  # one row per study, see `_row`
+    settings: pd.DataFrame  # states by setting and study, and whether they agree
 
     def to_markdown(self) -> str:
         """Renders the comparison as Markdown: ratio first, and of the axes those that differ."""
@@ -72,7 +64,9 @@ class ComparisonTable(NamedTuple):
         axes = [field for field in self.by if field not in self.same]
         rows = []
         for row in self.frame.to_dict("records"):
-            interval = "" if math.isnan(row["low"]) else format_interval(row["low"], row["high"])
+            interval = ""
+            if not math.isnan(row["low"]):
+                interval = format_interval(row["low"], row["high"])
             rows.append(
                 {
                     "study": str(row["study"]),
@@ -89,11 +83,12 @@ class ComparisonTable(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Converts the comparison to plain data."""
+        settings = self.settings.reset_index()
         return {
             "by": list(self.by),
             "same": dict(self.same),
             "studies": json.loads(self.frame.to_json(orient="records")),
-            "settings": json.loads(self.settings.reset_index().to_json(orient="records")),
+            "settings": json.loads(settings.to_json(orient="records")),
         }
 
     def _repr_html_(self) -> str:
@@ -102,12 +97,7 @@ class ComparisonTable(NamedTuple):
 
 
 def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> ComparisonTable:
-    """Compares two or more runs, which may differ in the fields named in `by`.
-
-    Raises:
-        NotComparableError: If there are fewer than two, one has not measured its reference, or they
-            differ in another field.
-    """
+    """Compares runs that may differ in the fields of `by`; NotComparableError for others."""
     for field in by:
         if field not in FIELDS:
             raise NotComparableError(
@@ -115,12 +105,13 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
                 f"{field!r}{close_matches(field, FIELDS)}"
             )
     if len(stores) < 2:
-        raise NotComparableError(f"a comparison must have at least two runs but got {len(stores)}")
+        count = len(stores)
+        raise NotComparableError(f"a comparison must have at least two runs but got {count}")
     if len({store.path.resolve() for store in stores}) < len(stores):
         raise NotComparableError("each run must be given once but one is given twice")
     facts = [_facts(store) for store in stores]
     columns = {field: [row[field] for row in facts] for field in FIELDS}
-    allowed = {*by, *(implied for field in by for implied in _IMPLIED.get(field, ()))}
+    allowed = {*by, *(_IMPLIED.get(field) for field in by)}
     same = {}
     for field, texts in columns.items():
         number = next((n for n, text in enumerate(texts) if text != texts[0]), 0)
@@ -136,11 +127,14 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     if len(set(names)) < len(names):
         names = [store.path.as_posix() for store in stores]
     frame = pd.DataFrame({"study": names, **{field: columns[field] for field in by}})
+    states = pd.DataFrame(dict(zip(names, map(_states, stores), strict=True)))
+    settings = states.fillna("not tried").rename_axis("setting").sort_index()
+    settings["agreement"] = [_agreement(list(row)) for row in settings.to_numpy()]
     return ComparisonTable(
         by=tuple(by),
         same=same,
         frame=frame.join(pd.DataFrame(map(_row, stores))),
-        settings=_settings_table(dict(zip(names, map(_states, stores), strict=True))),
+        settings=settings.sort_values("agreement", ascending=False, kind="stable"),
     )
 
 
@@ -162,7 +156,7 @@ def _facts(store: Store) -> Row:
     count = str(report.device_count)
     if report.process_count > 1:
         count += f" in {report.process_count} processes"
-    mesh = " x ".join(f"{axis} {size}" for axis, size in report.mesh.items() if size > 1)
+    mesh = [f"{axis} {size}" for axis, size in report.mesh.items() if size > 1]
     return {
         "gpu": conditions.gpu,
         "count": count,
@@ -170,7 +164,7 @@ def _facts(store: Store) -> Row:
         "plugin": conditions.plugin or "none",
         "driver": (conditions.driver or "unknown").partition(".")[0],
         "workload": workload,
-        "mesh": mesh or "none",
+        "mesh": " x ".join(mesh) or "none",
     }
 
 
@@ -178,9 +172,7 @@ def _row(store: Store) -> dict[str, Any]:
     row: dict[str, Any] = {
         "winner": "(not settled)",
         "outcome": "not ended",
-        "ratio": math.nan,
-        "low": math.nan,
-        "high": math.nan,
+        **dict.fromkeys(("ratio", "low", "high"), math.nan),
         "trials": len(store.of(TrialResult)),
         "default_step_s": store.of(AaRecord)[-1].comparison.reference_step_s,
         "provable": provable_gain(store) or math.nan,
@@ -194,11 +186,9 @@ def _row(store: Store) -> dict[str, Any]:
     if conclusion.settings:
         row["winner"] = str(conclusion.settings)
     if conclusion.estimate:
-        row |= {name: getattr(conclusion.estimate, name) for name in ("ratio", "low", "high")}
+        estimate = conclusion.estimate
+        row |= {"ratio": estimate.ratio, "low": estimate.low, "high": estimate.high}
     return row
-
-
-# ---------------------------------------------------------------------- settings
 
 
 def _states(store: Store) -> dict[str, str]:
@@ -229,12 +219,6 @@ def _states(store: Store) -> dict[str, str]:
     if conclusion and conclusion.settings:
         mark(conclusion.settings, "in the winner")
     return states
-
-
-def _settings_table(states: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
-    table = pd.DataFrame(states).fillna("not tried").rename_axis("setting").sort_index()
-    table["agreement"] = [_agreement(list(row)) for row in table.to_numpy()]
-    return table.sort_values("agreement", ascending=False, kind="stable")
 
 
 def _agreement(states: Sequence[str]) -> str:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import INERT, EffectsRecord, SoakRecord, TrialResult
 from autotune.model.texts import text_lines
 from autotune.model.units import format_interval, format_ratio
+from autotune.results import tables
 from autotune.results.format import finalists, format_figures, time_words
 from autotune.results.pages import Cell, Chart, Mark, forest
-from autotune.results.tables import Row, finalist_table, profile_table, trial_rows, trial_table
 from autotune.rundir.store import Store
 from autotune.settings.published import format_effects
 from autotune.stats.estimates import Verdict
 
-WORTH_A_ROW = 0.05
-"""P(active) below which a setting is left out of table and chart; the frame holds all."""
-
-LIKELY = 0.5
-"""P(active) above which a setting is called active; below, it is inert or not known yet."""
-
+WORTH_A_ROW = 0.05  # P(active) below which a setting is in no table or chart
+LIKELY = 0.5  # P(active) above which a setting is called active
 MOST_ROWS = 60
-"""Limit of rows in chart and table."""
 
 
 class EstimateRow(NamedTuple):
@@ -31,14 +25,11 @@ class EstimateRow(NamedTuple):
 
     setting: str
     value: str
-    chance: float
-    """P(active) of the setting."""
-    ratio: float
-    """Expected ratio of step times; `low` and `high` are its 95 % interval."""
+    chance: float  # P(active) of the setting
+    ratio: float  # of step times, expected; `low` and `high` are its 95 % interval
     low: float
     high: float
-    trials: int
-    """Number of trials with this value that ran."""
+    trials: int  # with this value that ran
 
     @property
     def label(self) -> str:
@@ -74,19 +65,15 @@ def estimate_rows(store: Store) -> list[EstimateRow]:
     record = store.last(EffectsRecord)
     if not record:
         return []
-    rows = [
-        EstimateRow(setting=s.name, chance=s.chance, **dict(v))
-        for s in record.settings
-        for v in s.values
-    ]
+    rows = []
+    for effect in record.settings:
+        for value in effect.values:
+            rows.append(EstimateRow(effect.name, chance=effect.chance, **dict(value)))
     return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
 
 
 def _shown(store: Store) -> list[EstimateRow]:
     return [r for r in estimate_rows(store) if r.chance >= WORTH_A_ROW][:MOST_ROWS]
-
-
-# ---------------------------------------------------------------------- sentences
 
 
 def effect_lines(store: Store) -> list[str]:
@@ -110,9 +97,6 @@ def effect_lines(store: Store) -> list[str]:
     )
 
 
-# ---------------------------------------------------------------------- table and chart
-
-
 def refused_sets(store: Store) -> dict[FlagSet, str]:
     """Returns in words what a proof, a veto or a long run has decided against sets."""
     refused: dict[FlagSet, str] = {}
@@ -127,9 +111,9 @@ def refused_sets(store: Store) -> dict[FlagSet, str]:
     return refused
 
 
-def estimate_table(store: Store) -> list[Row]:
+def estimate_table(store: Store) -> list[tables.Row]:
     """Returns the rows of the report's table."""
-    refused = {str(settings): reason for settings, reason in refused_sets(store).items()}
+    refused = {str(flags): reason for flags, reason in refused_sets(store).items()}
     return [
         {
             "setting": r.label,
@@ -142,25 +126,20 @@ def estimate_table(store: Store) -> list[Row]:
     ]
 
 
-def study_tables(store: Store) -> dict[str, list[Row]]:
+def study_tables(store: Store) -> dict[str, list[tables.Row]]:
     """Returns the tables of a study for a terminal by title, trials (best first) above all."""
-    trials = trial_table(sorted(trial_rows(store), key=lambda r: r.rank))
-    proofs = finalist_table(finalists(store))
-    tables = {
-        f"{time_words(store)} over the default's (below 1 is less)": _columns(
-            trials, "trial", "settings", "ratio", "interval", "result", "over"
-        ),
-        "Proofs": _columns(
-            proofs, "trial", "settings", "ratio", "corrected interval", "verdict", "stage"
-        ),
+    trial_columns = ("trial", "settings", "ratio", "interval", "result", "over")
+    proof_columns = (*trial_columns[:3], "corrected interval", "verdict", "stage")
+    trials = tables.trial_table(tables.ranked_rows(store))
+    proofs = tables.finalist_table(finalists(store))
+    ratios = f"{time_words(store)} over the default's (below 1 is less)"
+    tables_by_title = {
+        ratios: [{name: row[name] for name in trial_columns} for row in trials],
+        "Proofs": [{name: row[name] for name in proof_columns} for row in proofs],
         "Estimated effect of each flag (model, unverified)": estimate_table(store),
-        "What differs, by a trace of each": profile_table(store),
+        "What differs, by a trace of each": tables.profile_table(store),
     }
-    return {title: rows for title, rows in tables.items() if rows}
-
-
-def _columns(rows: Sequence[Row], *names: str) -> list[Row]:
-    return [{name: row[name] for name in names} for row in rows]
+    return {title: rows for title, rows in tables_by_title.items() if rows}
 
 
 def effects_chart(store: Store) -> Chart:

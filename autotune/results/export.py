@@ -1,8 +1,4 @@
-"""Exports a proven winner to a file with its evidence in comments, and reads it back.
-
-Every format has its own grammar, and a value may hold any printable text. A value that a format
-cannot carry is an error: a setting that arrives changed was never measured.
-"""
+"""Exports a proven winner to a file with its evidence in comments, and reads it back."""
 
 from __future__ import annotations
 
@@ -29,14 +25,12 @@ from autotune.rundir.store import Store
 if TYPE_CHECKING:
     import jinja2
 
-
 COMMENTS = """\
 {% for line in evidence %}
 # {{ line }}
 {% endfor %}
 # {{ record }}
 """
-"""The evidence, and the record from which the file is read back."""
 
 EXPORTS = """\
 {% for name, value in winner.environment.items() %}
@@ -74,15 +68,15 @@ class Exporter:
         """Writes a winner as the text of a file.
 
         Raises:
-            AutotuneError: If the format cannot hold one of the winner's values: nothing may arrive
-                changed.
+            AutotuneError: If the format cannot hold one of the winner's values unchanged.
         """
         record = winner.model_dump(mode="json", exclude_none=True)
+        text = json.dumps(record, separators=(",", ":"))  # ASCII without line ends
         template = _templates().from_string(self.head + COMMENTS + self.body)
         return template.render(
             winner=winner,
             evidence=format_evidence(winner),
-            record=MARK + json.dumps(record, separators=(",", ":")),  # ASCII without line ends
+            record=MARK + text,
             plain=plain,
             dotted=dotted,
         )
@@ -149,11 +143,7 @@ class Json(Exporter):
 
 
 class MaxText(Exporter):
-    """A launch script like MaxText's own for GPUs: variables, then the trainer with options.
-
-    The trainer has been this module since 0.2.5 (https://github.com/AI-Hypercomputer/maxtext,
-    src/maxtext/trainers/pre_train/train.py).
-    """
+    """A launch script for GPUs like MaxText's own since 0.2.5: variables, trainer, options."""
 
     use = "bash {file} CONFIG.yml run_name=..."
     head = "#!/bin/bash\n"
@@ -180,13 +170,13 @@ class Arguments(Exporter):
 
 
 FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
-"""The exporters above, by the names of their formats."""
 
 
 def exporter_named(name: str) -> Exporter:
     """Returns a built-in exporter, or one by MODULE:CLASS; AutotuneError if there is none."""
     if CLASS_PATH.fullmatch(name):
-        exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
+        folder = str(Path.cwd())
+        exporter: Exporter = load_class(name, Exporter, folder, key="--format")()
         return exporter
     if name not in FORMATS:
         raise AutotuneError(
@@ -239,11 +229,7 @@ def _templates() -> jinja2.Environment:
     )
 
 
-# ---------------------------------------------------------------------- reading it back
-
-
-MARK = "autotune-winner: "
-"""Prefix of the comment that holds the record in an exported file."""
+MARK = "autotune-winner: "  # before the record in an exported file
 
 
 def read_winner(path: Path) -> Winner:
@@ -253,8 +239,9 @@ def read_winner(path: Path) -> Winner:
     try:
         text = plain_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        missing = "there is nothing of that name; `autotune status` lists the runs of this folder"
-        reason = missing if isinstance(error, FileNotFoundError) else error
+        reason = "there is nothing of that name; `autotune status` lists the runs of this folder"
+        if not isinstance(error, FileNotFoundError):
+            reason = str(error)
         raise AutotuneError(
             f"{path} must be a run directory or a file of `autotune export` but: {reason}"
         ) from error

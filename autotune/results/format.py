@@ -30,17 +30,13 @@ from autotune.stats.estimates import REFERENCE, Estimate, TrialFinding, Verdict,
 from autotune.stats.long_run import LEAST_SAMPLES
 
 RUNNING = "running"
-
-LEAST_LONG_RUN = 200
-"""Steps in one process below which no run is called one without a fault."""
-
+LEAST_LONG_RUN = 200  # steps in one process, of a run without a fault
 STAGE_WORDS = {
     "confirm": "fresh processes",
     "isolated": "isolated runs",
     "recheck": "recheck",
     "ab": "two variants",
 }
-"""Stages of `FinalistResult` as shown to users."""
 
 
 def time_words(store: Store) -> str:
@@ -72,10 +68,9 @@ def format_estimate(estimate: Estimate) -> str:
 
 def format_figures(ratio: float, low: float, high: float) -> str:
     """Formats a ratio and its interval, if it has one: ``0.950 [0.940, 0.960]`` or ``0.950``."""
-    return format_ratio(ratio) + ("" if math.isnan(low) else f" {format_interval(low, high)}")
-
-
-# ---------------------------------------------------------------------- before the first trial
+    if math.isnan(low):
+        return format_ratio(ratio)
+    return f"{format_ratio(ratio)} {format_interval(low, high)}"
 
 
 def aa_lines(store: Store) -> list[str]:
@@ -103,14 +98,10 @@ def provable_gain(store: Store) -> float | None:
     return aa_runs[0].provable if aa_runs else None
 
 
-# ---------------------------------------------------------------------- trials and proofs
-
-
 def finding_in(store: Store, result: TrialResult) -> TrialFinding | None:
     """Returns what a trial says of a proof, by what its study can prove."""
-    return result.finding_at(
-        min_effect=store.spec.measure.min_effect, provable=provable_gain(store)
-    )
+    min_effect = store.spec.measure.min_effect
+    return result.finding_at(min_effect=min_effect, provable=provable_gain(store))
 
 
 def format_trial(result: TrialResult, finding: str | None) -> str:
@@ -129,9 +120,8 @@ def format_trial(result: TrialResult, finding: str | None) -> str:
         suffix += f"; {LOSS_NOT_CHECKED}"
     work = comparison.work
     if work:  # the unit is the study's, and a trial does not know it
-        suffix += (
-            f" (by work done: a step does {work.candidate} and the default's {work.reference})"
-        )
+        suffix += f" (by work done: a step does {work.candidate} and "
+        suffix += f"the default's {work.reference})"
     return f"{format_estimate(comparison.estimate)} {finding}, {comparison.stopped}{suffix}"
 
 
@@ -152,9 +142,8 @@ def format_finalist(result: FinalistResult) -> str:
     corrected = result.corrected
     if not result.estimate or not corrected:
         return "fewer than 2 fresh pairs of processes are measured"
-    figures = (
-        f"{format_estimate(result.estimate)} over {result.process_count} fresh pairs of processes"
-    )
+    pairs = f"{result.process_count} fresh pairs of processes"
+    figures = f"{format_estimate(result.estimate)} over {pairs}"
     if corrected.low > 0.0:
         figures += f" (corrected {format_interval(corrected.low, corrected.high)})"
     verdict = str(result.verdict)
@@ -169,12 +158,12 @@ def further_lines(estimate: Estimate, further: Mapping[str, Estimate] | None) ->
     """Formats the ratios of a winner on further workloads, and the geometric mean of all."""
     if not further:
         return []
+    lines = []
+    for name, ratio in further.items():
+        lines.append(f"on the further workload {name}: ratio {format_estimate(ratio)}")
     estimates = [estimate, *further.values()]
     mean = format_estimate(geometric_mean(estimates))
-    return [
-        *(f"on the further workload {n}: ratio {format_estimate(e)}" for n, e in further.items()),
-        f"geometric mean over the {len(estimates)} workloads: ratio {mean}",
-    ]
+    return [*lines, f"geometric mean over the {len(estimates)} workloads: ratio {mean}"]
 
 
 def format_ablation(result: AblationResult) -> str:
@@ -188,17 +177,11 @@ def format_ablation(result: AblationResult) -> str:
 def format_failing_set(record: FailingSetRecord) -> str:
     """Formats the smallest part of a failing set that fails in the same way."""
     kind = "minimal" if record.is_minimal else "smallest known"
-    return (
-        f"trial {record.trial}: {kind} failing set ({spaced(record.failure_kind)}): "
-        f"{record.smallest}"
-    )
+    failing_set = f"{kind} failing set ({spaced(record.failure_kind)})"
+    return f"trial {record.trial}: {failing_set}: {record.smallest}"
 
 
-# ---------------------------------------------------------------------- soak
-
-
-OTHER_SIZE = 0.1
-"""Share by which the bytes that two runs leave may differ."""
+OTHER_SIZE = 0.1  # share by which the bytes that two runs leave may differ
 
 
 def format_soak(record: SoakRecord) -> str:
@@ -221,14 +204,8 @@ def format_soak(record: SoakRecord) -> str:
     return "; ".join(clauses)
 
 
-# ---------------------------------------------------------------------- the whole study
-
-
 def run_state(store: Store) -> tuple[str, ConclusionRecord | None]:
-    """Returns ``running``, ``finished``, ``stopped`` or ``empty``, and the conclusion if it holds.
-
-    A conclusion holds until a trial comes after it.
-    """
+    """Returns running, finished, stopped or empty, and the conclusion if no trial came after it."""
     conclusion = store.last(ConclusionRecord)
     if conclusion and any(r.at_s > conclusion.at_s for r in store.of(TrialResult)):
         conclusion = None

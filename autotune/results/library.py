@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.model.errors import AutotuneError
+from autotune.model.texts import Note
 from autotune.model.units import format_ratio
 from autotune.results.export import read_winner, render_winner
 from autotune.results.format import time_of
@@ -20,7 +21,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 class Match(NamedTuple):
-    """One winner of a library with its file, and its differences from a query."""
+    """One winner of a library with its differences from a query."""
 
     path: Path
     winner: Winner
@@ -38,32 +39,26 @@ def count_of(winner: Winner) -> int:
 
 
 def add_to_library(winner: Winner, folder: Path) -> Path:
-    """Adds a winner to a library, replacing an older one of the same conditions; returns its file.
-
-    Raises:
-        AutotuneError: If the library holds a later proof, or the winner is not proven faster.
-        RunDirectoryError: If it cannot be written.
-    """
+    """Adds a winner that is proven faster, unless there is a later proof; returns its file."""
     if winner.estimate.high >= 1.0:
         raise AutotuneError(
             "a library keeps what is proven faster than the default but this set is not: "
             f"{winner.sentence}; keep the exported file itself"
         )
     c = winner.conditions
-    name = f"{count_of(winner)}x-jaxlib-{_slug(str(c.jaxlib))}-{_slug(str(c.workload))}.json"
+    name = f"{count_of(winner)}x-jaxlib-{_slug(c.jaxlib)}-{_slug(c.workload)}.json"
     path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
-    if path.exists():
-        ended = read_winner(path).ended
-        if ended > winner.ended:
-            raise AutotuneError(
-                f"a library keeps the newest proof but {path} is of {ended}, later than "
-                f"{winner.ended}; remove it first if it is wrong"
-            )
+    ended = read_winner(path).ended if path.exists() else ""
+    if ended > winner.ended:
+        raise AutotuneError(
+            f"a library keeps the newest proof but {path} is of {ended}, later than "
+            f"{winner.ended}; remove it first if it is wrong"
+        )
     write_atomically(path, render_winner(winner, "json"))
     return path
 
 
-def library_entries(folder: Path, note: Callable[[str], None]) -> dict[Path, Winner]:
+def library_entries(folder: Path, note: Note) -> dict[Path, Winner]:
     """Reads all winners of a library by path, sorted; `note` is told of files that hold none."""
     winners = {}
     for path in sorted(folder.rglob("*.json")):
@@ -82,17 +77,10 @@ def best_known(
     jaxlib: str | None = None,
     workload: str | None = None,
 ) -> Match:
-    """Returns the winner nearest to some conditions.
+    """Returns the winner nearest to some conditions; AutotuneError if the library is empty.
 
-    A winner is nearer if it differs in less that matters: GPU most, then workload, count of
-    devices, version; of equally near ones the one with the smallest ratio.
-
-    Args:
-        jaxlib: A version or a prefix: ``0.11`` matches ``0.11.1``.
-        workload: Name or hash.
-
-    Raises:
-        AutotuneError: If the library is empty.
+    GPU matters most, then workload (name or hash), count of devices, and jaxlib (a version or its
+    beginning); of equally near ones it is the one with the smallest ratio.
     """
     if not winners:
         raise AutotuneError(
@@ -101,16 +89,19 @@ def best_known(
     matches = []
     for path, winner in winners.items():
         c = winner.conditions
+        entry = winner.workload_entry
         devices = count_of(winner)
+        is_other_gpu = gpu is not None and not _same_name(gpu, c.gpu)
+        is_other_workload = workload not in (None, entry, c.workload)
+        version = f"{c.jaxlib}."
+        is_other_version = jaxlib is not None and not version.startswith(f"{jaxlib}.")
         differs = {
-            f"proven on {c.gpu}, not on {gpu}": gpu is not None and not _same_name(gpu, c.gpu),
-            f"proven for {winner.workload_entry}, not for {workload}": workload
-            not in (None, winner.workload_entry, c.workload),
-            f"proven on {devices} devices, not on {count}": count not in (None, devices),
-            f"proven with jaxlib {c.jaxlib}, not with {jaxlib}": jaxlib is not None
-            and not f"{c.jaxlib}.".startswith(f"{jaxlib}."),
+            f"on {c.gpu}, not on {gpu}": is_other_gpu,
+            f"for {entry}, not for {workload}": is_other_workload,
+            f"on {devices} devices, not on {count}": count not in (None, devices),
+            f"with jaxlib {c.jaxlib}, not with {jaxlib}": is_other_version,
         }
-        distance = tuple(difference for difference, is_so in differs.items() if is_so)
+        distance = tuple(f"proven {where}" for where, is_so in differs.items() if is_so)
         size = abs(math.log2((count or devices) / devices))
         key = (*differs.values(), size, winner.estimate.ratio)
         matches.append((key, Match(path, winner, distance)))
@@ -136,5 +127,5 @@ def _same_name(query: str, device: str) -> bool:
     return bool(names) and names.issubset(_WORD.findall(device.lower()))
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"
+def _slug(text: object) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", str(text).lower()).strip("-.") or "unknown"

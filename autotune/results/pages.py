@@ -19,22 +19,13 @@ from autotune.model.units import format_seconds
 if TYPE_CHECKING:
     import jinja2
 
-X_ENDS = (4.0, 96.0)
-"""Ends of the x axis, in percents of the width."""
-
-TRACE_TOP = 14
+X_ENDS = (4.0, 96.0)  # ends of the x axis, in percents of the width
+TRACE_TOP = 14  # upper end of the axis of raw step times, in pixels
 TRACE_END = 184
 TRACE_HEIGHT = 220
-"""Upper and lower end of the axes of raw step times, and the height of the chart, in pixels."""
 
-SMALLEST = 1e-9
-"""Smallest number of a logarithmic scale: an interval may begin at 0."""
-
-MOST_LABELS = 60
-"""Limit of rows with a label each."""
-
-
-# ---------------------------------------------------------------------- templates
+SMALLEST = 1e-9  # of a logarithmic scale: an interval may begin at 0
+MOST_LABELS = 60  # rows with a label each
 
 
 class Cell(str):
@@ -42,7 +33,7 @@ class Cell(str):
 
     style: str
 
-    def __new__(cls, text: str, style: str = "") -> Cell:
+    def __new__(cls, text: str, style: str) -> Cell:
         """Creates a text with its class."""
         cell = super().__new__(cls, text)
         cell.style = style
@@ -51,7 +42,8 @@ class Cell(str):
 
 def render(name: str, **shown: Any) -> str:
     """Renders a template of `data/report`."""
-    return _templates(name.endswith(".md.j2")).get_template(f"report/{name}").render(shown)
+    templates = _templates(name.endswith(".md.j2"))
+    return templates.get_template(f"report/{name}").render(shown)
 
 
 @functools.cache
@@ -60,7 +52,9 @@ def _templates(is_markdown: bool) -> jinja2.Environment:
     escape = _as_markdown if is_markdown else visible
 
     def finalize(value: Any) -> Any:
-        return value if isinstance(value, Markup) or not isinstance(value, str) else escape(value)
+        if isinstance(value, Markup) or not isinstance(value, str):
+            return value
+        return escape(value)
 
     return packaged_templates(
         {"code": lambda lines: Markup("\n".join(map(visible_line, lines)))},
@@ -77,26 +71,19 @@ def _as_markdown(text: str) -> Markup:
     return Markup(_HTML.sub(lambda match: "&lt;" if match[0] == "<" else "&amp;", line))
 
 
+# Code, emphasis, cells, headings, links; no underscore inside a name.
 _MARKDOWN = re.compile(r"[\\`*|]|^#|~~|](?=[(\[:])|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-"""Syntax of Markdown: code, emphasis, cells, headings, links; no underscore inside a name."""
 
-_HTML = re.compile(r"<|&(?=#?\w+;)")
-"""Start of a tag or an entity: Markdown may hold HTML."""
-
-
-# ---------------------------------------------------------------------- charts
+_HTML = re.compile(r"<|&(?=#?\w+;)")  # a tag or an entity: Markdown may hold HTML
 
 
 class Mark(NamedTuple):
     """One figure of a chart."""
 
     x: float
-    detail: str
-    """Tooltip."""
-    style: str
-    """CSS class: good, same, open, promising, unpromising, failed, aa_run."""
-    x_ends: tuple[float, float] = (math.nan, math.nan)
-    """Interval of `x`: may be 0, infinite, or NaN (none)."""
+    detail: str  # tooltip
+    style: str  # CSS class, such as good or aa_run
+    x_ends: tuple[float, float] = (math.nan, math.nan)  # 0, infinite, or NaN (none)
     label: str = ""
 
     @property
@@ -162,13 +149,7 @@ def forest(
     of: str = "step time",
     description: str = "intervals of all trials",
 ) -> str:
-    """Draws ratios with intervals on a logarithmic axis; above `MOST_LABELS` rows without labels.
-
-    Args:
-        band: Half width of the shaded band around 1.
-        of: Quantity of the ratios.
-        description: For screen readers.
-    """
+    """Draws ratios of a quantity, and shades a band of half width `band` around 1."""
     if not rows:
         return ""
     labelled = len(rows) <= MOST_LABELS
@@ -187,12 +168,11 @@ def forest(
     )
 
 
-def traces(blocks: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Draws raw step times in execution order, coloured by arm.
+Block = tuple[str, Sequence[float]]  # arm, and seconds of its steps
 
-    Args:
-        blocks: Arm (``reference`` or ``candidate``) and step times of each block, seconds.
-    """
+
+def traces(blocks: Sequence[Block]) -> str:
+    """Draws raw step times in execution order, coloured by arm."""
     times = [t for _, block in blocks for t in block]
     if not times:
         return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from autotune.model.errors import AutotuneError
@@ -41,14 +40,12 @@ from autotune.results.format import (
     time_words,
     warning_lines,
 )
-from autotune.results.pages import Chart, Mark, forest, render, traces
+from autotune.results.pages import Block, Chart, Mark, forest, render, traces
 from autotune.results.screen_words import screen_lines
-from autotune.results.tables import trial_rows
 from autotune.results.winner import verdict_at_scale, winner_of, workload_name
 from autotune.rundir.store import Store
 
-LONGEST_TABLE = 300
-"""Limit of rows in the table of trials; `autotune show` and `records.jsonl` have all."""
+LONGEST_TABLE = 300  # trials; `autotune show` and `records.jsonl` have all
 
 
 def render_html(store: Store) -> str:
@@ -62,33 +59,31 @@ def render_markdown(store: Store) -> str:
 
 
 def build(store: Store) -> dict[str, Any]:
-    """Collects everything a page shows of a run directory; the templates only lay it out.
-
-    Returns:
-        state (finished, running, stopped or empty), verdict (one sentence), winner (its settings),
-        outcome (the class of its colour), tables (lists of rows: text by column heading), charts,
-        and lines of text.
-    """
+    """Collects everything a page shows of a run directory; the templates only lay it out."""
     state, conclusion = run_state(store)
-    verdict = [format_progress(store, state)]
+    verdict = format_progress(store, state)
+    evidence: list[str] = []
     winner = FlagSet()
     outcome = ""
     if conclusion and state == "finished":
-        verdict = _verdict(conclusion)
+        verdict, *evidence = _verdict(conclusion)
         winner = conclusion.settings or winner
         outcome = str(conclusion.outcome)
-    trials = sorted(trial_rows(store), key=lambda r: r.rank)
+    trials = tables.ranked_rows(store)
+    at_scale = filter(None, [verdict_at_scale(store)])
+    sets = store.of(FailingSetRecord)
+    soaks = store.of(SoakRecord)
     return {
         "name": store.spec.name,
         "description": store.spec.description,
         "subject": _subject(store),
         "state": state,
-        "verdict": verdict[0],
+        "verdict": verdict,
         "winner": list(winner.words),
         "outcome": outcome,
-        "evidence": [*verdict[1:], *filter(None, [verdict_at_scale(store)]), _effort(store)],
+        "evidence": [*evidence, *at_scale, _effort(store)],
         "finalists": tables.finalist_table(finalists(store)),
-        "soak": [f"soak of {s.settings}: {format_soak(s)}" for s in store.of(SoakRecord)],
+        "soak": [f"soak of {soak.settings}: {format_soak(soak)}" for soak in soaks],
         "aa_run": [*aa_lines(store), *_throughput(store)],
         "screen": screen_lines(store),
         "forest": forest_chart(store),
@@ -99,10 +94,7 @@ def build(store: Store) -> dict[str, Any]:
         "ablations": list(map(format_ablation, store.of(AblationResult))),
         "profile": tables.profile_table(store),
         "failures": _failures(store),
-        "causes": [
-            f"{format_failing_set(r)} ({r.starts} starts to find it)"
-            for r in store.of(FailingSetRecord)
-        ],
+        "causes": [f"{format_failing_set(s)} ({s.starts} starts to find it)" for s in sets],
         "trials": tables.trial_table(trials[:LONGEST_TABLE]),
         "trials_left_out": max(0, len(trials) - LONGEST_TABLE),
         "warnings": [*doubts(store), *warning_lines(store)],
@@ -111,20 +103,18 @@ def build(store: Store) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------------- verdict
-
-
 def _subject(store: Store) -> tables.Row:
-    """Returns the subject of a run as text: device, workload, jaxlib, date of the last session."""
-    subject = {"device": str(store.spec.device.platform), "jaxlib": "", "date": "not started"}
-    subject["workload"] = _workload(store.spec)
+    """Returns device, workload, jaxlib and date of the last session of a run as text."""
+    device = str(store.spec.device.platform)
+    jaxlib = ""
     for aa_run in store.of(AaRecord)[-1:]:
         conditions = conditions_of(store.spec, aa_run.reference, aa_run.provenance)
-        subject["device"] = f"{aa_run.reference.device_count} x {conditions.gpu}"
-        subject["jaxlib"] = conditions.jaxlib or ""
-    for session in store.of(SessionRecord):
-        subject["date"] = session.started[:10]
-    return subject
+        device = f"{aa_run.reference.device_count} x {conditions.gpu}"
+        jaxlib = conditions.jaxlib or ""
+    session = store.last(SessionRecord)
+    date = session.started[:10] if session else "not started"
+    workload = _workload(store.spec)
+    return {"device": device, "workload": workload, "jaxlib": jaxlib, "date": date}
 
 
 def _workload(spec: StudySpec) -> str:
@@ -139,19 +129,18 @@ def _verdict(conclusion: ConclusionRecord) -> list[str]:
     sentence = conclusion.sentence
     if not settings or not sentence.startswith(f"{settings} "):
         return sentence.split("; ")
-    subject = "This setting" if len(settings) == 1 else f"This set of {len(settings)} settings"
+    subject = "This setting"
+    if len(settings) > 1:
+        subject = f"This set of {len(settings)} settings"
     verdict, _, evidence = sentence.removeprefix(str(settings)).partition(": ")
     return [subject + verdict, *evidence.split("; ")]
 
 
 def _effort(store: Store) -> str:
-    """Formats how much was tried in which time."""
     trials = store.of(TrialResult)
+    failed = sum(r.failure is not None for r in trials)
     duplicates = sum(bool(r.same_as) for r in trials)
-    counts = {
-        "failed": sum(r.failure is not None for r in trials),
-        "duplicates not counted": duplicates,
-    }
+    counts = {"failed": failed, "duplicates not counted": duplicates}
     remark = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     tried = f"{len(trials) - duplicates} trials"
     if remark:
@@ -164,15 +153,12 @@ def _throughput(store: Store) -> list[str]:
     rates = []
     for aa_run in store.of(AaRecord)[-1:]:
         report = aa_run.reference
+        work = {"tokens/s": report.tokens_per_step, "model FLOP/s": report.flops_per_step}
         step_s = aa_run.comparison.reference_step_s
-        if report.tokens_per_step:
-            rates.append(f"{format_count(report.tokens_per_step / step_s)} tokens/s")
-        if report.flops_per_step:
-            rates.append(f"{format_count(report.flops_per_step / step_s)} model FLOP/s")
+        rates = [
+            f"{format_count(amount / step_s)} {unit}" for unit, amount in work.items() if amount
+        ]
     return [f"the default reaches {' and '.join(rates)}"] if rates else []
-
-
-# ---------------------------------------------------------------------- charts
 
 
 def forest_chart(store: Store, *, most: int | None = None) -> Chart:
@@ -182,9 +168,9 @@ def forest_chart(store: Store, *, most: int | None = None) -> Chart:
         e = aa_run.noise.estimate
         label = "the default against itself"
         marks.append(Mark(e.ratio, "the A/A run", "aa_run", (e.low, e.high), label))
-    rows = [r for r in trial_rows(store) if r.failure is None and not r.same_as]
-    rows = [r for r in rows if not math.isnan(r.ratio)]
-    for r in sorted(rows, key=lambda r: r.rank)[:most]:
+    ran = [r for r in tables.ranked_rows(store) if r.failure is None and not r.same_as]
+    rows = [r for r in ran if not math.isnan(r.ratio)]
+    for r in rows[:most]:
         label = f"{r.trial}  {shorten(r.result.settings)}"
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
         marks.append(Mark(r.ratio, detail, r.style, (r.low, r.high), label))
@@ -199,34 +185,28 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     for aa_run in store.of(AaRecord):
         directories[REFERENCE_NUMBER] = aa_run.directory
     directory = directories.get(number)
-    blocks: list[tuple[str, Sequence[float]]] = []
+    blocks: list[Block] = []
     for pair in store.pairs(directory):
         arms = [("reference", pair.reference_s), ("candidate", pair.candidate_s)]
         blocks += arms if pair.first == "reference" else arms[::-1]
-    title = (
-        "the default against itself (A/A run)" if number == REFERENCE_NUMBER else f"trial {number}"
-    )
+    title = f"trial {number}"
+    if number == REFERENCE_NUMBER:
+        title = "the default against itself (A/A run)"
     note = f"{len(blocks) // 2} pairs of blocks; raw in {directory}/pairs.jsonl"
     return Chart(title, traces(blocks), note)
 
 
-# ---------------------------------------------------------------------- failures, commands
-
-
-FailedTrials = dict[str, dict[str, list[TrialResult]]]
-"""Trials by the kind of their failure, and by its message."""
-
-
-def _failures(store: Store) -> FailedTrials:
-    """Returns the failed trials, those of the most frequent kind first."""
-    counts: Counter[str] = Counter()
-    failures: FailedTrials = {}
+def _failures(store: Store) -> dict[str, dict[str, list[TrialResult]]]:
+    """Returns the failed trials by kind (the most frequent first) and message."""
+    kinds = Counter(spaced(r.failure.kind) for r in store.of(TrialResult) if r.failure)
+    failures: dict[str, dict[str, list[TrialResult]]] = {
+        kind: {} for kind, _ in kinds.most_common()
+    }
     for result in store.of(TrialResult):
         if result.failure:
-            kind = spaced(result.failure.kind)
-            counts[kind] += 1
-            failures.setdefault(kind, {}).setdefault(result.failure.message, []).append(result)
-    return {kind: failures[kind] for kind, _ in counts.most_common()}
+            cases = failures[spaced(result.failure.kind)]
+            cases.setdefault(result.failure.message, []).append(result)
+    return failures
 
 
 def _provenance(store: Store) -> list[tuple[str, str]]:

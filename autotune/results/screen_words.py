@@ -25,10 +25,5 @@ def screen_lines(store: Store) -> list[str]:
 
 
 def predicted_lines(rows: Sequence[dict[str, Any]], agreement: str) -> list[str]:
-    """Formats predictions.
-
-    Args:
-        rows: Of `autotune.compiler.predict.predict_set`.
-        agreement: How predictions agree with published step times, as a clause.
-    """
+    """Formats rows of `predict_set`, and how predictions agree with published step times."""
     return text_lines("predict.txt.j2", rows=rows, agreement=agreement)

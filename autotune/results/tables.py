@@ -1,12 +1,9 @@
-"""Trials and proofs of a study as typed rows, and as tables of text.
-
-Times are in seconds, sizes in bytes, ratios are candidate over reference (below 1 is faster); an
-unknown number is NaN, an unknown text None.
-"""
+"""Trials and proofs of a study as typed rows (unknown: NaN, None), and as tables of text."""
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -29,6 +26,7 @@ from autotune.stats.estimates import TrialFinding, Verdict
 
 Row = dict[str, str]
 
+# CSS classes of proofs and of single trials.
 STYLES: Mapping[str, str] = {
     Verdict.FASTER: "good",
     Verdict.SLOWER: "bad",
@@ -38,14 +36,10 @@ STYLES: Mapping[str, str] = {
     TrialFinding.OPEN: "open",
     TrialFinding.NOT_PROMISING: "unpromising",
 }
-"""CSS classes of proofs and of single trials."""
-
-
-# ---------------------------------------------------------------------- rows
 
 
 def _at(path: str, missing: float | None = math.nan) -> Any:
-    """Declares a column by its path in a trial's record; `missing` replaces None."""
+    """Declares a column whose path in a trial's record is not its name; `missing` replaces None."""
     return field(metadata={"path": path, "missing": missing})
 
 
@@ -53,37 +47,31 @@ def _at(path: str, missing: float | None = math.nan) -> Any:
 class TrialRow:
     """One trial; a duplicate has the figures of the earlier trial named in `same_as`."""
 
-    result: TrialResult
-    """The record; not a column."""
+    result: TrialResult  # the record; not a column
     trial: int = _at("number")
-    origin: str = _at("origin")
-    status: str = _at("status")
-    finding: str | None = _at("finding", None)  # by what the study can prove, see `trial_row`
-    """Search result, see `TrialFinding`; None without an interval."""
-    ratio: float = _at("comparison.estimate.ratio")
-    """Step time over the reference's; 1 without an interval if the program is the reference's."""
+    origin: str
+    status: str
+    finding: str | None  # see `trial_row`
+    ratio: float = _at("comparison.estimate.ratio")  # 1 of the default's program
     low: float = _at("comparison.estimate.low")
     high: float = _at("comparison.estimate.high")
     pair_count: int = _at("comparison.estimate.pair_count", 0)
     reference_step_s: float = _at("comparison.reference_step_s")
     candidate_step_s: float = _at("comparison.candidate_step_s")
     work_ratio: float = _at("comparison.work_ratio")
-    """Work per step over the reference's; `ratio` is of time per unit of work."""
-    tokens_per_s: float = _at("worker.tokens_per_step")  # over the step's time, see `trial_row`
+    tokens_per_s: float = _at("worker.tokens_per_step")  # over a step, see `trial_row`
     compile_s: float = _at("worker.compile_s")
     start_s: float = _at("worker.start_s")
     peak_bytes: float = _at("worker.peak_bytes")
     mode: str | None = _at("comparison.mode", None)
-    step_j: float = _at("comparison.energy.candidate_step_j")
-    """Energy per step of the candidate, joules."""
+    step_j: float = _at("comparison.energy.candidate_step_j")  # of the candidate
     failure: str | None = _at("failure.kind", None)
     message: str | None = _at("failure.message", None)
-    same_as: int | None = _at("same_as", None)
-    duration_s: float = _at("duration_s")
-    at_s: float = _at("at_s")
-    by: str | None = _at("by", None)
-    """The lane, if there are several."""
-    settings: str = _at("settings")
+    same_as: int | None
+    duration_s: float
+    at_s: float
+    by: str | None  # the lane, if there are several
+    settings: str
 
     @property
     def is_measured(self) -> bool:
@@ -92,7 +80,7 @@ class TrialRow:
 
     @property
     def rank(self) -> tuple[int, float]:
-        """Sort key: fastest first, then no-ops, then failures."""
+        """Sort key, see `ranked_rows`."""
         if self.failure is not None:
             return (2, self.trial)
         return (0, self.ratio) if self.is_measured else (1, self.trial)
@@ -109,7 +97,8 @@ class TrialRow:
         """Number of pairs of blocks or ABA runs."""
         if not self.is_measured:
             return ""
-        return f"{self.pair_count} {'pairs' if self.mode == INTERLEAVED else 'ABA runs'}"
+        kind = "pairs" if self.mode == INTERLEAVED else "ABA runs"
+        return f"{self.pair_count} {kind}"
 
 
 _FIELDS = tuple(f for f in fields(TrialRow) if f.name != "result")
@@ -118,7 +107,7 @@ TRIAL_COLUMNS = tuple(f.name for f in _FIELDS)
 
 def trial_row(result: TrialResult, finding: TrialFinding | None) -> TrialRow:
     """Converts a trial's record to a row; `finding` is that of `TrialResult.finding_at`."""
-    columns = {f.name: _look_up(result, **f.metadata) for f in _FIELDS}
+    columns = {f.name: _look_up(result, f.name, **f.metadata) for f in _FIELDS}
     columns["finding"] = finding and str(finding)
     columns["tokens_per_s"] /= columns["candidate_step_s"]
     if result.is_the_default and not result.comparison:
@@ -126,8 +115,8 @@ def trial_row(result: TrialResult, finding: TrialFinding | None) -> TrialRow:
     return TrialRow(result=result, **columns)
 
 
-def _look_up(record: object, path: str, missing: object) -> Any:
-    for name in path.split("."):
+def _look_up(record: object, column: str, path: str = "", missing: object = None) -> Any:
+    for name in (path or column).split("."):
         record = getattr(record, name, None)
     if record is None:
         return missing
@@ -136,10 +125,12 @@ def _look_up(record: object, path: str, missing: object) -> Any:
 
 def trial_rows(store: Store) -> list[TrialRow]:
     """Returns all trials in the order of their ends."""
-    return [trial_row(result, finding_in(store, result)) for result in store.of(TrialResult)]
+    return [trial_row(trial, finding_in(store, trial)) for trial in store.of(TrialResult)]
 
 
-# ---------------------------------------------------------------------- tables as rows of text
+def ranked_rows(store: Store) -> list[TrialRow]:
+    """Returns all trials: fastest first, then no-ops, then failures."""
+    return sorted(trial_rows(store), key=operator.attrgetter("rank"))
 
 
 def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
@@ -190,12 +181,13 @@ def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
             "95 % interval": "",
             "process pairs": str(proof.process_count),
         }
-        e = proof.estimate
-        if e:
-            row["ratio"] = format_ratio(e.ratio)
-            row["95 % interval"] = format_interval(e.low, e.high)
-        if proof.corrected:
-            row["corrected interval"] = format_interval(proof.corrected.low, proof.corrected.high)
+        estimate = proof.estimate
+        if estimate:
+            row["ratio"] = format_ratio(estimate.ratio)
+            row["95 % interval"] = format_interval(estimate.low, estimate.high)
+        corrected = proof.corrected
+        if corrected:
+            row["corrected interval"] = format_interval(corrected.low, corrected.high)
         rows.append(row)
     return rows
 

@@ -1,9 +1,4 @@
-"""Writes a study's trials, proofs and conclusions as runs of W&B, MLflow or TensorBoard.
-
-A process of its own reads the records and calls the tracker's library, so that a tracker that fails
-or hangs does not touch the study. `RUN/trackers/NAME/written` has the keys of what a tracker has,
-which is not written again.
-"""
+"""Writes records as runs of W&B, MLflow or TensorBoard, in a process that may fail or hang."""
 
 from __future__ import annotations
 
@@ -24,21 +19,18 @@ from autotune.machine.environment import caller_environment, driver_python, with
 from autotune.model.errors import StudyFileError
 from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
 from autotune.model.redaction import redact_data, redact_text
+from autotune.model.texts import Note
 from autotune.results.format import finding_in
 from autotune.results.tables import TRIAL_COLUMNS, trial_row
 from autotune.rundir.files import append_synced
 from autotune.rundir.store import Folders, Store
 from autotune.workers.base import GuardedProcess
 
-PROJECT = "autotune"
-"""Project of W&B and experiment of MLflow, unless the user's variables name another."""
+PROJECT = "autotune"  # unless the user's variables name another
 LOOK_EVERY_S = 2.0
-END_S = 60.0
-"""Seconds between two looks at the records, and of the longest wait when the study has ended."""
-LIMIT_S = 300
-"""Longest time for one record, seconds: trials may leave a tracker little of the machine."""
+END_S = 60.0  # longest wait when the study has ended
+LIMIT_S = 300  # for one record: trials may leave a tracker little of the machine
 LONGEST = 500  # characters of a text
-
 Tracked = TrialResult | FinalistResult | ConclusionRecord
 
 
@@ -49,8 +41,7 @@ class TrackedRun(NamedTuple):
     name: str
     settings: dict[str, str]
     facts: dict[str, str]  # among them study and kind
-    figures: dict[str, float]
-    """Of seconds and bytes."""
+    figures: dict[str, float]  # seconds and bytes
 
 
 def tracked(record: Tracked, store: Store) -> TrackedRun:
@@ -63,32 +54,31 @@ def tracked(record: Tracked, store: Store) -> TrackedRun:
         fields |= {c: getattr(row, c) for c in TRIAL_COLUMNS if c != "settings"}
     else:
         if isinstance(record, FinalistResult):
-            name = f"{record.stage} of trial {record.trial}" if record.trial else record.stage
+            name = record.stage
+            if record.trial:
+                name += f" of trial {record.trial}"
         fields |= record.model_dump(mode="json", exclude={"settings", "provenance"})
         prefixes = {"estimate": "", "corrected": "corrected_", "failure": "failure_"}
         for field, prefix in prefixes.items():
-            fields |= {prefix + n: value for n, value in (fields.pop(field, None) or {}).items()}
+            values = fields.pop(field, None) or {}
+            fields |= {prefix + name: value for name, value in values.items()}
+    numbers = {name: v for name, v in fields.items() if isinstance(v, int | float)}
     return TrackedRun(
         key=hashlib.sha256(record.model_dump_json().encode()).hexdigest()[:16],
         name=name,
         settings=_texts(dict(record.settings or {})),
         facts=_texts(fields),
-        figures={
-            n: float(v)
-            for n, v in fields.items()
-            if isinstance(v, int | float) and math.isfinite(v)
-        },
+        figures={name: float(v) for name, v in numbers.items() if math.isfinite(v)},
     )
 
 
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
-    texts = redact_data({name: value for name, value in fields.items() if isinstance(value, str)})
-    return {name: value[:LONGEST] for name, value in texts.items()}
+    texts = {name: value for name, value in fields.items() if isinstance(value, str)}
+    return {name: value[:LONGEST] for name, value in redact_data(texts).items()}
 
 
 Write = Callable[[TrackedRun], None]
-Opened = tuple[Write, str]
-"""Function that writes a run, and the place of the runs."""
+Opened = tuple[Write, str]  # writes a run; where the runs are
 
 
 def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
@@ -135,9 +125,8 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
     tag = "autotune.record"
 
     def write(run: TrackedRun) -> None:
-        earlier = mlflow.search_runs(
-            filter_string=f"tags.`{tag}` = '{run.key}'", output_format="list", max_results=1
-        )
+        same = f"tags.`{tag}` = '{run.key}'"
+        earlier = mlflow.search_runs(filter_string=same, output_format="list", max_results=1)
         with mlflow.start_run(
             run_id=earlier[0].info.run_id if earlier else None,
             run_name=run.name,
@@ -170,14 +159,14 @@ TRACKERS = {
     "mlflow": ("mlflow", _to_mlflow),
     "tensorboard": ("tensorboardX", _to_tensorboard),
 }
-"""Package and opening function of each."""
 
 
-def refuse_trackers(names: Sequence[str]) -> None:
+def refuse_trackers(trackers: Sequence[str]) -> None:
     """Refuses trackers that are unknown, or whose package is not installed (StudyFileError)."""
-    for name in names:
+    for name in trackers:
         if name not in TRACKERS:
-            raise StudyFileError(f"a tracker must be one of {', '.join(TRACKERS)} but got {name!r}")
+            names = ", ".join(TRACKERS)
+            raise StudyFileError(f"a tracker must be one of {names} but got {name!r}")
         package, _ = TRACKERS[name]
         module = importlib.util.find_spec(package)
         # A folder of that name, such as ./wandb, is no package.
@@ -189,7 +178,7 @@ def refuse_trackers(names: Sequence[str]) -> None:
 
 
 def follow(store: Store, write: Write, written: Path, is_last: Callable[[], bool]) -> None:
-    """Writes each record once, within `LIMIT_S`, until no more will come."""
+    """Writes each record whose key is not `written` within `LIMIT_S`, until no more will come."""
     keys = set(written.read_text(encoding="utf-8").split() if written.exists() else ())
     count = 0
     is_over = False
@@ -228,7 +217,7 @@ def main() -> int:
 class TrackerProcess:
     """The driver's end of a tracker's process for a run directory; what goes wrong is one note."""
 
-    def __init__(self, name: str, run: Path, note: Callable[[str], None]) -> None:
+    def __init__(self, name: str, run: Path, note: Note) -> None:
         self._name = name
         self._note = note
         self._is_lost = False
@@ -237,7 +226,7 @@ class TrackerProcess:
             **caller_environment(),
             "CUDA_VISIBLE_DEVICES": "",
         }
-        command = [driver_python(), "-P", "-m", "autotune.results.trackers", name, str(run)]
+        command = [driver_python(), "-P", "-m", __name__, name, str(run)]
         log = Folders(run).folder("trackers", name) / "tracker.log"
         self._process = GuardedProcess(command, with_packages(env), log)
 
@@ -248,7 +237,8 @@ class TrackerProcess:
                 self._note(f"tracker {self._name}: {message['text']}")
             elif message["type"] == "error":
                 self._lose(f"failed ({message['message']})")
-        status = self._process.end["exit_status"] if self._process.end is not None else 0
+        end = self._process.end
+        status = end["exit_status"] if end is not None else 0
         if status == -signal.SIGALRM:
             self._lose(f"gave no answer within {LIMIT_S} s")
         elif status:

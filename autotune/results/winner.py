@@ -1,8 +1,4 @@
-"""A proven winner as one record, read from its run.
-
-Every exported file holds the winner in one comment line, so that `verify` and `exec` can compare it
-with this machine and with the records of its run.
-"""
+"""A proven winner as one record, read from its run; exported files hold it in a comment line."""
 
 from __future__ import annotations
 
@@ -39,8 +35,7 @@ from autotune.stats.estimates import Estimate, Verdict, judge
 
 WINNER_VERSION = 2
 
-AT_SCALE = "-larger"
-"""Suffix of the run beside one in which `submit --winner` proves its winner at larger scale."""
+AT_SCALE = "-larger"  # suffix of the run by `submit --winner` beside one
 
 
 def refuse_to_hand_on(settings: FlagSet) -> FlagSet:
@@ -70,10 +65,7 @@ class Winner(Record):
         workload_options: Options of the reference; those in `settings` override them.
         further: Its ratio in rechecks with other studies, by their names.
         at_scale: Whether it holds with a larger study, as a sentence; None if that was not tried.
-        step_s: Median step of the winner in its proof, seconds.
-        soaked_s: Seconds of the soak; None if there was none.
-        work: Work of a step where it differs from the default's: then `estimate` is of time per
-            token.
+        work: Work of a step where it is not the default's: `estimate` is of time per token then.
         unsettled: Settings of which no ablation showed that the set needs them.
         run: Name of the run directory whose records prove it, without the folder that it lies in.
     """
@@ -114,14 +106,10 @@ class Winner(Record):
 
 
 def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
-    """Returns the winner of a run directory.
-
-    Args:
-        even_unjudged: Accepts a winner whose loss could not be judged.
+    """Returns the winner of a run directory, or with `even_unjudged` one of unjudged loss.
 
     Raises:
-        AutotuneError: If the run is not finished or has no winner, if the conclusion does not
-            follow from its records, or if the winner holds refused settings.
+        AutotuneError: If it has none, if its records contradict it, or if it may not be handed on.
     """
     conclusion = store.last(ConclusionRecord)
     if not conclusion:
@@ -130,7 +118,9 @@ def winner_of(store: Store, *, even_unjudged: bool = False) -> Winner:
             "run the same `autotune run` command again to finish it"
         )
     if conclusion.outcome is not Outcome.WINNER or not conclusion.settings:
-        until = "until a study settles that, " if conclusion.outcome is Outcome.INCONCLUSIVE else ""
+        until = ""
+        if conclusion.outcome is Outcome.INCONCLUSIVE:
+            until = "until a study settles that, "
         raise AutotuneError(
             f"only a proven winner is exported, and {store.path} has none: {conclusion.sentence}; "
             f"{until}the default settings are what to use here"
@@ -172,9 +162,10 @@ def verdict_at_scale(store: Store) -> str | None:
     winner = store.spec.baseline.merge(conclusion.settings)
     verdict = "not proven there yet"
     at_scale = larger.last(ConclusionRecord)
-    if at_scale and any(proof.settings == winner for proof in larger.of(ConfirmRun)):
+    if at_scale and any(run.settings == winner for run in larger.of(ConfirmRun)):
         verdict = at_scale.sentence
-    return f"with {larger.spec.name} on {larger.spec.device.node_count} node(s): {verdict}"
+    count = larger.spec.device.node_count
+    return f"with {larger.spec.name} on {count} node(s): {verdict}"
 
 
 def with_rechecks(winner: Winner, runs: Sequence[Store]) -> Winner:
