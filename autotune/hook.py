@@ -72,8 +72,7 @@ def report(*, loss: Any = None, grad_norm: Any = None) -> None:
         _reported = (loss, grad_norm)
 
 
-_reported: tuple[Any, Any] | None = None
-"""What was reported last; None outside a study."""
+_reported: tuple[Any, Any] | None = None  # What was reported last; None outside a study
 
 
 def _connect() -> Channel | None:

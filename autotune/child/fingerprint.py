@@ -36,14 +36,12 @@ THUNKS = "thunks.txt"
 METADATA = "thunk_names.txt"
 OPTIONS = "debug_options.txt"
 LOG = "compile.log"
-RESULT = "result.json"
-"""Files in the folder of a compilation; METADATA has the names of thunks."""
+RESULT = "result.json"  # Files in the folder of a compilation; METADATA has the names of thunks
 
 CACHE_SWITCH = "JAX_ENABLE_COMPILATION_CACHE"
 CACHE_FOLDER = "JAX_COMPILATION_CACHE_DIR"
 KEPT = "kept-"  # prefix of files beside JAX's cache, with figures of its programs
 KERNELS_FLAG = "xla_gpu_per_fusion_autotune_cache_dir"  # not hashed
-
 _BYTES = 2  # wire types of protobuf
 _GROUP = 3
 _EXECUTABLE_FIELD = 1  # of the outermost message, beside compile options

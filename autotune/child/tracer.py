@@ -49,7 +49,6 @@ ORDER = ("attention", "convolutions", "matrix products", OTHER, COPIES, *_COLLEC
 
 CLOCK_ERROR = 1.4  # factor by which the number of steps may differ from the clock's
 HIDDEN = ", hidden"  # added to a kind of collective while something else runs too
-
 _AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")  # around others
 
 Step = dict[str, dict[str, tuple[float, float]]]

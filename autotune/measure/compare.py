@@ -136,12 +136,10 @@ class ComparisonRequest:
     """What is to be compared, and how."""
 
     candidate: FlagSet
-    rule: StoppingRule
-    """Of interleaved blocks; isolated runs have numbers of their own."""
+    rule: StoppingRule  # Of interleaved blocks; isolated runs have numbers of their own
     against: FlagSet = field(default_factory=FlagSet)
     """What to compare with, in a fresh process; empty for the study's reference."""
-    is_proof: bool = False
-    """One fresh pair of processes, even of the study's reference."""
+    is_proof: bool = False  # One fresh pair of processes, even of the study's reference
     is_aa: bool = False
     inspect: Callable[[Reports], None] | None = None
     """Raises WorkerFailed or SameProgram before both are measured; then losses are compared."""
@@ -171,15 +169,13 @@ class Run(NamedTuple):
     trace: LossTrace
     steps_s: Split
     joules: float | None
-    clock_s: float | None
-    """Of all steps, by a clock that is not the program's."""
+    clock_s: float | None  # Of all steps, by a clock that is not the program's
 
 
 class Comparer(ABC):
     """Compares two sets in one place."""
 
-    mode: str
-    """`INTERLEAVED` or `ABA`, as it is kept in records."""
+    mode: str  # `INTERLEAVED` or `ABA`, as it is kept in records
 
     def __init__(self, context: MeasurementContext) -> None:
         self.context = context

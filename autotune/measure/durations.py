@@ -17,14 +17,10 @@ from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smal
 
 AA_SHARE = 0.2
 """Share of a time budget beyond which an A/A run starts no more processes than it must."""
-LEAST_AA = 2
-"""Processes beside the living reference that an A/A run needs to tell a spread."""
-PROOF_AA_RUNS = 6.0
-"""What a study with one proof takes, about, over its least A/A run."""
-RECENT = 20
-"""Latest pairs of processes from which their duration is estimated."""
-ABLATIONS = 4
-"""Settings of a finalist for which time is kept to leave each of them out in turn."""
+LEAST_AA = 2  # Processes beside the living reference that an A/A run needs to tell a spread
+PROOF_AA_RUNS = 6.0  # What a study with one proof takes, about, over its least A/A run
+RECENT = 20  # Latest pairs of processes from which their duration is estimated
+ABLATIONS = 4  # Settings of a finalist for which time is kept to leave each of them out in turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +30,8 @@ class Durations:
     start_s: float = 0.0
     trial_s: float = 0.0
     block_pair_s: float = 0.0
-    pair_s: float = 0.0
-    """A fresh pair of processes of a proof."""
-    isolated_s: float = 0.0
-    """All isolated runs of both arms that come after a proof."""
+    pair_s: float = 0.0  # A fresh pair of processes of a proof
+    isolated_s: float = 0.0  # All isolated runs of both arms that come after a proof
     ablation_s: float = 0.0
     soak_s: float = 0.0
 

@@ -70,8 +70,7 @@ NOT_BY_STEP = {
 """Why a loss is not compared step by step, to begin a sentence with."""
 
 Sets = tuple[FlagSet, FlagSet]
-Reports = tuple[WorkerReport, WorkerReport]
-"""Of what is compared with, and of the candidate."""
+Reports = tuple[WorkerReport, WorkerReport]  # Of what is compared with, and of the candidate
 
 LongLosses = Sequence[tuple[int, float]]
 """Of one arm of a soak: steps of its first process since it was ready, and the loss there."""

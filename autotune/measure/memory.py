@@ -19,8 +19,7 @@ from autotune.model.units import format_bytes
 from autotune.workers.base import WorkerFailed
 from autotune.workers.failures import advice_on, is_not_installed, read_log
 
-LIMIT_PHASE = "limit"
-"""Phase of a failure where the study refuses the set, not the device."""
+LIMIT_PHASE = "limit"  # Phase of a failure where the study refuses the set, not the device
 
 MEMORY_FRACTION = MEMORY_FRACTIONS[0]
 SHARED_FRACTION = "0.45"

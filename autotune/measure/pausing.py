@@ -18,8 +18,7 @@ LONGEST_PAUSE_S = 30.0
 AFTER_PAUSE = 0.1
 SCATTER = 3.0
 """Share by which halves of a block may differ, or blocks from a long one's end beside scatter."""
-LONG_BLOCKS = 3
-"""Blocks that a long one of the A/A run is as long as."""
+LONG_BLOCKS = 3  # Blocks that a long one of the A/A run is as long as
 WENT_ON = 0.1
 """Share of a step's time before the first pause below which a program has gone on in a pause."""
 

@@ -136,8 +136,7 @@ class SoakTask(Record):
     """Ratio of the typical step, per unit of work, with the interval over all looks."""
     process_sd: float = 0.0
     """Standard deviation of that from one pair of processes to the next, alone or not."""
-    proven_steps: int = 0
-    """Steps of a process of the proof; 0 where that is not known."""
+    proven_steps: int = 0  # Steps of a process of the proof; 0 where that is not known
     most: int = SOAK_LOOKS
 
     def failed(self, failure: Failure) -> AnyRecord:
@@ -182,15 +181,13 @@ class Assignment(Record):
     lane: str = ""
     """Name of the lane, which is where its reference's logs lie; empty where there is only one."""
     folder: tuple[str, ...] = ()
-    name: str = ""
-    """Seeds the order of its blocks, whichever lane does it and however often."""
+    name: str = ""  # Seeds the order of its blocks, whichever lane does it and however often
     aa_run: AaRecord | None = None
     runtime: tuple[str, ...] = ()
     """Names of settings that are read when a program runs; programs that differ so are measured."""
     programs: dict[str, int] = Field(default_factory=dict)
     """Names of the programs that were measured, each with its trial's number."""
-    at_s: float = 0.0
-    """The study's time now."""
+    at_s: float = 0.0  # The study's time now
 
     @property
     def noise(self) -> AaNoise:
@@ -205,8 +202,7 @@ class PendingTask:
     task: AnyTask
     folder: tuple[str, ...]
     name: str
-    lost: int = 0
-    """Lanes that were lost over it."""
+    lost: int = 0  # Lanes that were lost over it
 
     @property
     def own_folder(self) -> tuple[str, ...]:

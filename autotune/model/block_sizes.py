@@ -17,13 +17,10 @@ from autotune.stats.aa_noise import STARTS, AaNoise
 LONGEST_BLOCK_STEPS = 10_000
 
 BLOCK_STEPS = 3  # fewest counted steps of a block
-
 LEAST_LINES = 5  # counted, of a block of a paused program: a pause costs two
 LEAST_PAUSED_S = 0.5  # counted, of such a block: a pause costs some milliseconds
-
 WARMUP_STEPS = 5  # steps that are run before the first block and never used
 CHECK_STEPS = 5  # whose loss and gradient norm are compared with the reference
-
 Split = tuple[tuple[float, ...], tuple[float, ...]]  # settling, counted
 
 

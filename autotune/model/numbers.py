@@ -16,7 +16,6 @@ class Record(BaseModel):
 
 
 LONGEST_S = 1e11  # three thousand years, in seconds
-
 Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
 StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios
 Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference

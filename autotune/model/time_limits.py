@@ -10,7 +10,6 @@ from autotune.model.sections import MeasureSpec
 START_FACTOR = 4.0  # a candidate may choose kernels longer, or have no cache
 LEAST_START_S = 120.0
 UNKNOWN_START_S = 600.0  # before the reference has run once
-
 STEP_FACTOR = 10.0  # nobody looks for a step ten times the reference's
 LEAST_BLOCK_S = 120.0
 

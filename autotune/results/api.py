@@ -28,8 +28,7 @@ from autotune.results.tables import TRIAL_COLUMNS, trial_rows
 from autotune.results.winner import Winner, winner_of
 from autotune.rundir.store import Store
 
-ABSENT = "(default)"
-"""Value shown for a setting that a trial does not set."""
+ABSENT = "(default)"  # Value shown for a setting that a trial does not set
 
 
 class Study:

@@ -16,7 +16,6 @@ from autotune.search.models import Models
 from autotune.search.space import Codes, Design, Rng
 
 IsOpen = Callable[[Codes], bool]  # allowed, unknown, not being tried, not known to fail
-
 IMPROVING_SHARE = 2 / 3  # of proposals by expected improvement; others: best of a draw
 DRAWN = 8  # draws whose best sets are candidates
 SAMPLES = 96  # draws that compare the candidates

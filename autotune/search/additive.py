@@ -22,7 +22,6 @@ LEAST_SPREAD = 1e-3  # share of the typical effect, for the precision of floats
 GREEDY = 12  # limit of effects that enter before the spread is estimated
 JUMPS = 20  # states of each walk from which proposals are drawn
 Inside = dict[int, int]  # index of the size of each block in the model
-
 _SPREADS = 8  # limit of rounds that estimate the spread
 _FALLS = 0.9  # ratio of spreads from which these rounds end
 _ENOUGH = 8  # trials that determine a spread

@@ -20,7 +20,6 @@ from autotune.search.space import Codes, Floats, Rng
 
 BURN_IN = 8  # dropped states of each walk
 _LEAST = 1e-12  # so that a chain leaves even an almost certain state
-
 SIZES = (1.0, 4.0)  # standard deviations of coefficients: narrow and wide prior
 SHARES = (0.75, 0.25)  # prior shares of blocks of each size
 MOST_BLOCKS = 60  # limit of blocks in the model

@@ -43,7 +43,6 @@ SD_KEY = "autotune:log_sd"  # standard error of the log of its value (or of a lo
 DUPLICATE_KEY = "autotune:duplicate_of"  # number of the measured trial of its program
 MEMORY_KEY = "autotune:memory"  # peak over the default's; a lower bound if it failed
 NUMBER_KEY = "autotune:number"  # its number, if not Optuna's
-
 MOST_PAIRS = 240  # limit of modelled pairs: it bounds the time of a proposal
 USUAL_SD = 0.01  # standard error of a trial without `SD_KEY`
 MANY_JUMPS = 200  # states of each walk for estimates, which name aliased settings

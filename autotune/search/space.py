@@ -30,7 +30,6 @@ Values = Mapping[str, Any]  # values of settings by name
 Params = dict[str, Any]
 Space = Mapping[str, BaseDistribution]
 Scale = tuple[float, ...] | None  # places (or nan) of ordered values
-
 MAIN_RANK = 6  # limit of features of a setting
 PAIR_RANK = 4  # limit of features of a pair
 REACH = 0.5  # correlation length of ordered values, as a share of their scale

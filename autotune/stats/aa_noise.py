@@ -39,8 +39,7 @@ from autotune.stats.estimates import (
 
 CAUTION = 0.9
 """Confidence of the upper limit behind the announced power (tests/study/test_compare.py)."""
-ALPHA_SETTLING = 0.001
-"""Share of A/A runs without one in which a change point is found."""
+ALPHA_SETTLING = 0.001  # Share of A/A runs without one in which a change point is found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +59,8 @@ class AaNoise:
     """By how much the log ratio of one pair of equal processes may be off (95 %)."""
     start_s: NotNegative
     """Seconds until a process is ready; 0 where that is not known, as in `pair_s`."""
-    pair_s: NotNegative
-    """Seconds of one pair of blocks, or of the measured steps of two runs."""
-    settle_steps: int = 0
-    """First steps of each process that are not measured; see `settling`."""
+    pair_s: NotNegative  # Seconds of one pair of blocks, or of the measured steps of two runs
+    settle_steps: int = 0  # First steps of each process that are not measured; see `settling`
     settle_s: NotNegative | None = None
     """First seconds of later blocks that do not count; None: as planned."""
     counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -155,8 +152,7 @@ def _centred(groups: Sequence[Floats]) -> Floats:
     return np.concatenate([group - np.mean(group) for group in groups])
 
 
-SETTLED = 0.002
-"""Share by which the steps of a settled block are off at most, on average."""
+SETTLED = 0.002  # Share by which the steps of a settled block are off at most, on average
 SETTLING_MARGIN = 1.5
 SETTLING_CUTS = 12
 """How long blocks are not counted, over what they took to settle, found in so many parts of it."""
@@ -248,12 +244,9 @@ def _noise_of_centres(within_sd: float, count: int, degrees: int) -> float:
 
 
 LEAST = 4
-MOST = 40
-"""Fewest and most pairs of blocks in a process."""
-DEFAULT_PROOF_SIZE = 20
-"""Pairs of blocks in a process where it is not known what is best."""
-STARTS = 1.5
-"""What starting two processes at once takes, over starting one: they share the machine."""
+MOST = 40  # Fewest and most pairs of blocks in a process
+DEFAULT_PROOF_SIZE = 20  # Pairs of blocks in a process where it is not known what is best
+STARTS = 1.5  # What starting two processes at once takes, over starting one: they share the machine
 MEASURED_S = 4.0
 """Seconds for which a process is measured at least, if starting a pair takes twice that or more."""
 

@@ -31,15 +31,12 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Counted = Annotated[int, Field(ge=0, le=2**53)]
 """Bounds that are checked where a record is read, for it may have been edited."""
 
-LEVEL = 0.95
-"""Coverage of intervals, over all looks together where there are several."""
-DEFAULT_MIN_EFFECT = 0.005
-"""Smallest effect of interest, as a share of the reference step time."""
+LEVEL = 0.95  # Coverage of intervals, over all looks together where there are several
+DEFAULT_MIN_EFFECT = 0.005  # Smallest effect of interest, as a share of the reference step time
 NORMAL = NormalDist()
 TRIAL_FIRST_LOOK = 8
 """Pairs before the first look at a trial where the noise of a pair is not known."""
-TRIAL_GROWTH = 1.5
-"""Ratio of successive looks at a trial."""
+TRIAL_GROWTH = 1.5  # Ratio of successive looks at a trial
 NARROWEST = 1.05
 """A trial ends when its interval is at most so many times as wide as its processes make it."""
 
@@ -73,8 +70,7 @@ class Estimate:
     high: Annotated[float, Field(ge=0)]
     level: Annotated[float, Field(ge=0, le=1)]
     """Coverage the interval claims; over all looks together for a sequential estimate."""
-    pair_count: Counted
-    """Independent units: pairs of blocks, process pairs or ABA runs."""
+    pair_count: Counted  # Independent units: pairs of blocks, process pairs or ABA runs
 
     @property
     def logs(self) -> tuple[float, float, float]:
@@ -174,8 +170,7 @@ def is_surely_positive(values: Numbers, *, alpha: float) -> bool:
     return float(np.mean(values)) > half_width(values, alpha=2 * alpha)
 
 
-LEAST_TIMED = 20
-"""Steps whose times tell whether a clock is coarse."""
+LEAST_TIMED = 20  # Steps whose times tell whether a clock is coarse
 
 
 def clock_resolution(step_times_s: Sequence[float]) -> float:
@@ -306,8 +301,7 @@ class Walk(NamedTuple):
 
     points: Floats = np.zeros(1)
     weights: Floats = np.ones(1)
-    age: int = 0
-    """Steps of variance 1 that it has made."""
+    age: int = 0  # Steps of variance 1 that it has made
 
     def go_on(self, age: int, low: float, high: float, *, nodes: int) -> Walk:
         """Goes on to an age, between bounds in standard deviations, by Gauss-Legendre's rule."""

@@ -39,10 +39,8 @@ LEAST_DEGREES = 5
 SOAK_LOOKS = 5
 MOST_LOOKS = 100
 """How often long runs are looked at in new processes, at most; a study may ask for more."""
-LEAK_LOOKS = 2
-"""How often memory is looked at: it does not depend on what else the machine does."""
-MEDIAN_ERROR = 1.25
-"""Standard error of a median over that of a mean."""
+LEAK_LOOKS = 2  # How often memory is looked at: it does not depend on what else the machine does
+MEDIAN_ERROR = 1.25  # Standard error of a median over that of a mean
 ALPHA_STAYS = 0.001
 """One-sided error of each figure of a look in saying that a gain stays which is gone."""
 GOES_ON = 20.0
@@ -52,8 +50,7 @@ LOSS_SHARE = 0.25
 """What a long run may be slower than the proof says, and likewise as a share of a larger gain."""
 ALPHA_PROOF = 0.02
 """Share of honest sets whose stalls may be called more than the reference's, in a whole proof."""
-ALPHA_GAP = 0.001
-"""Likewise of total times above typical steps, whose differences stalls make skew."""
+ALPHA_GAP = 0.001  # Likewise of total times above typical steps, whose differences stalls make skew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +58,8 @@ class Stalls:
     """The stalls of one arm."""
 
     steps: Annotated[int, Field(ge=1, le=2**53)]
-    count: Counted
-    """Steps that took more than `STALL` times the usual one of either arm."""
-    typical_s: Annotated[float, Field(ge=1e-12, le=1e15)]
-    """The median step, in seconds."""
+    count: Counted  # Steps that took more than `STALL` times the usual one of either arm
+    typical_s: Annotated[float, Field(ge=1e-12, le=1e15)]  # The median step, in seconds
     lost_s: Annotated[float, Field(ge=0, le=1e15)]
     """What the stalls took beyond a typical step each, in seconds."""
 
@@ -159,12 +154,10 @@ class LongRunRatio:
     """Total times of a long run of each arm per unit of work, as logs of candidate / reference."""
 
     total: _Figure
-    late: _Figure
-    """Of the second half of the steps."""
+    late: _Figure  # Of the second half of the steps
     early: _Figure | None
     """Of first steps, as many as a process of the proof ran; None where they were not kept."""
-    rise: float
-    """By how much the last quarter of the steps is above the one before."""
+    rise: float  # By how much the last quarter of the steps is above the one before
     processes: int
 
 
@@ -243,12 +236,10 @@ class LastingGain:
     """What all looks at long runs together say of a proven gain."""
 
     finding: Lasting
-    late: Estimate
-    """Ratio of the second halves, with its 95 % interval."""
+    late: Estimate  # Ratio of the second halves, with its 95 % interval
     unseen: float
     """A loss that these looks could not have told from none, as a share of the step time."""
-    looks: int
-    """As many looks would tell, about, if nothing of the gain is lost."""
+    looks: int  # As many looks would tell, about, if nothing of the gain is lost
 
 
 class _Interval(NamedTuple):
@@ -373,22 +364,18 @@ def _has_more(candidate: Stalls, reference: Stalls) -> bool:
     return float(bdtrc(candidate.count - 1, count, share)) <= ALPHA_PROOF
 
 
-LEAST_SAMPLES = 6
-"""In the second half of a run, for its growth to be judged."""
+LEAST_SAMPLES = 6  # In the second half of a run, for its growth to be judged
 PARTS = 3
 PART_SHARE = 0.5
 """Parts of the second half over each of which a leak grows by this share of its least slope."""
 LEAST_LEAK = 16 << 20
 """Bytes by which a process must have grown over the second half; honest heaps vary by less."""
-LEAST_PER_STEP = 4096
-"""Bytes a step that matter however fast the steps are: a page."""
-PER_DAY = 4 << 30
-"""Bytes a day that matter: a job of a week would take 28 GiB."""
+LEAST_PER_STEP = 4096  # Bytes a step that matter however fast the steps are: a page
+PER_DAY = 4 << 30  # Bytes a day that matter: a job of a week would take 28 GiB
 SLOPE_LEVEL = 0.99
 DAY_S = 86_400.0
 
-Samples = Sequence[tuple[int, int]]
-"""Steps so far and bytes in use then."""
+Samples = Sequence[tuple[int, int]]  # Steps so far and bytes in use then
 
 
 def find_leak(

@@ -28,8 +28,7 @@ class Format(NamedTuple):
 
     name: str
     mantissa: int
-    rounding: float
-    """Relative difference of the loss that its rounding may cause at the first step."""
+    rounding: float  # Relative difference of the loss that its rounding may cause at the first step
 
 
 _KNOWN = tomllib.loads(
@@ -107,8 +106,7 @@ class Mismatch(NamedTuple):
     step: int
     quantity: str
     expected: float
-    actual: float | None
-    """None when the candidate's trace ends before."""
+    actual: float | None  # None when the candidate's trace ends before
     tolerance: float
 
 
@@ -153,8 +151,7 @@ class StepLoss(NamedTuple):
         return {LOSS: self.loss, GRAD_NORM: self.grad_norm}
 
 
-Trace = Mapping[int, StepLoss]
-"""What one process reports by step, counted from 0 since it began."""
+Trace = Mapping[int, StepLoss]  # What one process reports by step, counted from 0 since it began
 Losses = Sequence[float]
 Curve = Sequence[tuple[float, float]]
 """Losses of first steps; and of a long run, each with the steps or the work done so far."""
@@ -167,8 +164,7 @@ class LossSpread:
     steps: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
     """Largest relative difference of their losses at or before each of these steps."""
-    norms: tuple[float, ...] = ()
-    """Likewise of their gradient norms."""
+    norms: tuple[float, ...] = ()  # Likewise of their gradient norms
     is_rounded: bool = False
     """Whether one in another rounding differed; else the tolerance follows from the arithmetic."""
 
@@ -311,8 +307,7 @@ SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
 SPREAD_MARGIN = 2.0
 """How many times the largest change between neighbouring steps losses may be off."""
-LEAST_POINTS = 4
-"""Losses of each arm that a soak must have told for them to be compared."""
+LEAST_POINTS = 4  # Losses of each arm that a soak must have told for them to be compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,10 +318,8 @@ class Comparability:
     difference: float = 0.0
     """Relative difference of the candidate, where it is largest; above 0 its loss is higher."""
     tolerance: float = 0.0
-    points: int = 0
-    """At how many amounts of work both were compared."""
-    reason: str = ""
-    """What is wrong, or why nothing can be told; empty if they agree."""
+    points: int = 0  # At how many amounts of work both were compared
+    reason: str = ""  # What is wrong, or why nothing can be told; empty if they agree
 
 
 def compare_first_steps(

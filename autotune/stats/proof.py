@@ -53,8 +53,7 @@ ISOLATED_PAIRS = FIRST_LOOK
 """One-sided error of the isolated runs of one proven set, and their number at the first look."""
 GROWTH = 2.0
 """Power of the share of the base at which error is spent: little at first, where tails are wide."""
-RESERVE = 0.1
-"""Share of a plan's error that is kept for looks beyond its base."""
+RESERVE = 0.1  # Share of a plan's error that is kept for looks beyond its base
 STUDENT_MARGIN = 1.2
 """By how much the looks' error may exceed its sum; at most 1.16 is simulated (test_proof.py)."""
 HOPELESS = 0.05
@@ -75,8 +74,7 @@ class ProofPlan:
     """Chance, over all looks that can ever be, that the upper end is below the true ratio."""
     least: int = FIRST_LOOK
     """Pairs of processes before a set is called faster, or the cap if that is lower."""
-    other_side: float = OTHER_SIDE
-    """How many times as often the lower end may miss."""
+    other_side: float = OTHER_SIDE  # How many times as often the lower end may miss
 
     def __post_init__(self) -> None:
         if not (FIRST_LOOK <= self.base <= 10_000 and 0.0 < self.error < 0.5 / OTHER_SIDE):
@@ -138,8 +136,7 @@ class ProofLook:
     holds: bool
     """Whether the set is surely faster by more than the smallest effect, at the plan's error."""
     reason: str
-    used: int
-    """Pairs on which that rests."""
+    used: int  # Pairs on which that rests
 
 
 def look(

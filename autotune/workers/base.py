@@ -23,7 +23,6 @@ from autotune.workers.caches import Caches
 from autotune.workers.failures import Lines, read_log
 
 Times = tuple[float, ...]  # seconds of each step
-
 LOG_BYTES = 4_000_000  # limit of a log's size
 # Variables of its job step that a process on another node keeps: the GPUs of its node.
 SET_BY_NODE = (
