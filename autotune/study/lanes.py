@@ -265,9 +265,7 @@ class Lanes:
         pending = lane.pending
         if pending is None or isinstance(pending.task, AaTask):
             return
-        self._store.append(
-            IncidentRecord(what=f"lane lost at {pending.name}: {why}", by=lane.name or None)
-        )
+        self.incident(f"lane lost at {pending.name}: {why}", lane.name)
         pending.lost += 1
         if pending.lost < MOST_LOST:
             self._pending.insert(0, pending)
