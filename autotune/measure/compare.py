@@ -399,7 +399,7 @@ class Interleaved(Comparer):
         noise = read_aa_noise(
             settled.log_ratios,
             settle_steps=settled.steps,
-            start_s=context.first_report.start_s,
+            start_s=typical_start_s(reports),
             pair_s=pair_duration_s(pairs),
             least=LEAST_AA_PAIRS,
         )
@@ -472,6 +472,18 @@ def shortened(
         share = share_to_count(noise, counted_s=counted_s, settle_s=settle_s)
     spared_s = planned.settle_s - settle_s + (1.0 - share) * counted_s
     return replace(noise, counted_share=share, pair_s=noise.pair_s - 2.0 * spared_s)
+
+
+def typical_start_s(reports: Sequence[WorkerReport]) -> float:
+    """Seconds of a start that compiles, with files that were read before.
+
+    The first start of a study may wait for a disk; later ones may find their program compiled.
+    """
+    first = reports[0]
+    outside_s = [r.start_s - r.compile_s for r in reports if r.compile_s is not None]
+    if first.compile_s is None or len(outside_s) < len(reports):
+        return first.start_s
+    return first.compile_s + min(outside_s)
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
