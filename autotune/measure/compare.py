@@ -540,7 +540,7 @@ class Isolated(Comparer):
         noise = UNKNOWN_NOISE
         if request.is_aa:
             reports = (self.context.first_report, reports[1])
-            noise = noise_of_aba_runs(pairs, start_s=reports[0].start_s)
+            noise = noise_of_aba_runs(pairs, start_s=typical_start_s(reports))
         return self._compared(
             reports, pairs, estimate, stopped="all runs measured", work=work, noise=noise
         )
