@@ -384,8 +384,12 @@ class Interleaved(Comparer):
             names = [f"second-{number + 1}"] if number > 0 else []
             with contextlib.closing(context.start(FlagSet(), context.folder(*names))) as worker:
                 fresh = LossTrace(spec, worker)
-                seed = f"floor/{len(pairs)}" if pairs else "floor"
-                new_pairs, _ = self.run_blocks(request, (trace, fresh), seed=seed, begin=len(pairs))
+                new_pairs, _ = self.run_blocks(
+                    request,
+                    (trace, fresh),
+                    seed=f"floor/{len(pairs)}" if pairs else "floor",
+                    begin=len(pairs),
+                )
                 reports.append(worker.report)
             ago = block_steps * np.arange(len(new_pairs))[::-1]
             ages.append(np.asarray([fresh.done - ago, trace.done - ago]))
@@ -475,15 +479,9 @@ def shortened(
 
 
 def typical_start_s(reports: Sequence[WorkerReport]) -> float:
-    """Seconds of a start that compiles, with files that were read before.
-
-    The first start of a study may wait for a disk; later ones may find their program compiled.
-    """
-    first = reports[0]
-    outside_s = [r.start_s - r.compile_s for r in reports if r.compile_s is not None]
-    if first.compile_s is None or len(outside_s) < len(reports):
-        return first.start_s
-    return first.compile_s + min(outside_s)
+    """Seconds of a start that compiles, but does not wait for a disk as the first one may."""
+    beside_s = min(r.start_s - (r.compile_s or 0.0) for r in reports)
+    return beside_s + (reports[0].compile_s or 0.0)
 
 
 def aa_pairs(report: WorkerReport, steps: int) -> int:
@@ -647,7 +645,7 @@ def _sum_if_known(values: Sequence[float | None]) -> float | None:
     return sum(known_values) if len(known_values) == len(values) else None
 
 
-def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float = 0.0) -> AaNoise:
+def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float) -> AaNoise:
     """The noise of this machine by ABA runs of the reference with itself, stored as pairs.
 
     With the variance v of a run, the middle one against the mean of its neighbours has 1.5 v and

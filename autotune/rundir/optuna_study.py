@@ -81,7 +81,9 @@ class OptunaStudy:
 
     def finish(self) -> None:
         """Tells open trials as failed; never raises."""
-        self._try(_fail_open_trials)
+        self._try(
+            lambda study: [study.tell(t.number, state=TrialState.FAIL) for t in _open_trials(study)]
+        )
 
     def news(self) -> list[str]:
         """Returns the notes for the user since the last call."""
@@ -216,11 +218,6 @@ def _take_waiting(study: optuna.Study, values: dict[str, Any]) -> FrozenTrial | 
             study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
             return trial
     return None
-
-
-def _fail_open_trials(study: optuna.Study) -> None:
-    for trial in _open_trials(study):
-        study.tell(trial.number, state=TrialState.FAIL)
 
 
 def _open_trials(study: optuna.Study) -> list[FrozenTrial]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,10 +83,9 @@ def run(
             trackers=[tracker] if isinstance(tracker, str) else tracker,
         )
     except AutotuneError as error:
-        error.args = (
-            re.sub(r"--(run-dir|trials|time-budget)\b", _argument_of, str(error)),
-            *error.args[1:],
-        )
+        # A message names options of the command line, which are arguments here.
+        text = str(error).replace("--run-dir", "run_dir=...").replace("--trials", "trials=...")
+        error.args = (text.replace("--time-budget", "time_budget=..."),)
         raise
     except KeyboardInterrupt:
         print(
@@ -96,11 +94,6 @@ def run(
         )
         raise
     return Study(session.store.path)
-
-
-def _argument_of(option: re.Match[str]) -> str:
-    """Returns the argument of `run` for an option of the command line that a message names."""
-    return f"{option[1].replace('-', '_')}=..."
 
 
 def study_with(spec: StudySpec, *, trials: int | None, time_budget: str | None) -> StudySpec:

@@ -376,7 +376,7 @@ def test_the_spread_of_fresh_runs_is_right_on_average() -> None:
     found = []
     for _ in range(400):
         runs = np.exp(0.01 * rng.standard_normal((3, 3))).tolist()
-        found.append((noise_of_aba_runs(pairs_of(*map(tuple, runs))).process_sd or 0) ** 2)
+        found.append((noise_of_aba_runs(pairs_of(*map(tuple, runs)), start_s=0.0).process_sd or 0) ** 2)
     assert np.mean(found) == pytest.approx(1e-4, abs=4 * 1e-4 * math.sqrt(2 / 6 / 400))
 
 
