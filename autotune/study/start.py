@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -84,8 +85,8 @@ def run(
         )
     except AutotuneError as error:
         # A message names options of the command line, which are arguments here.
-        text = str(error).replace("--run-dir", "run_dir=...").replace("--trials", "trials=...")
-        error.args = (text.replace("--time-budget", "time_budget=..."),)
+        text = re.sub(r"--(run|time)-(dir|budget)\b", r"\1_\2=...", str(error))
+        error.args = (re.sub(r"--trials\b", "trials=...", text),)
         raise
     except KeyboardInterrupt:
         print(
