@@ -1,9 +1,9 @@
 """Long run (soak) of a winner: some settings hang, diverge, stall or leak after hundreds of steps.
 
-Then the reference runs as many steps: total time, stalls, memory (`autotune.model.proofs`) and
-losses of both are compared; where the candidate's options change dtype or batch, both learn from
-batches that they have not seen before. What speaks against a set by its time or memory must come
-again in a second process of it.
+The reference runs as many steps: by turns with the set if the pairs of its proof ran so, else after
+it. Total time, stalls, memory (`autotune.model.proofs`) and losses of both are compared; where the
+candidate's options change dtype or batch, both learn from batches that they have not seen before.
+What speaks against a set by its time or memory must come again in a second process of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from autotune.measure.context import MeasurementContext, work_between
 from autotune.measure.loss_gate import STEP_BY_STEP
@@ -58,6 +59,7 @@ class LongRun:
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)  # Likewise of memory in use
     lasted_s: float = 0.0  # Seconds of its steps, those included that a program does not print
     starts: int = 0
+    begin: int = 0  # Steps before the process that runs now
     longest: int = 0  # Steps of the process that ran longest
     report: WorkerReport | None = None
     failure: Failure | None = None
@@ -84,6 +86,15 @@ class LongRun:
         )
         return is_long or steps >= self.most_steps
 
+    @contextlib.contextmanager
+    def keeps_failure(self) -> Iterator[None]:
+        """Keeps the failure of a worker that the body raises."""
+        try:
+            yield
+        except WorkerFailed as error:
+            self.failure = error.failure
+            raise
+
 
 @dataclass(frozen=True, slots=True)
 class _Soak:
@@ -98,18 +109,21 @@ class _Soak:
         return self.task.basis not in STEP_BY_STEP
 
     def run_both(self, *names: str, end_s: float = 0.0) -> tuple[LongRun, LongRun]:
-        """Runs the set, and the reference after it unless the set failed; `names` of a folder."""
+        """Runs the set and the reference, by turns or one after the other; `names` of a folder."""
+        if self.task.is_interleaved:
+            run, reference = self._interleave(*names)
+            if reference.failure is None:
+                return run, reference
+            self._note_failed_reference(reference.failure)
         run = LongRun(least_s=self.task.least_s, least_steps=self.task.least_steps, end_s=end_s)
         self._run(run, self.task.settings, *names)
         if run.failure is not None:
             return run, LongRun(failure=run.failure)
-        # Where losses are compared, the reference runs for as much work.
         steps = len(run.times)
-        least_work = run.work if self.has_fresh_batches else 0
         for _ in range(REFERENCE_TRIES):
             reference = LongRun(
                 least_steps=steps,
-                least_work=least_work,
+                least_work=self._work_of(run),
                 most_steps=LONGEST_REFERENCE * steps,
                 block=run.block,
                 end_s=2.0 * end_s if run.has_ended else 0.0,
@@ -117,57 +131,99 @@ class _Soak:
             self._run(reference, FlagSet(), *names, "reference")
             if reference.failure is None:
                 break
-            self.context.progress.incident(
-                f"the reference beside a soak failed: {reference.failure.message}"
-            )
+            self._note_failed_reference(reference.failure)
+        return run, reference
+
+    def _note_failed_reference(self, failure: Failure) -> None:
+        self.context.progress.incident(f"the reference beside a soak failed: {failure.message}")
+
+    def _work_of(self, run: LongRun) -> int:
+        """Work that the reference must do at least, because losses are compared by it."""
+        return run.work if self.has_fresh_batches else 0
+
+    def _interleave(self, *names: str) -> tuple[LongRun, LongRun]:
+        """Runs blocks of both arms by turns, so that what the machine does meets both alike."""
+        run = LongRun(least_s=self.task.least_s, least_steps=self.task.least_steps)
+        reference = LongRun()
+        folder = self.context.folder(*names)
+        beside = self.context.folder(*names, "reference")
+        with (
+            contextlib.suppress(WorkerFailed),
+            self._process(run, self.task.settings, folder, isolated=False) as worker,
+            self._process(reference, FlagSet(), beside, isolated=False) as reference_worker,
+        ):
+            run.block = reference.block = self._block_of(worker)
+            arms = [(run, worker), (reference, reference_worker)]
+            while not run.is_enough:
+                for arm in arms:
+                    self._run_block(*arm)
+                arms.reverse()
+            reference.least_steps = len(run.times)
+            reference.least_work = self._work_of(run)
+            while not reference.is_enough:
+                self._run_block(reference, reference_worker)
         return run, reference
 
     def _run(self, run: LongRun, settings: FlagSet, *names: str) -> None:
         """Runs a set until it is enough, or it fails; a program that ends is started again."""
-        can_wait = self.context.spec.workload.can_wait
         folder = self.context.folder(*names)
-        while run.failure is None and not run.is_enough:
-            try:
-                with contextlib.closing(
-                    self.context.start(settings, folder, isolated=True)
-                ) as worker:
-                    run.starts += 1
-                    run.report = worker.report
-                    worker.fresh_batches = self.has_fresh_batches
-                    worker.watches_memory = run.starts == 1
-                    worker.may_end = not can_wait
+        with contextlib.suppress(WorkerFailed):
+            while not run.is_enough:
+                with self._process(run, settings, folder, isolated=True) as worker:
                     self._run_process(worker, run)
-                    if run.starts == 1 and not can_wait:
-                        self._let_end(worker, run)
-                run.exit_status = worker.exit_status if can_wait else None
-                run.written = worker.written if run.starts == 1 else None
-            except WorkerFailed as error:
-                run.failure = error.failure
 
     def _run_process(self, worker: Worker, run: LongRun) -> None:
         """Runs one process until it is enough, or the program has come to its own end."""
         run.block = run.block or self._block_of(worker)
-        before = len(run.times)
         while not run.is_enough and not worker.has_ended:
+            self._run_block(run, worker)
+        if run.starts == 1 and not self._can_wait:
+            self._let_end(worker, run)
+
+    @property
+    def _can_wait(self) -> bool:
+        return self.context.spec.workload.can_wait
+
+    @contextlib.contextmanager
+    def _process(
+        self, run: LongRun, settings: FlagSet, folder: Path, *, isolated: bool
+    ) -> Iterator[Worker]:
+        """One process of a long run, which keeps how it ended."""
+        with run.keeps_failure():
+            worker = self.context.start(settings, folder, isolated=isolated)
+        with contextlib.closing(worker):
+            run.starts += 1
+            run.begin = len(run.times)
+            run.report = worker.report
+            worker.fresh_batches = self.has_fresh_batches
+            worker.watches_memory = run.starts == 1
+            worker.may_end = not self._can_wait
+            yield worker
+        run.exit_status = worker.exit_status if self._can_wait else None
+        run.written = worker.written if run.starts == 1 else None
+
+    def _run_block(self, run: LongRun, worker: Worker) -> None:
+        """Runs one block of a process."""
+        with run.keeps_failure():
             times = worker.run_block(run.block)
-            run.times += times
-            steps = len(run.times)
-            run.longest = max(run.longest, steps - before)
-            clock_s = worker.last_clock_s or 0.0
-            run.lasted_s += max(sum(times), clock_s) if worker.may_end else sum(times)
-            if run.starts == 1:  # a second process learns from the start again
-                if worker.last_loss is not None:
-                    run.losses.append((steps, worker.last_loss))
-                if worker.last_memory is not None:
-                    run.memory.append((steps, worker.last_memory))
-            self.context.progress.phase(
-                f"soaking: {steps} steps, {run.lasted_s:.0f} of {self.task.least_s:.0f} s"
-            )
+        run.times += times
+        steps = len(run.times)
+        run.longest = max(run.longest, steps - run.begin)
+        clock_s = worker.last_clock_s or 0.0
+        run.lasted_s += max(sum(times), clock_s) if worker.may_end else sum(times)
+        if run.starts == 1:  # a second process learns from the start again
+            if worker.last_loss is not None:
+                run.losses.append((steps, worker.last_loss))
+            if worker.last_memory is not None:
+                run.memory.append((steps, worker.last_memory))
+        self.context.progress.phase(
+            f"soaking: {steps} steps, {run.lasted_s:.0f} of {self.task.least_s:.0f} s"
+        )
 
     def _block_of(self, worker: Worker) -> int:
         """Steps of a block: no more than in a trial, and so few that there are `SAMPLES` blocks."""
         longest = self.context.spec.measure.run_steps
-        if self.context.spec.workload.can_wait:
+        if self._can_wait:
             longest = max(longest, self.context.steps_for(worker))
         steps = self.task.least_steps
         line_s = max(worker.report.line_s, worker.report.step_s)
@@ -289,7 +345,7 @@ class _Soak:
 
 
 def soak_isolated(context: MeasurementContext, task: SoakTask) -> SoakRecord:
-    """Runs a set alone, then the reference; both again until all tell that its gain stays."""
+    """Runs a set and the reference for long; both again until all tell that its gain stays."""
     soak = _Soak(context, task)
     run, reference = soak.run_both(end_s=END_SHARE * task.least_s)
     record = SoakRecord(

@@ -125,7 +125,7 @@ class AblationTask(Record):
 
 
 class SoakTask(Record):
-    """The winner alone for a while."""
+    """The winner for a while."""
 
     kind: Literal["soak"] = "soak"
     settings: Settings
@@ -138,6 +138,8 @@ class SoakTask(Record):
     """Standard deviation of that from one pair of processes to the next, alone or not."""
     proven_steps: int = 0  # Steps of a process of the proof; 0 where that is not known
     most: int = SOAK_LOOKS
+    is_interleaved: bool = False
+    """Whether both arms run by turns, as in the proof; else one after the other, in isolation."""
 
     def failed(self, failure: Failure) -> AnyRecord:
         """Its record when it failed, or killed lane after lane."""

@@ -364,11 +364,9 @@ class Report(NamedTuple):
     objection: Objection | None = None
 
 
-def is_alone_due(
-    proven: FinalistResult, aa_run: AaRecord | None, runs: Runs, *, allowed: int
-) -> bool:
-    """Whether isolated runs must show a proven set, too, whose pairs were interleaved."""
-    if allowed == 0 or aa_run is None or aa_run.comparison.mode != INTERLEAVED:
+def is_interleaved(proven: FinalistResult, aa_run: AaRecord | None, runs: Runs) -> bool:
+    """Whether pairs of a proof were interleaved, so that isolated runs must show the set, too."""
+    if aa_run is None or aa_run.comparison.mode != INTERLEAVED:
         return False
     proof = (proven.stage, proven.settings)
     return any((r.stage, r.settings) == proof and not r.is_isolated for r in runs)

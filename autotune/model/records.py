@@ -186,7 +186,7 @@ class MemoryUse(Record):
 
 
 class SoakArm(Record):
-    """One arm alone for a while."""
+    """One arm for a while."""
 
     step_count: AtLeastOne
     steps_s: Elapsed
@@ -201,7 +201,7 @@ class SoakArm(Record):
 
 
 class SoakLook(Record):
-    """Both arms, one after the other."""
+    """Both arms, by turns or one after the other."""
 
     candidate: SoakArm
     reference: SoakArm | None = None  # None if it failed: then only a leak is found

@@ -14,7 +14,7 @@ from autotune.model.measurement import Stamped, is_divided_as_told
 from autotune.model.proofs import (
     SoakVerdict,
     figures_of,
-    is_alone_due,
+    is_interleaved,
     judge_soak,
     report_of,
     standing,
@@ -150,8 +150,8 @@ def _of_winner(evidence: Store, conclusion: ConclusionRecord, soak: SoakRecord |
     isolated = proofs.get(ISOLATED)
     runs = evidence.of(ConfirmRun)
     aa_run = evidence.last(AaRecord)
-    count = evidence.spec.confirm.isolated
-    if not isolated and is_alone_due(proven, aa_run, runs, allowed=count):
+    is_asked_for = evidence.spec.confirm.isolated > 0 and is_interleaved(proven, aa_run, runs)
+    if is_asked_for and not isolated:
         yield f"the isolated runs of {settings}, that the study asks for, are not recorded"
     arms = soak.arms if soak and conclusion.soaked_s is not None else None
     report = report_of(proven, isolated, runs, arms)

@@ -29,7 +29,7 @@ from autotune.measure.tasks import (
 )
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.proofs import Report, Standing, is_alone_due, report_of, standing
+from autotune.model.proofs import Report, Standing, is_interleaved, report_of, standing
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -326,10 +326,18 @@ class Plan:
 
     def alone(self, proven: FinalistResult) -> Step | FinalistResult | None:
         """Returns the proof of a proven set in isolated runs, or its next step; None if not due."""
-        aa_run = self._records.last(AaRecord)
-        if is_alone_due(proven, aa_run, self._runs, allowed=self._study.confirm.isolated):
+        if self._study.confirm.isolated and self._is_interleaved(proven):
             return self.prove(ISOLATED, proven.settings, proven.trial)
         return None
+
+    def _is_interleaved(self, proven: FinalistResult) -> bool:
+        return is_interleaved(proven, self._records.last(AaRecord), self._runs)
+
+    def _soaks_by_turns(self, proven: FinalistResult) -> bool:
+        """Whether a long run may go by turns; on a GPU the set's heat would slow both arms."""
+        clocks_follow_load = self._study.block_sizes.settle_s > 0.0
+        can_wait = self._study.workload.can_wait
+        return can_wait and not clocks_follow_load and self._is_interleaved(proven)
 
     def _soak(self, proven: FinalistResult) -> Step | Conclude | None:
         """Returns an isolated run, a soak or the win of a proven set; None if it is refused."""
@@ -378,10 +386,12 @@ class Plan:
             process_sd=max(_spread(runs, proven.stage), _spread(runs, ISOLATED)),
             proven_steps=round(statistics.median(step_counts or [0])),
             most=confirm.soaks,
+            is_interleaved=self._soaks_by_turns(proven),
         )
+        place = "beside" if task.is_interleaved else "in isolation, before"
         detail = (
-            f"the winner in isolation for {format_seconds(confirm.soak)} of steps, then the "
-            "default: looks for hangs, divergence, stalls, slower steps and leaks"
+            f"{format_seconds(confirm.soak)} of the winner's steps {place} the default: looks for "
+            "hangs, divergence, stalls, slower steps and leaks"
         )
         return Give(task, ("soak", name), name, "soak", detail)
 

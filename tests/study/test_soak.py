@@ -291,7 +291,7 @@ def test_where_only_later_long_runs_show_the_gain_the_first_one_counts(soaked: A
 def test_more_long_runs_continue_a_study_that_they_did_not_settle(run_replay: Run) -> None:
     """Processes differ by 4 %, and the set's are 12 % faster."""
     outcomes = []
-    for soaks in (1, 6):
+    for soaks in (1, 8):
         study = {"confirm": {"soak": "6s", "soaks": soaks, "isolated": 0}}
         spec = replay_study(effects={"xla_a=1": 0.88}, noise={"process_sd": 0.03, "white_sd": 0.2}, study=study)
         conclusion, store, _ = run_replay(spec, trials=1, first=PLANTED)
@@ -329,16 +329,47 @@ def test_memory_that_nobody_tells_is_said_to_be_unwatched(soaked: Any) -> None:
     assert "memory not watched" in render_winner(winner_of(store), "env")
 
 
+@pytest.mark.parametrize(
+    ("study", "turns"),
+    [
+        ({}, True),
+        ({"measure": {"mode": "aba"}}, False),
+        ({"device": {"platform": "cuda", "count": 1}}, False),
+        (READ, False),
+    ],
+    ids=["as its proof", "isolated as its proof", "heat of a GPU's set would slow both", "a program that is read"],
+)
+def test_both_arms_run_by_turns_where_nothing_of_one_reaches_the_other(
+    run_replay: Run, study: dict[str, Any], turns: bool
+) -> None:
+    order = list[str]()
+
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        if "soak" in folder.parts:
+            on_blocks(worker, lambda times, done: order.append(settings.get("xla_a", "0")))
+
+    spec = replay_study(effects=FAST, noise="quiet", study={"confirm": {"soak": "6s"}, **study})
+    conclusion, store, _ = run_replay(spec, trials=1, first=PLANTED, launcher=Noting(spec, after=after))
+    (record,) = store.of(SoakRecord)
+    (look,) = there(record.arms).looks
+    assert conclusion.outcome is Outcome.WINNER
+    assert look.candidate.step_count == there(look.reference).step_count
+    blocks = order.count("1")
+    assert order[:6] == (["1", "0", "0", "1", "1", "0"] if turns else ["1"] * 6)
+    assert blocks >= (24 if turns else 1)
+    assert (order == ["1"] * blocks + ["0"] * (len(order) - blocks)) is not turns
+
+
 def dying(times: Times, done: int) -> tuple[Times, MemoryUse | None]:
     raise failed(FailureKind.CRASH, "it died")
 
 
 def test_a_reference_that_fails_beside_it_is_tried_again_and_then_nothing_is_settled(soaked: Any) -> None:
     conclusion, store, record, started = soaked(steady, reference=dying)
-    assert started == ["candidate", "reference", "reference"]
+    assert started == ["candidate", "reference"] * 2 + ["reference"]  # by turns, then one after the other
     assert conclusion.outcome is Outcome.INCONCLUSIVE
     assert "the reference failed" in format_soak(record)
-    assert sum("it died" in r.what for r in store.of(IncidentRecord)) == 2
+    assert sum("it died" in r.what for r in store.of(IncidentRecord)) == 3
 
 
 @pytest.mark.parametrize(
