@@ -91,6 +91,7 @@ def ab(
     settled.
     """
     from autotune.model.flags import FlagSet
+    from autotune.programs.look import program_python
     from autotune.results.tables import profile_table
     from autotune.study.ab import (
         LEAST_EFFECT,
@@ -99,7 +100,7 @@ def ab(
         measure_variants,
         prepare_variants,
     )
-    from autotune.study.preflight import Setup
+    from autotune.study.preflight import Setup, known_settings
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     limit = _share_of(max_slowdown)
@@ -144,10 +145,13 @@ def ab(
             min_effect=min_effect,
         )
         measure = functools.partial(measure_variants, variants=variants, profiled=profile)
+        setup = Setup()
         if drop_each:
             measure = functools.partial(leave_out_each, max_slowdown=limit)
+            python = program_python(spec, Path.cwd(), note=note)
+            setup = Setup(installed=known_settings(spec, python))
         session = run_to_conclusion(
-            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=Setup(), do=measure
+            spec, path, study_dir=Path.cwd(), as_json=as_json, setup=setup, do=measure
         )
     status = exit_status(session.conclusion, max_slowdown=limit)
     if as_json:

@@ -17,6 +17,7 @@ from autotune.model.measurement import WorkerReport
 from autotune.model.options import option_sets
 from autotune.model.records import (
     AB,
+    REFERENCE_NUMBER,
     ConclusionRecord,
     FinalistResult,
     Outcome,
@@ -125,7 +126,12 @@ def measure_variants(run: StudyRun, variants: Variants, *, profiled: bool = Fals
     with contextlib.closing(run):
         reference = begin(run)
         variants.b.refuse_other(reference.versions.get("jaxlib"))
-        trial = _trial(run, variants)
+        a, b = variants.names
+        run.begin_stage("search", f"one trial of {a}: whether it runs, and trains as {b} does")
+        config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
+        trial = _trial(run, TrialTask(config=config), TRIAL)
+        if trial.worker:
+            variants.a.refuse_other(trial.worker.versions.get("jaxlib"))
         _conclude(run, reference, trial, variants.names)
         if profiled and run.conclusion.estimate:
             profile_once(run, variants.names, (trial.settings, FlagSet()))
@@ -135,18 +141,13 @@ def _begin_stage(run: StudyRun, subject: str) -> None:
     run.begin_stage(AB, f"{subject}, {most_pairs(run.spec, AB)} pairs at most")
 
 
-def _trial(run: StudyRun, variants: Variants) -> TrialResult:
-    a, b = variants.names
-    if not run.store.of(TrialResult):
-        config = TrialConfig(number=TRIAL, settings=variants.going_back, origin=a)
-        run.begin_stage("search", f"one trial of {a}: whether it runs, and trains as {b} does")
-        run.view.trial_starts(config, TRIAL)
-        task = TrialTask(config=config)
-        run.lanes.do(PendingTask(task, ("trials", "0001"), "trial-1"))
-    trial = run.store.of(TrialResult)[0]
-    if trial.worker:
-        variants.a.refuse_other(trial.worker.versions.get("jaxlib"))
-    return trial
+def _trial(run: StudyRun, task: TrialTask, total: int) -> TrialResult:
+    """Returns the result of a trial, which runs now if it is not recorded."""
+    number = task.config.number
+    if number not in {trial.number for trial in run.store.of(TrialResult)}:
+        run.view.trial_starts(task.config, total)
+        run.lanes.do(PendingTask(task, ("trials", f"{number:04d}"), f"trial-{number}"))
+    return next(trial for trial in run.store.of(TrialResult) if trial.number == number)
 
 
 def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names: Names) -> None:
@@ -230,10 +231,17 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
         estimate = None
         left_out = FlagSet()
         clauses = ""
-        for number, name in enumerate(everything):
+        same_program = {REFERENCE_NUMBER}  # trials of what is left out so far
+        for number, name in enumerate(everything, 1):
             without = FlagSet({**left_out, name: DEFAULT})
             _begin_stage(run, f"without {', '.join(without)}")
-            result = prove(run, without, stage=AB, count=len(everything) - number)
+            config = TrialConfig(number=number, settings=without, origin=f"without {name}")
+            task = TrialTask(config=config, most=1)  # only to see its program
+            if _trial(run, task, len(everything)).same_as in same_program:
+                left_out = without
+                clauses += f"; {name} is not needed: without it the program is the same"
+                continue
+            result = prove(run, without, trial=number, stage=AB, count=len(everything) - number + 1)
             ratio = result.corrected
             need = "stays"
             if not result.is_vetoed:
@@ -241,6 +249,7 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
                     need = "is not needed"
                     left_out = without
                     estimate = ratio
+                    same_program.add(number)
                 elif result.verdict is Verdict.UNRESOLVED:
                     outcome = Outcome.INCONCLUSIVE
             clauses += f"; {name} {need}: without it {format_finalist(result)}"

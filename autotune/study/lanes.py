@@ -171,7 +171,7 @@ class Lanes:
             folder=pending.own_folder,
             name=pending.name,
             aa_run=lane.aa_run,
-            runtime=tuple(self._runtime(self._store.spec.baseline.merge(settings))),
+            runtime=tuple(self._runtime(FlagSet({**self._store.spec.baseline, **settings}))),
             programs=programs,
             at_s=lane.heard_s,
         )

@@ -42,14 +42,24 @@ class Setup:
 
     first: NamedSets = ()
     """Sets to try before the sampler proposes, each with its origin."""
+    installed: KnownSettings | None = None
+    """What is known of the build's settings; without it all count as read at run time."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""
         return SearchSpace(())
 
     def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """Returns the settings that are read at run time, and so are in no fingerprint."""
-        return settings
+        """Returns the settings that are read at run time, or unknown, and in no fingerprint."""
+        if self.installed is None:
+            return settings
+        return FlagSet(
+            {
+                n: v
+                for n, v in settings.items()
+                if self.installed[n].entry.stage is not Stage.PROGRAM
+            }
+        )
 
     def launcher(self, store: Store) -> Launcher:
         """Creates the launcher of workers."""
@@ -63,16 +73,6 @@ class Preflight(Setup):
     spec: StudySpec
     installed: KnownSettings
     python: str
-
-    def runtime_settings(self, settings: FlagSet) -> FlagSet:
-        """See `Setup`; unknown settings count as read at run time."""
-        return FlagSet(
-            {
-                n: v
-                for n, v in settings.items()
-                if self.installed[n].entry.stage is not Stage.PROGRAM
-            }
-        )
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Builds the search space; StudyFileError if the reference ran on another build."""

@@ -196,6 +196,18 @@ def test_of_each_setting_it_is_proven_whether_it_is_needed(tmp_path: Path) -> No
     assert len(again.store.of(ConclusionRecord)) == 1
 
 
+def test_what_changes_no_program_is_not_measured(tmp_path: Path) -> None:
+    """What is read at run time is in no program, so `NCCL_PROTO` must be proven though programs are the same."""
+    settings = {"NCCL_PROTO": "LL", "xla_idle": "1", "xla_pays": "1", "xla_unread": "1"}
+    inert = ("NCCL_PROTO=LL", "xla_idle=1", "xla_unread=1")
+    run = left_out_each(tmp_path / "run", settings, effects={"xla_pays=1": 0.95}, inert=inert)
+    assert run.conclusion.settings == FlagSet(dict.fromkeys(("NCCL_PROTO", "xla_idle", "xla_unread"), DEFAULT))
+    assert run.conclusion.sentence.count("is not needed: without it the program is the same") == 2
+    proofs = [set(plan.settings) for plan in run.store.of(ProofRecord)]
+    assert proofs == [{"NCCL_PROTO"}, {"NCCL_PROTO", "xla_idle", "xla_pays"}]
+    assert exit_status(run.conclusion, max_slowdown=0.01) == 0
+
+
 def test_of_two_settings_that_do_the_same_one_stays(tmp_path: Path) -> None:
     """Either is enough, so each alone looks useless: what is left out first decides."""
     settings = {"xla_a": "1", "xla_b": "1"}

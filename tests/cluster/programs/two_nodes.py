@@ -21,7 +21,7 @@ data = jax.make_array_from_callback((2 * 256, 256), split, lambda index: jnp.one
 
 
 @jax.jit
-def step(weights, batch):
+def step(weights: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Array]:
     hidden = batch
     for _ in range(arguments.work):
         hidden = jnp.tanh(hidden @ weights)
