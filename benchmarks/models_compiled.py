@@ -8,6 +8,7 @@ of the host's memory are in ``offload_8xh100.json``. Nothing in it is measured.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -83,7 +84,7 @@ def compiled(entry: str, options: dict[str, Any]) -> dict[str, Any]:
     job = CompileJob(
         entry=entry, options=options, target=load_target("h100-sxm"), topology=parse_topology("1x8")
     )
-    with Compiler(job) as compiler:
+    with contextlib.closing(Compiler(job)) as compiler:
         screener = Screener(compiler, baseline=FlagSet())
         result = screener.result(FlagSet())
         if result.program is None:

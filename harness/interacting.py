@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,7 @@ def brute_force(space: Space) -> dict[str, Any]:
         topology=parse_topology(f"1x{space.devices}"),
         paths=(str(Path(__file__).parents[1]),),
     )
-    with Compiler(job) as compiler:
+    with contextlib.closing(Compiler(job)) as compiler:
         screen = Screener(compiler, baseline=FlagSet(space.baseline))
         started = time.monotonic()
         report = screen.run(space.domains)

@@ -62,7 +62,6 @@ def screen(
             report = screener.run(
                 domains(space),
                 chains=chains(space),
-                progress=note,
                 is_over=lambda: time.monotonic() > end_s,
             )
         except KeyboardInterrupt:

@@ -87,7 +87,7 @@ class Compiler:
         self._cache = Cache(cache_dir, job.digest)
         self._first_s = 0.0
         self._host_bytes = 0
-        self._progress = progress
+        self.progress = progress
         self._processors = processors
         self.workers: dict[int, CompileWorker] = {}
         # A backend that starts before the fork disables its flags; listing a CPU's devices does.
@@ -163,7 +163,7 @@ class Compiler:
                 if not shared:
                     raise LaunchError(worker.broken.message)
                 return CompileResult(settings=settings, failure=worker.broken)
-            self._progress(f"compile {settings}")
+            self.progress(f"compile {settings}")
             limits = compile_limits(self._first_s)
             result = worker.compile(settings, limits=limits, has_estimates=self._has_estimates)
             failure = result.failure if result is not None else None
@@ -193,11 +193,11 @@ class Compiler:
         """Starts a worker; another, which lowers in forks, if the workload starts a JAX backend."""
         self._end(seat)
         worker = CompileWorker(
-            self.job, shared, self._progress, lowers_first=self._lowers_first, kept_to=self.kept_to
+            self.job, shared, self.progress, lowers_first=self._lowers_first, kept_to=self.kept_to
         )
         self.workers[seat] = worker
         if worker.is_touched:
-            self._progress(
+            self.progress(
                 "the workload starts a backend as it is built: each set is built in a process of "
                 "its own"
             )
@@ -225,9 +225,3 @@ class Compiler:
         """Ends the workers; a later compilation starts new ones."""
         for seat in list(self.workers):
             self._end(seat)
-
-    def __enter__(self) -> Compiler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -131,7 +131,7 @@ class Computation:
 
 def parse_module(text: str) -> Instructions:
     """Parses a module's instructions by name, which is unique; skips lines of unknown form."""
-    computations: Computations = {}
+    computations = {}
     current = Computation()
     for line in text.splitlines():
         header = _COMPUTATION.match(line)
@@ -210,7 +210,7 @@ def _mesh_groups(text: str) -> Groups:
         for name, outer, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", match[3])
     }
     # Of each axis the parts outside of its group, in it, and inside of it.
-    shape: list[int] = []
+    shape = []
     for name, size in axes.items():
         outer, inside = grouped.get(name, (size, 1))
         shape += [outer, inside, size // (outer * inside)]
@@ -220,7 +220,7 @@ def _mesh_groups(text: str) -> Groups:
 
 
 def _rows(devices: Devices, size: int) -> Groups:
-    rows: Groups = devices.reshape(-1, size).tolist()
+    rows = devices.reshape(-1, size).tolist()
     return rows
 
 

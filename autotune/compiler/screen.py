@@ -28,7 +28,7 @@ from autotune.model.measurement import Settings, WorkerReport
 from autotune.model.numbers import Record
 from autotune.model.spec import StudySpec
 from autotune.settings.catalog import Stage, Texts, load_catalog
-from autotune.settings.space import Parameter, SearchSpace
+from autotune.settings.space import SearchSpace
 
 IsOver = Callable[[], bool]  # whether the time for compiling is up
 Fields = dict[str, Any]
@@ -150,26 +150,21 @@ class Screener:
         domains: Domains,
         *,
         chains: Chains | None = None,
-        progress: Progress = lambda done: None,
         is_over: IsOver = lambda: False,
     ) -> ScreenReport:
         """Screens settings alone, then those without an effect alone in groups."""
-        report = self.alone(domains, progress=progress, is_over=is_over)
-        return self.together(report, domains, chains or {}, progress=progress, is_over=is_over)
+        report = self.alone(domains, is_over=is_over)
+        return self.together(report, domains, chains or {}, is_over=is_over)
 
-    def alone(self, domains: Domains, *, progress: Progress, is_over: IsOver) -> ScreenReport:
+    def alone(self, domains: Domains, *, is_over: IsOver) -> ScreenReport:
         """Screens settings one at a time until `is_over`; LaunchError if flags do not act."""
         reference = self.reference()
         canary = find_canary(self)
         stages = (Stage.PROGRAM, Stage.AUTOTUNER)
         names = [name for name in domains if self.stage(name) in stages]
         single_sets = [FlagSet({name: value}) for name in names for value in domains[name]]
-
-        def show(count: int) -> None:
-            progress(f"{count} of {len(single_sets)} single sets compiled")
-
         with contextlib.suppress(StoppedError):  # what is known by then is reported
-            self.compile_all(single_sets, is_over, show)
+            self.compile_all(single_sets, is_over, are_shown=True)
         unknown = [s for s in single_sets if not self.is_known(s)]
         skipped = {n for s in unknown for n in s if self.stage(n) is Stage.PROGRAM}
         return ScreenReport(
@@ -190,10 +185,7 @@ class Screener:
         return sum(not result.from_cache for result in self._results.values())
 
     def compile_all(
-        self,
-        sets: Sets,
-        is_over: IsOver = lambda: False,
-        progress: Callable[[int], None] = lambda count: None,
+        self, sets: Sets, is_over: IsOver = lambda: False, *, are_shown: bool = False
     ) -> None:
         """Compiles the sets without a result, several at once; StoppedError once `is_over`."""
         distinct = dict.fromkeys(map(self.as_compiled, sets))
@@ -204,7 +196,8 @@ class Screener:
                     raise StoppedError("the time for compiling is up")
                 result = next(results)
                 self._results[result.settings] = result
-                progress(count + 1)
+                if are_shown:
+                    self.compiler.progress(f"{count + 1} of {len(sets)} single sets compiled")
 
     @property
     def target_name(self) -> str:
@@ -256,9 +249,8 @@ class Screener:
         """Returns the reference's program; LaunchError if it does not compile."""
         result = self.result(FlagSet())
         if result.program is None:
-            failure = result.failure
-            lines = [failure.message, *failure.last_lines[:4]] if failure else []
-            reason = "\n  ".join(lines)
+            assert result.failure is not None
+            reason = "\n  ".join([result.failure.message, *result.failure.last_lines[:4]])
             raise LaunchError(
                 f"the reference (baseline settings: {self.baseline}) must compile but did not: "
                 f"{reason}"
@@ -301,7 +293,6 @@ class Screener:
         domains: Domains,
         chains: Chains,
         *,
-        progress: Progress,
         is_over: IsOver,
         on: Callable[[Callable[[], Any]], Any] = lambda work: work(),
     ) -> ScreenReport:
@@ -328,7 +319,7 @@ class Screener:
             search = InteractionSearch(programs, no_ops, active)
             title = f"groups {choice}".strip()
             for count in search.run(chains):
-                progress(f"{title}: {count} done")
+                self.compiler.progress(f"{title}: {count} done")
             for name, others in search.found_active.items():
                 verdicts[name] = {"effect": Effect.ACTIVE, "interacts_with": others}
                 if choice != own_choice:
@@ -396,7 +387,6 @@ def open_screener(
     device = type(spec.device)(
         platform="cuda" if target else "cpu", count=cluster.device_count, node_count=cluster.nodes
     )
-    moved = spec.model_copy(update={"device": device})
     if target is not None:
         # As in the reference: XLA's scheduler overlaps less where memory is short.
         share = memory_fraction(spec.baseline) or target.memory_share
@@ -409,13 +399,14 @@ def open_screener(
         topology=cluster,
         paths=(str(study_dir),),
     )
-    with Compiler(
+    compiler = Compiler(
         job,
         cache_dir=cache_dir,
         progress=progress,
         processors=lambda: len(os.sched_getaffinity(0)),
-    ) as compiler:
-        yield moved, Screener(compiler, baseline=spec.baseline)
+    )
+    with contextlib.closing(compiler):
+        yield spec.model_copy(update={"device": device}), Screener(compiler, baseline=spec.baseline)
 
 
 def narrowed(
@@ -439,7 +430,7 @@ def narrowed(
             )
         if report.limit_bytes is None:
             refused[setting.name] = [v.value for v in setting.values if v.message]
-    parameters: list[Parameter] = []
+    parameters = []
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue

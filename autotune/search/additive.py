@@ -193,7 +193,7 @@ class AdditiveModel:
             self.scale = max(SMALLEST_SCALE, 0.75 * deviation)
         self._least_spread = max(0.2 * SPREAD, LEAST_SPREAD * self.scale)
         self.spread = max(SPREAD, self._least_spread)
-        inside: Inside = {}
+        inside = {}
         if len(values) >= _ENOUGH:
             inside = self._greedy()
         self.chain = self._chain()

@@ -276,7 +276,7 @@ class _Reader:
         )
         text = re.sub(r"""(?s)@(["'])\n(.*?)\n\1@""", r"\1\2\1", text)
         text = re.sub(r"(?im)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text)
-        command: list[str] = []
+        command = []
         was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
             word, end = token.group("word", "end")

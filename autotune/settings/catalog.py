@@ -239,7 +239,7 @@ def load_catalog() -> Catalog:
     sources = read_entries("sources.toml", Source)
     written = _written()
     rules = _read_tables(DATA / "names.toml")
-    facts: Tables = {}
+    facts = {}
     for source in ("xla", "nccl-source"):
         answers = read_asked(source)
         sources[source] = sources[source].model_copy(update={"commit": answers["commit"]})

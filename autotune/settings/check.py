@@ -304,7 +304,7 @@ def _refuse_alternatives(text: str) -> None:
     """Raises SettingError with lines where only a run would tell which value counts."""
     values: dict[str, str | None] = {}
     for variable, value in read_assignments(text):
-        settings: dict[str, str | None] = {}
+        settings = {}
         if variable == "XLA_FLAGS":
             settings = {token.name: token.value for token in parse_tokens(value)}
         elif variable not in UNREAD:
@@ -346,7 +346,7 @@ def check_text(text: str, known: KnownSettings) -> Checks:
 
 def check_variables(assigned: Iterable[Pair], known: KnownSettings) -> Checks:
     """Checks each flag of XLA_FLAGS, and variables that catalogue or build know, or nearly."""
-    checks: Checks = []
+    checks = []
     for variable, value in assigned:
         name = setting_of(variable)
         is_known = known[name].exists or not name.startswith("jax_") or known[name].hint()

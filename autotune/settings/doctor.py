@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from autotune.machine.environment import Environment
-from autotune.machine.gpus import Gpu, Runner, are_hidden, find_gpus, has_device_file, run_program
+from autotune.machine.gpus import Gpu, are_hidden, find_gpus, has_device_file
 from autotune.machine.host import packages_of
 from autotune.model.files import packaged_template
 from autotune.model.units import format_bytes
@@ -22,6 +22,7 @@ from autotune.settings.check import Checks, check_variables
 from autotune.settings.known import KnownSettings
 
 _MISSING = "not installed"
+ROOT = Path("/")  # of the files that tell of a container or a GPU
 
 
 @dataclass(frozen=True)
@@ -66,25 +67,18 @@ class Diagnosis:
     findings: list[Finding]
 
 
-def diagnose(
-    python: str,
-    environment: Environment,
-    *,
-    known: KnownSettings | None,
-    run: Runner = run_program,
-    root: Path = Path("/"),
-) -> Diagnosis:
+def diagnose(python: str, environment: Environment, *, known: KnownSettings | None) -> Diagnosis:
     """Diagnoses machine, software and environment; `known` is None without a build to ask."""
-    gpus = find_gpus(run)
-    versions = find_versions(python, run)
+    gpus = find_gpus()
+    versions = find_versions(python)
     platforms = environment.get("JAX_PLATFORMS", "").split(",")
     wants_gpu = "cuda" in platforms or "gpu" in platforms
-    steering: Checks = []
+    steering = []
     findings = []
     if gpus:
         versions["driver"] = gpus[0].driver
     elif wants_gpu:
-        findings.append(_why_no_gpu(environment, root))
+        findings.append(_why_no_gpu(environment))
     if known is None:
         findings.append(_finding("no_jaxlib", python=python))
     else:
@@ -99,36 +93,34 @@ def diagnose(
         findings.append(_finding("refused", names=", ".join(refused)))
     if environment.get("JAX_COMPILATION_CACHE_DIR"):
         findings.append(_finding("cache"))
-    findings += nccl_file_findings(environment, root)
-    findings += _machine_findings(gpus, root)
+    findings += nccl_file_findings(environment)
+    findings += _machine_findings(gpus)
     return Diagnosis(
         versions=versions,
         cpus=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         load_1min=psutil.getloadavg()[0],
         gpus=gpus,
-        places=tuple(place.kind for place in find_places(environment, root)),
+        places=tuple(place.kind for place in find_places(environment)),
         steering=steering,
         findings=findings,
     )
 
 
-def gpu_findings(
-    python: str, environment: Environment, *, run: Runner = run_program, root: Path = Path("/")
-) -> list[Finding]:
+def gpu_findings(python: str, environment: Environment) -> list[Finding]:
     """Finds what keeps JAX from a requested GPU; see `diagnose`."""
-    findings = list(_plugin_findings(python, find_versions(python, run), wants_gpu=True))
-    if not find_gpus(run):
-        findings.insert(0, _why_no_gpu(environment, root))
+    findings = list(_plugin_findings(python, find_versions(python), wants_gpu=True))
+    if not find_gpus():
+        findings.insert(0, _why_no_gpu(environment))
     return findings
 
 
-def find_versions(python: str, run: Runner) -> Values:
+def find_versions(python: str) -> Values:
     """Finds the versions of the software that a measurement depends on."""
     versions = dict.fromkeys(("Python", *_KNOWN.packages), _MISSING)
     names = [name for group in _KNOWN.packages.values() for name in group]
     try:
-        packages = packages_of(python, names, run=run)
+        packages = packages_of(python, names)
     except ValueError:
         return {**versions, "Python": "cannot be started"}
     versions["Python"] = packages.python
@@ -140,12 +132,12 @@ def find_versions(python: str, run: Runner) -> Values:
     return versions
 
 
-def find_places(environment: Environment, root: Path) -> list[Place]:
+def find_places(environment: Environment) -> list[Place]:
     """Finds schedulers and containers by variables and files, the innermost first."""
     return [
         place
         for place in _KNOWN.places
-        if fnmatch.filter(environment, place.sign) or (root / place.sign).is_file()
+        if fnmatch.filter(environment, place.sign) or (ROOT / place.sign).is_file()
     ]
 
 
@@ -164,22 +156,22 @@ def _plugin_findings(python: str, versions: TextMap, *, wants_gpu: bool) -> Iter
         yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
 
 
-def _why_no_gpu(environment: Environment, root: Path) -> Finding:
+def _why_no_gpu(environment: Environment) -> Finding:
     """Why a requested GPU is missing: hidden, not given to the container or job, or no driver."""
     if are_hidden(environment):
         return _finding("hidden", visible=environment["CUDA_VISIBLE_DEVICES"])
-    if has_device_file(root):
+    if has_device_file(ROOT):
         return _finding("no_answer")
-    for place in find_places(environment, root):
+    for place in find_places(environment):
         return _finding("not_handed_over", kind=place.kind, request=place.request)
     return _finding("no_gpu")
 
 
-def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iterator[Finding]:
+def nccl_file_findings(environment: Environment) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
     home = environment.get("HOME", "/")
     user_file = Path(environment.get("NCCL_CONF_FILE") or Path(home, ".nccl.conf"))
-    for path in (user_file, root / "etc/nccl.conf"):
+    for path in (user_file, ROOT / "etc/nccl.conf"):
         if path.is_file() and os.access(path, os.R_OK):
             text = path.read_text("utf-8", errors="replace")
             names = set(re.findall(r"(?m)^([^#=\n]+)=", text)) - environment.keys()
@@ -187,12 +179,12 @@ def nccl_file_findings(environment: Environment, root: Path = Path("/")) -> Iter
                 yield _finding("nccl_file", path=path, names=", ".join(sorted(names)))
 
 
-def _machine_findings(gpus: Sequence[Gpu], root: Path) -> Iterator[Finding]:
+def _machine_findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
             used = format_bytes(gpu.used_bytes)
             yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=used)
-    shm = root / "dev/shm"
+    shm = ROOT / "dev/shm"
     if len(gpus) > 1 and shm.exists():
         size = shutil.disk_usage(shm).total
         if size < 1 << 30:

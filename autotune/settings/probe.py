@@ -191,11 +191,8 @@ class Answer(NamedTuple):
 def _quiet_environment() -> Environment:
     """The caller's environment without variables that steer XLA or hide its messages."""
     steering = ("XLA_", "JAX_", "TF_", "LIBTPU", "NCCL_", "CUDA_")
-    environment = {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    for name, value in caller_environment().items():
-        if not name.startswith(steering):
-            environment.setdefault(name, value)
-    return environment
+    kept = {n: v for n, v in caller_environment().items() if not n.startswith(steering)}
+    return kept | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class ParserProcess:
@@ -209,10 +206,8 @@ class ParserProcess:
         self._child = ChildProcess(command, _quiet_environment(), errors=subprocess.DEVNULL)
         self._deadline = time.monotonic() + timeout_s
 
-    def __enter__(self) -> ParserProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Ends the child."""
         self._child.close(patience_s=1.0)
 
     def ask(self, text: str) -> Answer:
@@ -230,8 +225,8 @@ class ParserProcess:
 
     def sort_out(self, tokens: TextMap) -> tuple[set[str], set[str]]:
         """Finds unknown and refused names among many one-flag texts."""
-        unknown: set[str] = set()
-        refused: set[str] = set()
+        unknown = set()
+        refused = set()
         batches = [list(tokens)]
         while batches:
             batch = batches.pop()
@@ -331,7 +326,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
     try:
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process
-        with ParserProcess(python) as parser:
+        with contextlib.closing(ParserProcess(python)) as parser:
             flags, removed = _ask_flags(parser, [parser.readable(library) for library in libraries])
             options = parser.jax_options() if "jax" in versions else {}
         report = ProbeReport(
@@ -385,10 +380,9 @@ def _locate(python: str) -> Packages:
 
 
 def _jax_option(name: str, facts: Facts) -> FlagInfo:
-    option = FlagInfo(name=name, in_xla_flags=False, **facts)
-    if option.type == "bool" and option.default:
-        return option.model_copy(update={"default": option.default.lower()})
-    return option
+    if facts["type"] == "bool" and facts["default"]:
+        facts = {**facts, "default": facts["default"].lower()}
+    return FlagInfo(name=name, in_xla_flags=False, **facts)
 
 
 def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[Flags, frozenset[str]]:

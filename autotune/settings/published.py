@@ -140,7 +140,7 @@ def _point(space: SearchSpace, known: KnownSettings, effect: PublishedEffect) ->
     if effect.over or effect.ratio is None:
         return FlagSet()
     parameters = {parameter.name: parameter for parameter in space.parameters}
-    values: Values = {}
+    values = {}
     needed: Values = {}
     for setting, published in effect.settings.items():
         name, value = known[setting].replacement(published) or (setting, published)

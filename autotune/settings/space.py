@@ -116,7 +116,7 @@ class SearchSpace:
 
     def locate(self, settings: FlagSet) -> Values | None:
         """Inverse of `suggest`: values of the active parameters; None if the set is no point."""
-        values: Values = {}
+        values = {}
         active = {}
         names = set(settings)
         for parameter in self.parameters:

@@ -185,7 +185,6 @@ class StudyScreener:
                 domains(space),
                 chains(space),
                 on=self._wait,
-                progress=self._show,
                 is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
             )
             if not self._has_room_beside(screen):
@@ -216,9 +215,7 @@ class StudyScreener:
         started = time.monotonic()
         limit_s = self._limit_s()
         report = self._wait(
-            lambda: screen.alone(
-                values, progress=self._show, is_over=lambda: time.monotonic() - started > limit_s
-            )
+            lambda: screen.alone(values, is_over=lambda: time.monotonic() - started > limit_s)
         )
         self._record(report, started)
         return report

@@ -63,6 +63,9 @@ class Rules:
         """The canaries that a set holds: they change every program, as on real compilers."""
         return [f"canary {c}" for c in (*GPU_CANARIES, *CPU_CANARIES) if settings.merge(c) == settings]
 
+    def progress(self, done: str) -> None:
+        """Nothing is shown."""
+
     def abort(self) -> None:
         """Nothing runs on."""
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -40,7 +41,7 @@ BREAKING = FlagSet({"xla_gpu_ptx_compiler_extra_flags": "--no-such"})  # an erro
 
 def compile_sets(job: CompileJob, sets: Sequence[FlagSet], **how: Any) -> list[CompileResult]:
     """What becomes of each distinct set, compiled by a worker of their own."""
-    with Compiler(job, **how) as compiler:
+    with contextlib.closing(Compiler(job, **how)) as compiler:
         return list(compiler.compile(sets))
 
 
@@ -63,7 +64,7 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
     estimates = [op.xla_s for op in kernels if op.xla_s is not None]
     assert len(estimates) > len(kernels) / 2
     assert all(0 < s < 1e-3 for s in estimates)
-    with Compiler(toy_job()) as compiler:
+    with contextlib.closing(Compiler(toy_job())) as compiler:
         compiler._has_estimates = False
         (plain,) = compiler.compile([REFERENCE])
     assert there(plain.program).fingerprint == program(results, REFERENCE).fingerprint
@@ -72,7 +73,7 @@ def test_kernels_carry_xlas_own_estimates_and_the_program_is_the_same_without(
 
 def test_build_that_cannot_estimate_compiles_without(toy_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_worker, "ESTIMATES", "--xla_gpu_estimates_of_another_build=true")
-    with Compiler(toy_job()) as compiler:
+    with contextlib.closing(Compiler(toy_job())) as compiler:
         found = list(compiler.compile([REFERENCE, UNKNOWN]))
     assert found[0].program is not None
     assert "xla_gpu_no_such_flag" in there(found[1].failure).message
@@ -153,7 +154,7 @@ def test_workload_without_shapes_compiles_for_one_device_and_asks_for_them_for_m
 def test_batch_that_is_too_large_is_found_without_a_gpu(toy_job: Any) -> None:
     verdicts = {}
     for batch in (2048, 8 << 22):
-        with Compiler(toy_job(target="l4", batch=batch)) as compiler:
+        with contextlib.closing(Compiler(toy_job(target="l4", batch=batch))) as compiler:
             screen = Screener(compiler, baseline=FlagSet())
             verdicts[batch] = screen.run({}).reference.fits
     assert verdicts == {2048: True, 8 << 22: False}

@@ -49,7 +49,7 @@ def kept(folder: Path) -> list[Path]:
 
 
 def run_screen(job: CompileJob, cache: Path, baseline: FlagSet = NONE) -> Any:
-    with Compiler(job, cache_dir=cache) as compiler:
+    with contextlib.closing(Compiler(job, cache_dir=cache)) as compiler:
         return Screener(compiler, baseline=baseline).run({}), compiler._lowers_first
 
 

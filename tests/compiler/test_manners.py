@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -29,7 +30,7 @@ def polite(tmp_path: Path, toy_job: Any) -> Any:
 
 def test_every_compilation_is_niced_and_keeps_to_its_processors(polite: Any, tmp_path: Path) -> None:
     told = []
-    with Compiler(polite) as compiler:
+    with contextlib.closing(Compiler(polite)) as compiler:
         for processors, value in ((ALL[-1:], "1"), ([], "2"), (ALL[:1], "3")):
             compiler.kept_to = frozenset(processors)
             sets = [FlagSet({"xla_cpu_prefer_vector_width": value * 3})]
@@ -72,7 +73,7 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
     """Where a setting makes the compiler take for ever, that is found out once, whatever else the machine does."""
     monkeypatch.setattr(time_limits, "LEAST_COMPILE_S", 2.0)
     endless = FlagSet({"xla_cpu_prefer_vector_width": 64})
-    with Compiler(polite, cache_dir=tmp_path / "cache") as compiler:
+    with contextlib.closing(Compiler(polite, cache_dir=tmp_path / "cache")) as compiler:
         _, result = compiler.compile([FlagSet(), endless])
         assert result.failure is not None
         assert result.failure.kind is FailureKind.COMPILE_ERROR
@@ -82,5 +83,5 @@ def test_a_compilation_may_take_many_times_the_processor_time_of_the_default_s(
         )
         assert told is not None
         assert float(told[1]) - 1.0 < result.cpu_s < float(told[1]) + 3.0  # the kernel counts whole seconds, by ticks
-    with Compiler(polite, cache_dir=tmp_path / "cache") as compiler:
+    with contextlib.closing(Compiler(polite, cache_dir=tmp_path / "cache")) as compiler:
         assert [r.from_cache for r in compiler.compile([FlagSet(), endless])] == [True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import tomllib
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def job(options: dict[str, Any], target: str = "h100-sxm") -> CompileJob:
 
 
 def compiled(job: CompileJob, sets: Sequence[FlagSet] = (FlagSet(),)) -> list[CompiledProgram]:
-    with Compiler(job) as compiler:
+    with contextlib.closing(Compiler(job)) as compiler:
         return [there(result.program) for result in compiler.compile(sets)]
 
 
@@ -64,7 +65,7 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
     target: str, head_size: int, is_taken: int
 ) -> None:
     fused = {"head_size": head_size, "dtype": "bfloat16", "batch": 16, "mesh": {"fsdp": 8}, "attention": "cudnn"}
-    with Compiler(job(fused, target)) as compiler:
+    with contextlib.closing(Compiler(job(fused, target))) as compiler:
         if not is_taken:  # the largest head before Hopper is 128
             with pytest.raises(LaunchError, match="head dim must be <= 128"):
                 list(compiler.compile([FlagSet()]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def sets(count: int) -> list[FlagSet]:
 
 
 def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Machine) -> None:
-    with compiler(4) as opened:
+    with contextlib.closing(compiler(4)) as opened:
         list(opened.compile([FlagSet()]))
         assert machine.most == 1
         machine.barrier = threading.Barrier(4)  # who does not run four at once waits in vain
@@ -98,7 +99,7 @@ def test_the_first_is_alone_and_then_as_many_as_there_are_processors(machine: Ma
 
 def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory_bytes", lambda: 9 * GIB)  # half of it is enough for two
-    with compiler(16) as opened:
+    with contextlib.closing(compiler(16)) as opened:
         list(opened.compile([FlagSet()]))
         list(opened.compile(sets(12)))
         assert machine.most <= 2
@@ -109,7 +110,7 @@ def test_memory_bounds_how_many(machine: Machine, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_matters_most_is_begun_first_and_results_are_kept(machine: Machine, tmp_path: Path) -> None:
-    with compiler(3, cache_dir=tmp_path) as opened:
+    with contextlib.closing(compiler(3, cache_dir=tmp_path)) as opened:
         list(opened.compile([FlagSet()]))
         machine.order.clear()
         results = opened.compile(sets(9))
@@ -118,20 +119,20 @@ def test_what_matters_most_is_begun_first_and_results_are_kept(machine: Machine,
         begun = len(machine.order)
         assert begun < 9
         assert set(machine.order) == set(sets(begun))
-    with compiler(1, cache_dir=tmp_path) as again:
+    with contextlib.closing(compiler(1, cache_dir=tmp_path)) as again:
         assert sum(r.from_cache for r in again.compile(sets(9))) == begun
 
 
 def test_a_worker_serves_those_sets_that_it_lowered_for(machine: Machine) -> None:
     mixed = [FlagSet({"jax_a": n % 2, "xla_n": n}) for n in range(8)]
-    with compiler(2) as opened:
+    with contextlib.closing(compiler(2)) as opened:
         list(opened.compile([mixed[0]]))
         list(opened.compile(mixed[1:]))
     assert machine.started <= 4  # eight if each took turns
 
 
 def test_limits_follow_from_the_first(machine: Machine) -> None:
-    with compiler(1) as opened:
+    with contextlib.closing(compiler(1)) as opened:
         list(opened.compile([FlagSet(), *sets(1)]))
     # Eight times the first one's 40 s of processor time, and by the clock four times that, however long that took.
     assert machine.limits == [CompileLimits(900.0), CompileLimits(1280.0, 320.0)]
@@ -150,7 +151,7 @@ def test_a_container_has_no_more_memory_than_its_limit_leaves(tmp_path: Path, fi
 @pytest.mark.slow
 def test_real_compilations_at_once_give_the_verdicts_of_those_in_a_row(toy_job: Any) -> None:
     def report(processors: int) -> tuple[Any, set[int]]:
-        with Compiler(toy_job(), processors=lambda: processors) as opened:
+        with contextlib.closing(Compiler(toy_job(), processors=lambda: processors)) as opened:
             found = Screener(opened, baseline=FlagSet()).run(CASES["compiled_at_once"])
             return found, set(opened.workers)
 

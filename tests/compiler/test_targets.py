@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_memory_that_a_process_takes_is_what_the_scheduler_counts_on() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", target_names())
 def test_every_packaged_target_compiles(toy_job: Any, name: str) -> None:
-    with Compiler(toy_job(f"2x{load_target(name).network.gpus_per_node}", target=name)) as compiler:
+    with contextlib.closing(Compiler(toy_job(f"2x{load_target(name).network.gpus_per_node}", target=name))) as compiler:
         (result,) = compiler.compile([FlagSet()])
     assert result.program is not None, result.failure
     assert any(op.matrix_flops for op, _, _ in walk(result.program.schedule))

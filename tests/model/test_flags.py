@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import string
 import sys
@@ -37,7 +38,7 @@ ENVIRONMENT_NAMES = st.sampled_from(["NCCL_PROTO", "PJRT_NPROC", "jax_enable_pgl
 
 @pytest.fixture(scope="module")
 def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=120) as process:
+    with contextlib.closing(ParserProcess(sys.executable, timeout_s=120)) as process:
         yield process
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -84,5 +85,5 @@ def searched(space: SearchSpace) -> set[str]:
 
 @pytest.fixture(scope="session")
 def parser() -> Iterator[ParserProcess]:
-    with ParserProcess(sys.executable, timeout_s=3600) as process:
+    with contextlib.closing(ParserProcess(sys.executable, timeout_s=3600)) as process:
         yield process

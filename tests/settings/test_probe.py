@@ -82,7 +82,10 @@ def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
 
 
 def test_a_parser_that_does_not_answer_is_an_error() -> None:
-    with ParserProcess(sys.executable, timeout_s=0.001) as parser, pytest.raises(LaunchError, match=r"within 0\.001 s"):
+    with (
+        contextlib.closing(ParserProcess(sys.executable, timeout_s=0.001)) as parser,
+        pytest.raises(LaunchError, match=r"within 0\.001 s"),
+    ):
         parser.ask("")
 
 
