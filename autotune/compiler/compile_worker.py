@@ -133,25 +133,23 @@ class CompileWorker:
         }
         command = [driver_python(), "-m", "autotune.child.compile"]
         self._process = GuardedProcess(command, env, self._folder / "worker.log", LOG_BYTES)
-        options = {**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))}
         self._send(
             "job",
             entry=job.entry,
-            options=options,
+            options={**job.options, **options_in(shared.without(OPTION + PROCESS_COUNT))},
             paths=list(job.paths),
             lowers_first=lowers_first,
             **described,
         )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S) or {}
-        self.broken: Failure | None = None
-        if answer.get("type") != "ready":
-            self.broken = self._why_broken(answer)
+        self.broken = None if answer.get("type") == "ready" else self._why_broken(answer)
         self.is_touched = bool(answer.get("is_touched"))
 
     def _send(self, kind: str, **order: Any) -> None:
-        processors = sorted(self.kept_to)
-        self._process.send({"type": kind, "niceness": NICENESS, "processors": processors, **order})
+        self._process.send(
+            {"type": kind, "niceness": NICENESS, "processors": sorted(self.kept_to), **order}
+        )
 
     def compile(
         self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool
@@ -162,17 +160,16 @@ class CompileWorker:
         is_gpu = self._job.target is not None
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)
-            dump = str(folder / "dump")
+            dump = f"{scratch}/dump"
             flags = [flags_given.render_xla_flags(), f"--xla_dump_to={dump}"]
             if is_gpu:
                 flags.append(f"--{KERNEL_CACHE}={self._folder / 'kernels'}")
                 if has_estimates:
                     flags.append(ESTIMATES)
-            variables = {**settings.of_kind("env"), "XLA_FLAGS": " ".join(flags).strip()}
             self._send(
                 "compile",
-                folder=str(folder),
-                environment=variables,
+                folder=scratch,
+                environment={**settings.of_kind("env"), "XLA_FLAGS": " ".join(flags).strip()},
                 jax_options=list(jax_settings(settings)),
                 limit_s=limits.wall_s,
                 processor_s=limits.processor_s,
@@ -261,8 +258,8 @@ def require_applied(
     lost = [*check_options(settings, jax_options), *check_debug_options(settings, options)]
     if options.get("xla_dump_to") != [marker]:
         lost = ["XLA does not say that it read them"]
-    unknown = [n for n in settings.of_kind("jax") if n not in jax_options]
-    lost += [f"{n}: this JAX has no such option" for n in unknown]
+    jax_names = settings.of_kind("jax")
+    lost += [f"{n}: this JAX has no such option" for n in jax_names if n not in jax_options]
     if lost:
         raise LaunchError(
             "the flags of a compilation must be applied by XLA but those of "

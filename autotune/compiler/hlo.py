@@ -153,8 +153,11 @@ def _add_instruction(
     close = _closing(text)
     inside = text[:close]
     attributes = text[close + 1 :]
-    references = _REFERENCE.findall(attributes)
-    called = {kind: computations[body] for kind, body in references if body in computations}
+    called = {
+        kind: computations[body]
+        for kind, body in _REFERENCE.findall(attributes)
+        if body in computations
+    }
     name, shape, opcode = match.group("name", "shape", "opcode")
     arrays = tuple(
         Array(dtype, tuple(_integers(dims)), bool(on_host))
@@ -332,8 +335,7 @@ def kernel_work(instruction: Instruction) -> Work:
         copied = sum(array.bytes for array in instruction.shape[:1])
     if instruction.opcode == "custom-call" or not any(array.is_on_host for array in arrays):
         copied = 0.0
-    moved = {"bytes": touched, "host_bytes": copied}
-    return _flops(instruction).model_copy(update=moved)
+    return _flops(instruction).model_copy(update={"bytes": touched, "host_bytes": copied})
 
 
 def _flops(instruction: Instruction) -> Work:
@@ -404,9 +406,9 @@ def _attention(call: Instruction, operands: list[Array]) -> Work:
 def _fusion_bytes(fusion: Instruction) -> int:
     """Returns the bytes a fusion reads and writes; slices and in-place updates count as such."""
     fused = fusion.called["calls"]
-    parameters = [i for i in fused.instructions.values() if i.opcode == "parameter"]
-    read = sum(map(_read_bytes, parameters))
-    root = fused.instructions[fused.root_name]
+    instructions = fused.instructions
+    read = sum(_read_bytes(i) for i in instructions.values() if i.opcode == "parameter")
+    root = instructions[fused.root_name]
     results = [root]
     if root.opcode == "tuple":
         results = [operand.instruction for operand in root.operands]

@@ -78,8 +78,7 @@ class InteractionSearch:
         self.found_active: dict[str, tuple[str, ...]] = {}
         self.is_settled = True
         self._programs = programs
-        values_of = sorted([*self.no_ops.items(), *active.items()])
-        self._domains = {name: list(values) for name, values in values_of}
+        self._domains = dict(sorted([*self.no_ops.items(), *active.items()]))
         self._random = random.Random(seed)
         self._pairs_alone = pairs_alone
         self._queue: list[FlagSet] = []

@@ -19,14 +19,14 @@ from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, c
 from autotune.compiler.screen import Fields, Screener
 from autotune.compiler.targets import Network, Target, Topology
 from autotune.model.errors import LaunchError, StudyFileError
-from autotune.model.files import packaged_table
+from autotune.model.files import packaged_table, packaged_text
 from autotune.model.flags import FlagSet
 from autotune.model.options import Options, options_in
-from autotune.settings.catalog import DATA, Stage, Texts
+from autotune.settings.catalog import Stage, Texts
 
 FIGURES = packaged_table("step_time.toml")
 
-PUBLISHED: Fields = json.loads((DATA / "published.json").read_text(encoding="utf-8"))
+PUBLISHED: Fields = json.loads(packaged_text("published.json"))
 """How predictions agree with published step times.
 
 ``interval`` is the 95 % interval of measured over predicted step time of a framework that was not
@@ -143,8 +143,7 @@ class _Simulation:
             if op.kind in self._special:
                 self._special[op.kind](op, stream)
             elif op.collective is not None:
-                network = self._target.network
-                seconds = collective_time(op.collective, network, self._gpus_per_node)
+                seconds = collective_time(op.collective, self._target.network, self._gpus_per_node)
                 self._launch(stream, seconds, "exposed")
                 self._wait("moving", self.clock[stream])
             elif op.host_bytes:
@@ -376,8 +375,9 @@ def predict_set(screener: Screener, settings: FlagSet) -> Fields:
     if not flags:
         prediction = predict_step(result.program, job.target, job.topology)
         why_not = why_no_interval(job.entry, {**job.options, **options_in(settings)})
-        row |= {"predicted": True, **asdict(prediction), "no_interval": why_not}
-        row["interval_s"] = None
+        interval_s = None
         if why_not is None:
-            row["interval_s"] = [prediction.step_s * end for end in PUBLISHED["interval"]]
+            interval_s = [prediction.step_s * end for end in PUBLISHED["interval"]]
+        row |= {"predicted": True, **asdict(prediction)}
+        row |= {"no_interval": why_not, "interval_s": interval_s}
     return row

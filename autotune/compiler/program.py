@@ -144,10 +144,11 @@ def figures(program: CompiledProgram) -> Counter[str]:
         label = "instructions"
         totals = program.opcodes
     counts.update({f"{label}: {name}": count for name, count in totals.items()})
-    if program.memory is not None:
-        counts["argument bytes"] = program.memory.argument_bytes
-        counts["temporary bytes"] = program.memory.temp_bytes
-        counts["peak bytes"] = program.memory.peak_bytes
+    memory = program.memory
+    if memory is not None:
+        counts["argument bytes"] = memory.argument_bytes
+        counts["temporary bytes"] = memory.temp_bytes
+        counts["peak bytes"] = memory.peak_bytes
     collectives = tuple(NAMES["collectives"])
     names = sorted(counts, key=lambda name: (not name.startswith(collectives), name))
     return Counter({name: counts[name] for name in names})
@@ -159,8 +160,11 @@ def changes(reference: CompiledProgram, candidate: CompiledProgram) -> list[str]
         return []
     before = figures(reference)
     after = figures(candidate)
-    changed = [name for name in before | after if before[name] != after[name]]
-    clauses = [_clause(name, before[name], after[name]) for name in changed]
+    clauses = [
+        _clause(name, before[name], after[name])
+        for name in before | after
+        if before[name] != after[name]
+    ]
     return clauses or ["same figures, but other machine code, buffers or order"]
 
 

@@ -106,8 +106,11 @@ class Reader:
         instruction = self.instructions.get(name)
         content = self.schedule(thunk.nested)
         kind = OpKind(NAMES["thunks"].get(thunk.kind) or _unnamed(thunk, instruction))
-        number = first_group(r"async_id=(\d+)", thunk.text)
-        fields: dict[str, Any] = {"detail": thunk.kind, "async_id": number, "content": content}
+        fields: dict[str, Any] = {
+            "detail": thunk.kind,
+            "async_id": first_group(r"async_id=(\d+)", thunk.text),
+            "content": content,
+        }
         collective = self._collective(instruction, thunk)
         if kind is OpKind.START:
             fields["stream"] = first_group(r"stream=([\w\[\]]+)", thunk.text) or "stream"
@@ -166,8 +169,8 @@ def _unnamed(thunk: Thunk, instruction: Instruction | None) -> OpKind:
 def _estimate(instruction: Instruction) -> float | None:
     """Returns a kernel's seconds by XLA's cost model, which has no name among the estimates."""
     estimates = json.loads(instruction.attribute(r'"reification_cost":(\[[^\]]*\])') or "[]")
-    times_us = [e.get("exec_time_us", 0.0) for e in estimates if e.get("name") == ""]
-    return sum(times_us) * 1e-6 or None
+    total_us = sum(e.get("exec_time_us", 0.0) for e in estimates if e.get("name") == "")
+    return total_us * 1e-6 or None
 
 
 def _collective_kind(instruction: Instruction) -> str | None:
@@ -200,12 +203,10 @@ def read_program(
             f"holds no {missing}; "
             "a workload may have switched it off (xla_dump_to): leave XLA_FLAGS to autotune"
         )
-    fusions = [i for i in instructions.values() if i.opcode == "fusion"]
-    fused = {fusion.called.get("calls") for fusion in fusions}
+    fused = {i.called.get("calls") for i in instructions.values() if i.opcode == "fusion"}
     outside = [i for i in instructions.values() if i.computation not in fused]
     name_of = {int(number): name for name, number in _NAME.findall(names)}
     reader = Reader(instructions, name_of, topology)
-    calls = [i for i in outside if i.opcode == "custom-call"]
     facts = {name: report[name] for name in CompiledProgram.model_fields if name in report}
     program = {
         **facts,
@@ -213,6 +214,6 @@ def read_program(
         "device_count": topology.device_count,
         "schedule": reader.schedule(parsed),
         "opcodes": Counter(i.opcode for i in outside),
-        "custom_calls": Counter(map(_kernel_name, calls)),
+        "custom_calls": Counter(_kernel_name(i) for i in outside if i.opcode == "custom-call"),
     }
     return CompiledProgram.model_validate(program)

@@ -118,16 +118,15 @@ class Target:
         """This GPU with this line rate of the network for each GPU; None changes nothing."""
         if nic_bytes_per_s is None:
             return self
-        network = replace(self.network, nic_bytes_per_s=nic_bytes_per_s)
-        return replace(self, network=network)
+        return replace(self, network=replace(self.network, nic_bytes_per_s=nic_bytes_per_s))
 
 
 def memory_fraction(settings: Mapping[str, str]) -> float | None:
     """Returns the share of memory that settings give to JAX; above 1 (unified memory) is 1."""
-    shares = [settings[name] for name in MEMORY_FRACTIONS if name in settings]
+    newer, older = MEMORY_FRACTIONS
     try:
-        share = min(float(shares[0]), 1.0)
-    except (IndexError, ValueError):  # JAX's client will refuse it
+        share = min(float(settings.get(newer, settings.get(older, ""))), 1.0)
+    except ValueError:  # JAX's client will refuse it
         return None
     return share if share > 0 else None
 
@@ -177,8 +176,8 @@ def parse_topology(text: str) -> Topology:
 
 def target_names() -> list[str]:
     """Returns the names of the targets in the package."""
-    names = [path.name for path in _FOLDER.iterdir() if path.name.endswith(".toml")]
-    return sorted(name.removesuffix(".toml") for name in names)
+    names = [path.name for path in _FOLDER.iterdir()]
+    return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml"))
 
 
 def load_target(
@@ -205,8 +204,7 @@ def load_target(
         }
         device |= {name: value for name, value in reported.items() if value}
     if target.network.nvlink_links:
-        links = {"active_links": target.network.nvlink_links}
-        device["device_interconnect_info"] = links
+        device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
     dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
     return replace(
         target,
