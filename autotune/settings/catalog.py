@@ -22,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from autotune.model.errors import SettingError, close_matches
+from autotune.model.files import packaged_table, packaged_text
 from autotune.model.flags import FlagSet
 
 T = TypeVar("T")
@@ -238,7 +239,7 @@ def load_catalog() -> Catalog:
     """Loads the catalogue. What releases no longer have, and nobody described, is left out."""
     sources = read_entries("sources.toml", Source)
     written = _written()
-    rules = _read_tables(DATA / "names.toml")
+    rules = packaged_table("names.toml")
     facts = {}
     for source in ("xla", "nccl-source"):
         answers = read_asked(source)
@@ -258,12 +259,12 @@ Tables = dict[str, MutableMapping[str, Any]]  # tables of a TOML file, by name
 
 def read_asked(source: str) -> dict[str, Any]:
     """Reads what releases said: ``releases``, ``commit`` of the lines, and keys of ``settings``."""
-    return dict(json.loads((DATA / "asked" / f"{source}.json").read_text("utf-8")))
+    return dict(json.loads(packaged_text(f"asked/{source}.json")))
 
 
 def _written() -> Tables:
     written = _read_tables(DATA / "flags")
-    for group, tiers in _read_tables(DATA / "meanings.toml").items():
+    for group, tiers in packaged_table("meanings.toml").items():
         for tier, meanings in tiers.items():
             for name, meaning in meanings.items():
                 keys = meaning if isinstance(meaning, dict) else {"summary": meaning}

@@ -145,7 +145,7 @@ def _spelled_out(settings: FlagSet, known: KnownSettings, note: Note) -> FlagSet
     for name, value in settings.items():
         stood_for = known[name].entry.stood_for
         if stood_for and not known[name].exists and value.lower() in ("true", "1"):
-            flags = FlagSet({flag: "true" for flag in stood_for if flag in known.build.flags})
+            flags = FlagSet(dict.fromkeys(known.build.flags.keys() & stood_for, "true"))
             settings = settings.without(name).merge(flags)
             note(f"{name} is taken as {flags}")
     return settings
@@ -353,10 +353,10 @@ def check_variables(assigned: Iterable[Pair], known: KnownSettings) -> Checks:
         if variable == "XLA_FLAGS":
             checks += check_xla_flags(value, known)
         elif variable in UNREAD:
-            for flag, unread in re.findall(r"-*([A-Za-z]\w*)=?(\S*)", value):
-                checks.append(
-                    SettingCheck(flag, unread, SettingVerdict.NO_EFFECT, UNREAD[variable])
-                )
+            checks += [
+                SettingCheck(flag, unread, SettingVerdict.NO_EFFECT, UNREAD[variable])
+                for flag, unread in re.findall(r"-*([A-Za-z]\w*)=?(\S*)", value)
+            ]
         elif is_misspelt(variable):
             checks.append(SettingCheck(name, value, SettingVerdict.NO_EFFECT, UNREAD["misspelt"]))
         elif variable == "LIBTPU_INIT_ARGS":

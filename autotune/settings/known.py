@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,12 @@ _JAX_BOOLEANS = {
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
 }
 _BOOLEANS = {
-    **dict.fromkeys(("true", "True", "1"), "true"),
-    **dict.fromkeys(("false", "False", "0"), "false"),
+    "true": "true",
+    "True": "true",
+    "1": "true",
+    "false": "false",
+    "False": "false",
+    "0": "false",
 }
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # floats as in C
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -128,9 +133,10 @@ class KnownSetting(NamedTuple):
 
     def out_of_range(self, value: str) -> str:
         """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
-        if is_number(value) and float(value) < self.entry.minimum:
+        number = float(value) if is_number(value) else math.nan
+        if number < self.entry.minimum:
             return f"must be at least {self.entry.minimum:g}"
-        if is_number(value) and float(value) > self.entry.maximum:
+        if number > self.entry.maximum:
             return f"must be at most {self.entry.maximum:g}"
         return ""
 
@@ -336,8 +342,9 @@ def _fields(described: BaseModel | None) -> list[Pair]:
 
 def _in_words(value: object) -> str:
     if isinstance(value, Mapping):
-        pairs = [f"{key}: {_in_words(of_key)}" for key, of_key in value.items()]
-        return "; ".join(pair.removeprefix(": ") for pair in pairs)
+        return "; ".join(
+            f"{key}: {_in_words(of_key)}".removeprefix(": ") for key, of_key in value.items()
+        )
     if isinstance(value, tuple):
         return ", ".join(repr(str(item)) for item in value)
     if isinstance(value, float) and value.is_integer():

@@ -69,11 +69,11 @@ def load_effects() -> tuple[PublishedEffect, ...]:
 
 def format_effects(name: str, value: str | None = None) -> list[str]:
     """Formats what was published of a setting, or of one of its values, a line each."""
-    lines = []
-    for effect in load_effects():
-        if name in effect.settings and value in (None, effect.settings[name]):
-            lines.append(_format(effect, name))
-    return lines
+    return [
+        _format(effect, name)
+        for effect in load_effects()
+        if name in effect.settings and value in (None, effect.settings[name])
+    ]
 
 
 def _format(effect: PublishedEffect, name: str) -> str:
@@ -106,11 +106,11 @@ def with_published(
             published.setdefault(settings, []).append(effect)
     expected = [_expected(settings, effects, here) for settings, effects in published.items()]
     gains = sorted((e for e in expected if e.log_ratio < -e.sd), key=lambda e: e.log_ratio)
-    ideas = [
+    ideas = tuple(
         (f"published: {published[gain.settings][0].source}", gain.settings)
         for gain in gains[:MOST_IDEAS]
-    ]
-    return replace(space, first=tuple(ideas), expected=tuple(expected))
+    )
+    return replace(space, first=ideas, expected=tuple(expected))
 
 
 def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here) -> Expected:
@@ -125,10 +125,10 @@ def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here)
 
 def _unlikeness(effect: PublishedEffect, here: Here) -> int:
     """Counts in how many ways a published run was another one; unknown ones count."""
-    is_larger = effect.gpus > LIKE_SCALE * here.gpus
-    is_smaller = effect.gpus * LIKE_SCALE < here.gpus
+    smallest = here.gpus / LIKE_SCALE
+    is_like = effect.gpus > 0 and smallest <= effect.gpus <= here.gpus * LIKE_SCALE
     return (
-        (effect.gpus == 0 or is_larger or is_smaller)
+        (not is_like)
         + (effect.generation != here.generation)
         + (effect.experts != here.experts)
         + (effect.of != "step")

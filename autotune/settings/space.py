@@ -62,10 +62,7 @@ class Parameter:
             return text
         if self.is_absent(text):
             return self.default_choice
-        for value in self.choices:
-            if is_default(text, value, self.spellings):
-                return value
-        return None
+        return next((v for v in self.choices if is_default(text, v, self.spellings)), None)
 
     def is_absent(self, value: str) -> bool:
         """Returns whether a value is the default."""
@@ -173,8 +170,8 @@ def format_cannot_act(space: SearchSpace) -> str:
 
 def format_names(names: Sequence[str], most: int) -> str:
     """Formats names, of many the first ones and how many more there are."""
-    others = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + others
+    listed = ", ".join(names[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
 
 
 def format_condition(parameter: Parameter) -> str:
@@ -230,8 +227,10 @@ def build_space(
         groups.update(_KNOWN.default_groups[place])
     legal = known.catalog.groups
     for group in sorted(groups.difference(legal)):
-        hint = close_matches(group, legal)
-        raise SettingError(f"a group must be one of {', '.join(legal)} but got {group!r}{hint}")
+        raise SettingError(
+            f"a group must be one of {', '.join(legal)} but got "
+            f"{group!r}{close_matches(group, legal)}"
+        )
     cpu_count = cpu_count or len(os.sched_getaffinity(0))
     builder = _SpaceBuilder(spec, known, reference, scopes, cpu_count)
     for name, domain in search.settings.items():
@@ -355,8 +354,9 @@ class _SpaceBuilder:
             if total > int(blank.default or 0):
                 values.append(str(total))
             if not values:
-                reason = f"merges {entry.merges}s, the program's have {format_bytes(total)} in all"
-                self.left_out[entry.name] = reason
+                self.left_out[entry.name] = (
+                    f"merges {entry.merges}s, the program's have {format_bytes(total)} in all"
+                )
         default = DEFAULT
         if blank.type == "bool":
             default = blank.default or DEFAULT
@@ -401,10 +401,13 @@ class _SpaceBuilder:
         """A parameter without its choices; its default is what runs without it."""
         default = setting.default
         entry = setting.entry
-        is_of_build = setting.flag or setting.option
         if setting.name in self.spec.baseline:
             default = self.spec.baseline[setting.name]
-        elif not is_of_build and default not in entry.values and not (default or "").isdigit():
+        elif (
+            not (setting.flag or setting.option)
+            and default not in entry.values
+            and not (default or "").isdigit()
+        ):
             default = None  # the catalogue's default of a variable may be a remark
         return Parameter(
             name=setting.name,
