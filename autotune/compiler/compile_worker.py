@@ -155,8 +155,9 @@ class CompileWorker:
         self, settings: FlagSet, *, limits: CompileLimits, has_estimates: bool
     ) -> CompileResult | None:
         """Compiles one set within limits; None if the worker died."""
-        ours = [n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE))]
-        flags_given = settings.without(*ours)
+        flags_given = settings.without(
+            *(n for n in settings if n.startswith(("xla_dump_", KERNEL_CACHE)))
+        )
         is_gpu = self._job.target is not None
         with tempfile.TemporaryDirectory(dir=self._folder, ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)

@@ -218,8 +218,9 @@ def _mesh_groups(text: str) -> Groups:
         outer, inside = grouped.get(name, (size, 1))
         shape += [outer, inside, size // (outer * inside)]
     devices = _iota(match[2] or f"{list(axes.values())}").reshape(shape)
-    inner_axes = range(1, len(shape), 3)
-    return _rows(np.moveaxis(devices, inner_axes, range(-len(axes), 0)), math.prod(shape[1::3]))
+    return _rows(
+        np.moveaxis(devices, range(1, len(shape), 3), range(-len(axes), 0)), math.prod(shape[1::3])
+    )
 
 
 def _rows(devices: Devices, size: int) -> Groups:
@@ -373,8 +374,11 @@ def _product(instruction: Instruction, factors: list[Array]) -> Work:
     depth = _size_along(instruction, "lhs_contracting", lhs) or math.prod(lhs.dims[-1:])
     batch = _size_along(instruction, "lhs_batch", lhs) or 1
     rows = max(1, lhs.elements // max(1, depth * batch))
-    shape = (batch, rows, max(1, elements // (rows * batch)), depth)
-    return Work(matrix_flops=2.0 * elements * depth, matrix_dtype=lhs.dtype, product=shape)
+    return Work(
+        matrix_flops=2.0 * elements * depth,
+        matrix_dtype=lhs.dtype,
+        product=(batch, rows, max(1, elements // (rows * batch)), depth),
+    )
 
 
 def _size_along(instruction: Instruction, name: str, lhs: Array) -> int | None:
@@ -399,8 +403,9 @@ def _attention(call: Instruction, operands: list[Array]) -> Work:
     # JAX writes a space behind the colon, XLA none.
     if call.attribute(r'("mask_type":\s*"(?:PADDING_)?CAUSAL")'):
         products /= 2
-    flops = products * 2.0 * query.elements * key.dims[1]
-    return Work(matrix_flops=flops, matrix_dtype=query.dtype)
+    return Work(
+        matrix_flops=products * 2.0 * query.elements * key.dims[1], matrix_dtype=query.dtype
+    )
 
 
 def _fusion_bytes(fusion: Instruction) -> int:

@@ -199,9 +199,10 @@ class InteractionSearch:
         active = [n for n in self._domains if n not in self.no_ops]
         for name in self.no_ops:
             yield from zip(self._items(name))
-        among = (itertools.combinations(self.no_ops, 2), self.no_ops)
-        mixed = (itertools.product(self.no_ops, active), self._domains)
-        for name_pairs, thirds in (among, mixed):
+        for name_pairs, thirds in (
+            (itertools.combinations(self.no_ops, 2), self.no_ops),
+            (itertools.product(self.no_ops, active), self._domains),
+        ):
             pairs = [sorted(pair) for pair in name_pairs]
             for pair in pairs:
                 yield from itertools.product(*map(self._items, pair))

@@ -205,8 +205,9 @@ def read_program(
         )
     fused = {i.called.get("calls") for i in instructions.values() if i.opcode == "fusion"}
     outside = [i for i in instructions.values() if i.computation not in fused]
-    name_of = {int(number): name for name, number in _NAME.findall(names)}
-    reader = Reader(instructions, name_of, topology)
+    reader = Reader(
+        instructions, {int(number): name for name, number in _NAME.findall(names)}, topology
+    )
     facts = {name: report[name] for name in CompiledProgram.model_fields if name in report}
     program = {
         **facts,

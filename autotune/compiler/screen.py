@@ -389,8 +389,9 @@ def open_screener(
     )
     if target is not None:
         # As in the reference: XLA's scheduler overlaps less where memory is short.
-        share = memory_fraction(spec.baseline) or target.memory_share
-        target = dataclasses.replace(target, memory_share=share)
+        target = dataclasses.replace(
+            target, memory_share=memory_fraction(spec.baseline) or target.memory_share
+        )
         target = target.on_network(spec.device.nic_bytes_per_s)
     job = CompileJob(
         entry=spec.workload.entry,
@@ -434,8 +435,9 @@ def narrowed(
     for parameter in space.parameters:
         if parameter.name in reasons:
             continue
-        conditions = parameter.condition or {}
-        condition = {n: v for n, v in conditions.items() if n not in reasons} or None
+        condition = {
+            n: v for n, v in (parameter.condition or {}).items() if n not in reasons
+        } or None
         failing = refused.get(parameter.name, ())
         choices = tuple(choice for choice in parameter.choices if choice not in failing)
         if choices:

@@ -81,8 +81,11 @@ class Tables(NamedTuple):
 
         best = design.settle(np.array(descent.codes, dtype=np.int64))
         for i in design.conditional:
-            raised = design.raised(best, i, int(np.argmin(costs[i])), costs)
-            best = min(best, design.settle(raised), key=cost)
+            best = min(
+                best,
+                design.settle(design.raised(best, i, int(np.argmin(costs[i])), costs)),
+                key=cost,
+            )
         return best
 
 

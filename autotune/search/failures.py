@@ -96,8 +96,7 @@ class FailureModel:
     @functools.cached_property
     def risks(self) -> Risks:
         """Risks of all values and suspected pairs."""
-        pairs = self.pairs._replace(numbers=_risk(self.pairs.numbers))
-        return Risks(_risk(self.single), pairs)
+        return Risks(_risk(self.single), self.pairs._replace(numbers=_risk(self.pairs.numbers)))
 
     def log_survivals(self, rows: Codes) -> Floats:
         """Log of the probability that each set runs."""

@@ -57,8 +57,7 @@ class MemoryModel:
             self._mean = self._cov @ (features.T @ values) / SPREAD**2
             values = np.where(is_least, np.maximum(features @ self._mean, bounds), values)
             squares = np.bincount(blocks, self._mean**2 + np.diag(self._cov), count)
-            learned = squares / np.maximum(ranks, 1)
-            variances = np.maximum(usual, np.minimum(learned, OPTION**2))
+            variances = np.maximum(usual, np.minimum(squares / np.maximum(ranks, 1), OPTION**2))
 
     def log_chances(self, codes: Codes) -> Floats:
         """Log of the probability that each set fits; sets have shape (sets, factors)."""

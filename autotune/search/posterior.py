@@ -70,8 +70,9 @@ class State:
     @functools.cached_property
     def mean_if(self) -> Floats:
         """Mean of each block's coefficients if present, shape (blocks, rank), zero-padded."""
-        means = np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0]
-        return np.asarray(means, dtype=np.float64)
+        return np.asarray(
+            np.linalg.solve(self.precision_if, self.pull[:, :, None])[:, :, 0], dtype=np.float64
+        )
 
 
 class Chain:

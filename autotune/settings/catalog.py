@@ -325,8 +325,9 @@ class Recipe(Entry):
     @property
     def settings(self) -> FlagSet:
         """The recipe as a flag set; JAX options by their lower-case names."""
-        variables = {setting_of(name): value for name, value in self.environment.items()}
-        return FlagSet.parse(self.flags).merge(variables)
+        return FlagSet.parse(self.flags).merge(
+            {setting_of(name): value for name, value in self.environment.items()}
+        )
 
 
 class Symptom(Entry):

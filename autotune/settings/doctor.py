@@ -152,8 +152,13 @@ def _plugin_findings(python: str, versions: TextMap, *, wants_gpu: bool) -> Iter
     if plugin == _MISSING:
         yield _finding("no_plugin" if wants_gpu else "no_screening", python=python, jaxlib=jaxlib)
     elif not plugin.startswith(f"{jaxlib} "):
-        package = re.sub(r".*\((.*)\)", r"\1", plugin)
-        yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
+        yield _finding(
+            "other_plugin",
+            python=python,
+            plugin=plugin,
+            jaxlib=jaxlib,
+            package=re.sub(r".*\((.*)\)", r"\1", plugin),
+        )
 
 
 def _why_no_gpu(environment: Environment) -> Finding:
@@ -169,8 +174,9 @@ def _why_no_gpu(environment: Environment) -> Finding:
 
 def nccl_file_findings(environment: Environment) -> Iterator[Finding]:
     """Finds files that set variables which the environment leaves unset (misc/param.cc of NCCL)."""
-    home = environment.get("HOME", "/")
-    user_file = Path(environment.get("NCCL_CONF_FILE") or Path(home, ".nccl.conf"))
+    user_file = Path(
+        environment.get("NCCL_CONF_FILE") or Path(environment.get("HOME", "/"), ".nccl.conf")
+    )
     for path in (user_file, ROOT / "etc/nccl.conf"):
         if path.is_file() and os.access(path, os.R_OK):
             text = path.read_text("utf-8", errors="replace")
@@ -182,8 +188,12 @@ def nccl_file_findings(environment: Environment) -> Iterator[Finding]:
 def _machine_findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
-            used = format_bytes(gpu.used_bytes)
-            yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=used)
+            yield _finding(
+                "gpu_in_use",
+                index=gpu.index,
+                busy=gpu.busy_percent,
+                used=format_bytes(gpu.used_bytes),
+            )
     shm = ROOT / "dev/shm"
     if len(gpus) > 1 and shm.exists():
         size = shutil.disk_usage(shm).total
@@ -193,5 +203,4 @@ def _machine_findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 def format_diagnosis(diagnosis: Diagnosis) -> str:
     """Formats the output of `autotune doctor`."""
-    template = packaged_template("doctor.txt.j2", {"bytes": format_bytes})
-    return template.render(diagnosis=diagnosis)
+    return packaged_template("doctor.txt.j2", {"bytes": format_bytes}).render(diagnosis=diagnosis)

@@ -214,12 +214,14 @@ class ParserProcess:
         """Parses one text; LaunchError if the child does not answer."""
         reply = self._question({"xla_flags": text})
         log = reply["log"]
-        options = parse_text_proto(reply["options"] or "")
         return Answer(
             starts=reply["exit_code"] == 0,
             unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", " ".join(_UNKNOWN.findall(log)))),
             refused=tuple(_BAD_VALUE.findall(log)),
-            options={name: ",".join(values) for name, values in options.items()},
+            options={
+                name: ",".join(values)
+                for name, values in parse_text_proto(reply["options"] or "").items()
+            },
             log=log,
         )
 
@@ -359,9 +361,10 @@ def _locate(python: str) -> Packages:
         ).stdout
 
     names = ("jax", "jaxlib", *_PLUGIN_FOLDERS, *_NCCL_PACKAGES)
-    folders = ("jaxlib", *_PLUGIN_FOLDERS.values())
     try:
-        packages = packages_of(python, names, folders=folders, run=run)
+        packages = packages_of(
+            python, names, folders=("jaxlib", *_PLUGIN_FOLDERS.values()), run=run
+        )
     except subprocess.CalledProcessError as error:
         kind = StoppedError if error.returncode < 0 else LaunchError
         last_line = "".join(f": {line}" for line in error.stderr.strip().splitlines()[-1:])
@@ -450,8 +453,11 @@ def _from_field(
         if takes(spelling.swapcase()):
             spellings = {form.lower(): value for form, value in spellings.items()}
             update["any_case"] = True
-        edits = info.repeated and takes(f"+{spelling}")
-        update |= {"values": tuple(values.values()), "spellings": spellings, "edits": edits}
+        update |= {
+            "values": tuple(values.values()),
+            "spellings": spellings,
+            "edits": info.repeated and takes(f"+{spelling}"),
+        }
         if default:
             update["default"] = ",".join(values.get(item, item) for item in default.split(","))
     return info.model_copy(update=update)

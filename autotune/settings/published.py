@@ -125,8 +125,7 @@ def _expected(settings: FlagSet, effects: Sequence[PublishedEffect], here: Here)
 
 def _unlikeness(effect: PublishedEffect, here: Here) -> int:
     """Counts in how many ways a published run was another one; unknown ones count."""
-    smallest = here.gpus / LIKE_SCALE
-    is_like = effect.gpus > 0 and smallest <= effect.gpus <= here.gpus * LIKE_SCALE
+    is_like = effect.gpus > 0 and here.gpus / LIKE_SCALE <= effect.gpus <= here.gpus * LIKE_SCALE
     return (
         (not is_like)
         + (effect.generation != here.generation)

@@ -58,7 +58,8 @@ def test_a_build_is_asked_once_and_anew_for_a_torn_file(
 ) -> None:
     monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: pytest.fail("asked again"))
     assert probe_build(sys.executable, cache_dir=probe_folder) == report
-    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: contextlib.nullcontext(parser))
+    monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: parser)
+    monkeypatch.setattr(parser, "close", lambda: None)  # others ask it, too
     (whole,) = probe_folder.glob("probe-*.json")
     (torn := tmp_path / whole.name).write_text(whole.read_text()[:1000])
     monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
