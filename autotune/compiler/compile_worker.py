@@ -143,7 +143,9 @@ class CompileWorker:
         )
         progress("lower")
         answer = self._process.first(("ready", "error"), START_LIMIT_S) or {}
-        self.broken = None if answer.get("type") == "ready" else self._why_broken(answer)
+        self.broken: Failure | None = None
+        if answer.get("type") != "ready":
+            self.broken = self._why_broken(answer)
         self.is_touched = bool(answer.get("is_touched"))
 
     def _send(self, kind: str, **order: Any) -> None:

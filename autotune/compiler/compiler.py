@@ -179,11 +179,8 @@ class Compiler:
             if result is not None:
                 return result
             self._end(seat)
-        failure = Failure(
-            kind=FailureKind.CRASH,
-            message="the compile worker died again and again",
-            phase="compile",
-        )
+        message = "the compile worker died again and again"
+        failure = Failure(kind=FailureKind.CRASH, message=message, phase="compile")
         return CompileResult(settings=settings, failure=failure)
 
     def _refuse_if_stopped(self) -> None:

@@ -374,11 +374,8 @@ def _product(instruction: Instruction, factors: list[Array]) -> Work:
     depth = _size_along(instruction, "lhs_contracting", lhs) or math.prod(lhs.dims[-1:])
     batch = _size_along(instruction, "lhs_batch", lhs) or 1
     rows = max(1, lhs.elements // max(1, depth * batch))
-    return Work(
-        matrix_flops=2.0 * elements * depth,
-        matrix_dtype=lhs.dtype,
-        product=(batch, rows, max(1, elements // (rows * batch)), depth),
-    )
+    shape = (batch, rows, max(1, elements // (rows * batch)), depth)
+    return Work(matrix_flops=2.0 * elements * depth, matrix_dtype=lhs.dtype, product=shape)
 
 
 def _size_along(instruction: Instruction, name: str, lhs: Array) -> int | None:

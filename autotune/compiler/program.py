@@ -73,12 +73,8 @@ class Memory(Record):
     @property
     def peak_bytes(self) -> int:
         """Arguments, results that alias no argument, temporaries and code."""
-        return (
-            self.argument_bytes
-            + (self.output_bytes - self.alias_bytes)
-            + self.temp_bytes
-            + self.generated_code_bytes
-        )
+        results = self.output_bytes - self.alias_bytes
+        return self.argument_bytes + results + self.temp_bytes + self.generated_code_bytes
 
 
 class CompiledProgram(Record):

@@ -41,7 +41,8 @@ def propose(
         best = _cheapest(models, tables, rng)
         explored.append(_within_risk(models, rng, best[-1], tables))
         for codes in best:
-            minimal.append(model.design.reset(codes, _useless(model.design, codes, tables)))
+            useless = _useless(model.design, codes, tables)
+            minimal.append(model.design.reset(codes, useless))
     candidates = {c.tobytes(): c for c in (*minimal, *explored) if is_open(c)}
     if not candidates:
         return _near(models, rng, is_open, explored[-1])
@@ -72,9 +73,8 @@ def chance_of_gain(models: Models, rng: Rng, least: float) -> float:
 
 def _cheapest(models: Models, tables: Tables, rng: Rng) -> list[Codes]:
     """Returns the best set under a draw, and sets of less memory; see `MemoryModel.candidates`."""
-    return models.memory.candidates(
-        tables, models.failures.risks, FAILURE_COST * models.effects.scale, rng
-    )
+    cost = FAILURE_COST * models.effects.scale
+    return models.memory.candidates(tables, models.failures.risks, cost, rng)
 
 
 def _useless(design: Design, codes: Codes, tables: Tables) -> list[int]:
@@ -110,10 +110,10 @@ def _near(models: Models, rng: Rng, is_open: IsOpen, best: Codes) -> Codes:
     for attempt in range(LAST_TRIES):
         codes = best
         for i in rng.integers(len(best), size=1 + attempt // 10):
-            codes = design.raised(
-                codes, i, int(rng.integers(design.sizes[i])), models.failures.risks.single
-            )
+            code = int(rng.integers(design.sizes[i]))
+            codes = design.raised(codes, i, code, models.failures.risks.single)
         codes = design.settle(codes)
-        if models.memory.log_chances(codes[None])[0] >= np.log(FAIR_CHANCE) and is_open(codes):
+        chance = models.memory.log_chances(codes[None])[0]
+        if chance >= np.log(FAIR_CHANCE) and is_open(codes):
             return codes
     return best

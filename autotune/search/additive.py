@@ -81,11 +81,8 @@ class Tables(NamedTuple):
 
         best = design.settle(np.array(descent.codes, dtype=np.int64))
         for i in design.conditional:
-            best = min(
-                best,
-                design.settle(design.raised(best, i, int(np.argmin(costs[i])), costs)),
-                key=cost,
-            )
+            raised = design.raised(best, i, int(np.argmin(costs[i])), costs)
+            best = min(best, design.settle(raised), key=cost)
         return best
 
 

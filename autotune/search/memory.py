@@ -34,19 +34,17 @@ class MemoryModel:
     def __init__(self, design: Design, peaks: Sequence[Peak], limit: float | None) -> None:
         self.design = design
         self.is_known = False
-        if limit is not None and peaks:
-            self.is_known = True
-            self._limit = np.log(limit)
-            self._fit(peaks)
-
-    def _fit(self, peaks: Sequence[Peak]) -> None:
-        """Fits coefficients; the peaks may tell a larger variance of a block than its usual one."""
-        deviations = [OPTION if f.flag.moves_memory else FLAG for f in self.design.factors]
+        if limit is None or not peaks:
+            return
+        self.is_known = True
+        self._limit = np.log(limit)
+        # The peaks may tell a larger variance of a block than its usual one.
+        deviations = [OPTION if f.flag.moves_memory else FLAG for f in design.factors]
         usual = np.array(deviations) ** 2
         count = len(usual)
         codes, ratios, is_least = (np.array(column) for column in zip(*peaks, strict=True))
-        features = self.design.features(codes)
-        ranks = np.diff(self.design.starts)
+        features = design.features(codes)
+        ranks = np.diff(design.starts)
         blocks = np.repeat(np.arange(count), ranks)  # of each feature
         bounds = np.where(is_least, self._limit + OVER, -np.inf)
         values = np.maximum(np.log(ratios), bounds)

@@ -110,9 +110,8 @@ class AdditiveFlagSampler(RandomSampler):
         if not search_space:
             return {}
         sign = 1.0 if study.direction is StudyDirection.MINIMIZE else -1.0
-        return self._propose(
-            search_space, study.get_trials(deepcopy=False), sign, turn=trial.number + 1
-        )
+        trials = study.get_trials(deepcopy=False)
+        return self._propose(search_space, trials, sign, turn=trial.number + 1)
 
     def propose(self, trials: Trials) -> Params:
         """Proposes the next set after trials of any sampler; smaller values are better."""
@@ -149,12 +148,9 @@ class AdditiveFlagSampler(RandomSampler):
         observed = self._observations(coded, sign)
 
         def fit(design: Design) -> AdditiveModel:
+            seed = int(rng.integers(1 << 31))
             return AdditiveModel(
-                design,
-                observed,
-                seed=int(rng.integers(1 << 31)),
-                has_origin=self._is_log_ratio,
-                jumps=jumps,
+                design, observed, seed=seed, has_origin=self._is_log_ratio, jumps=jumps
             )
 
         pairs = likely_pairs(coded.factors)
@@ -165,12 +161,8 @@ class AdditiveFlagSampler(RandomSampler):
         causes = [cause for cause in map(coded.part, self.known_failing) if cause is not None]
         ran, failed = (coded.table(group.codes) for group in (coded.ran, coded.failed))
         failures = FailureModel(design, ran, failed, causes)
-        return Models(
-            fit(design),
-            failures,
-            MemoryModel(coded.design, self._peaks(coded), self.memory_limit),
-            coded,
-        )
+        memory = MemoryModel(coded.design, self._peaks(coded), self.memory_limit)
+        return Models(fit(design), failures, memory, coded)
 
     def _peaks(self, coded: CodedSpace) -> list[Peak]:
         peaks = []

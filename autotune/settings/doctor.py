@@ -152,13 +152,8 @@ def _plugin_findings(python: str, versions: TextMap, *, wants_gpu: bool) -> Iter
     if plugin == _MISSING:
         yield _finding("no_plugin" if wants_gpu else "no_screening", python=python, jaxlib=jaxlib)
     elif not plugin.startswith(f"{jaxlib} "):
-        yield _finding(
-            "other_plugin",
-            python=python,
-            plugin=plugin,
-            jaxlib=jaxlib,
-            package=re.sub(r".*\((.*)\)", r"\1", plugin),
-        )
+        package = re.sub(r".*\((.*)\)", r"\1", plugin)
+        yield _finding("other_plugin", python=python, plugin=plugin, jaxlib=jaxlib, package=package)
 
 
 def _why_no_gpu(environment: Environment) -> Finding:
@@ -188,12 +183,8 @@ def nccl_file_findings(environment: Environment) -> Iterator[Finding]:
 def _machine_findings(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     for gpu in gpus:
         if gpu.busy_percent or gpu.used_bytes > gpu.memory_bytes // 20:
-            yield _finding(
-                "gpu_in_use",
-                index=gpu.index,
-                busy=gpu.busy_percent,
-                used=format_bytes(gpu.used_bytes),
-            )
+            used = format_bytes(gpu.used_bytes)
+            yield _finding("gpu_in_use", index=gpu.index, busy=gpu.busy_percent, used=used)
     shm = ROOT / "dev/shm"
     if len(gpus) > 1 and shm.exists():
         size = shutil.disk_usage(shm).total

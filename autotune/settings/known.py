@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,12 +27,8 @@ _JAX_BOOLEANS = {
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), "false"),
 }
 _BOOLEANS = {
-    "true": "true",
-    "True": "true",
-    "1": "true",
-    "false": "false",
-    "False": "false",
-    "0": "false",
+    **dict.fromkeys(("true", "True", "1"), "true"),
+    **dict.fromkeys(("false", "False", "0"), "false"),
 }
 _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # floats as in C
 _INTEGER = re.compile(r"[+-]?\d+")
@@ -133,10 +128,11 @@ class KnownSetting(NamedTuple):
 
     def out_of_range(self, value: str) -> str:
         """How a value is outside of the catalogue's range, as a clause; empty if it is not."""
-        number = float(value) if is_number(value) else math.nan
-        if number < self.entry.minimum:
+        if not is_number(value):
+            return ""
+        if float(value) < self.entry.minimum:
             return f"must be at least {self.entry.minimum:g}"
-        if number > self.entry.maximum:
+        if float(value) > self.entry.maximum:
             return f"must be at most {self.entry.maximum:g}"
         return ""
 

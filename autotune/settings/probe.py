@@ -191,8 +191,12 @@ class Answer(NamedTuple):
 def _quiet_environment() -> Environment:
     """The caller's environment without variables that steer XLA or hide its messages."""
     steering = ("XLA_", "JAX_", "TF_", "LIBTPU", "NCCL_", "CUDA_")
-    kept = {n: v for n, v in caller_environment().items() if not n.startswith(steering)}
-    return kept | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    inherited = {n: v for n, v in caller_environment().items() if not n.startswith(steering)}
+    return inherited | {
+        "JAX_PLATFORMS": "cpu",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 class ParserProcess:

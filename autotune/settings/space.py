@@ -487,11 +487,8 @@ def _study_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
             f"and if wanted step or power_of_two, for at most {MOST_VALUES} values, but got "
             f"{dict(domain)!r}"
         )
-    return replace(
-        blank,
-        choices=tuple(map(str, numbers)),
-        is_range=isinstance(numbers, range) and len(numbers) > 2,
-    )
+    is_range = isinstance(numbers, range) and len(numbers) > 2
+    return replace(blank, choices=tuple(map(str, numbers)), is_range=is_range)
 
 
 def known_scopes(spec: StudySpec, reference: WorkloadFacts | None) -> Scopes:
