@@ -108,10 +108,6 @@ class TimeLeft:
         """Returns whether the proof of one more set fits with all that must follow."""
         return not self.is_used_up(self._least_proof_s, self.kept_after(CONFIRM), is_last=True)
 
-    def allows_ablation(self) -> bool:
-        """Returns whether leaving out a setting fits before the proof of the rest."""
-        return not self.is_used_up(self.takes.ablation_s, self.kept_after("minimise"))
-
     @property
     def used_s(self) -> float:
         """Seconds of the study at the end of its first A/A run."""

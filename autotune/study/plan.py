@@ -29,7 +29,14 @@ from autotune.measure.tasks import (
 )
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.proofs import Report, Standing, is_interleaved, report_of, standing
+from autotune.model.proofs import (
+    Report,
+    Standing,
+    is_interleaved,
+    report_of,
+    runs_of,
+    standing,
+)
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -313,9 +320,11 @@ class Plan:
                 return result
         if self._in_hand:
             return Wait()
-        if not self._clock.allows_ablation():
+        clock = self._clock
+        kept_s = clock.kept_after("minimise")
+        if clock.is_used_up(clock.takes.ablation_s, kept_s):
             return None
-        pairs = self._clock.pairs_for(self._clock.kept_after("minimise"), starts=2, share=share)
+        pairs = clock.pairs_for(kept_s, starts=2, share=share)
         task = AblationTask(settings=settings, left_out=left_out, most=pairs)
         if isinstance(left_out, str):
             label = left_out.lower()
@@ -396,7 +405,7 @@ class Plan:
         return Give(task, ("soak", name), name, "soak", detail)
 
     def _standing(self, plan: ProofRecord) -> Standing:
-        runs = [r for r in self._runs if (r.stage, r.settings) == (plan.stage, plan.settings)]
+        runs = runs_of(plan, self._runs)
         cap = most_pairs(self._study, plan.stage)
         standings = _STANDINGS.setdefault(self._records, {})
         key = (plan.stage, plan.settings, len(runs), cap)
@@ -466,10 +475,9 @@ class Plan:
         if stage == ISOLATED:
             plan = alone_plan(cap)
         else:
-            errors = [p.error for p in self._records.of(ProofRecord) if p.stage == stage]
-            used = sum(errors)
-            since = [r for r in self._since_search if isinstance(r, ProofRecord)]
-            recent = [p.error for p in since if p.stage == stage]
+            proofs = [p for p in self._records.of(ProofRecord) if p.stage == stage]
+            used = sum(p.error for p in proofs)
+            recent = [p.error for p in proofs if p in self._since_search]
             # That of the proofs since the last search, if there is so much left.
             share = allot(ERROR, used - sum(recent), len(recent) + count)
             if used + count * share > ERROR:
