@@ -21,20 +21,20 @@ from pydantic import (
 from autotune.model.block_sizes import BlockSizes, Split
 from autotune.model.files import Texts, TextTable
 from autotune.model.flags import FlagSet, Value
-from autotune.model.numbers import (
+from autotune.model.numbers import Record
+from autotune.model.redaction import redact_text
+from autotune.model.units import format_share
+from autotune.stats.estimates import Estimate
+from autotune.stats.numbers import (
     Amount,
     AtLeastOne,
     Change,
     Count,
     Elapsed,
-    Joules,
-    Record,
-    StepJoules,
     StepTime,
+    Total,
+    TotalAboveZero,
 )
-from autotune.model.redaction import redact_text
-from autotune.model.units import format_share
-from autotune.stats.estimates import Estimate
 
 HELD_BACK: Mapping[str, str] = {  # what lowers the clocks of a GPU, in words
     "sw_power_cap": "its power limit",
@@ -267,8 +267,8 @@ class Pair(Record):
     reference_settling_s: tuple[StepTime, ...] | None = None  # steps before them
     candidate_settling_s: tuple[StepTime, ...] | None = None
     at_s: Elapsed
-    reference_j: Joules | None = None
-    candidate_j: Joules | None = None
+    reference_j: Total | None = None
+    candidate_j: Total | None = None
     reference_clock_s: Elapsed | None = None  # of the whole block, by our own clock
     candidate_clock_s: Elapsed | None = None
     loss: SameStep | None = None  # of the step that ended the candidate's block
@@ -305,8 +305,8 @@ def ratio_of_work(work: WorkPerStep | None) -> float:
 class EnergyUse(Record):
     """Mean energy of one step of both arms, in joules, with what idle GPUs draw."""
 
-    reference_step_j: StepJoules
-    candidate_step_j: StepJoules
+    reference_step_j: TotalAboveZero
+    candidate_step_j: TotalAboveZero
 
 
 class Comparison(Record):

@@ -1,31 +1,19 @@
-"""Base class of records, and number types whose sums, logarithms and powers never overflow."""
+"""Base class of records, and the facts of a machine."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from autotune.model.files import Table, TextTable
+from autotune.stats.numbers import Amount, Count
 
 
 class Record(BaseModel):
     """Base of all records: immutable, and unknown fields are an error, as of another schema."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-
-LONGEST_S = 1e11  # three thousand years, in seconds
-Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
-StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios
-Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference
-LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
-Joules = Annotated[float, Field(ge=0, le=1e15)]
-StepJoules = Annotated[float, Field(ge=1e-12, le=1e15)]  # never 0, for ratios
-Count = Annotated[int, Field(ge=0, le=2**53)]  # whole in a float, too
-AtLeastOne = Annotated[int, Field(ge=1, le=2**53)]
-Change = Annotated[float, Field(ge=-1e30, le=1e30)]  # a relative difference, below 0 for less
-Amount = Annotated[float, Field(ge=0, le=1e30)]  # counted but perhaps not whole, such as FLOPs
 
 
 class _Facts(BaseModel):

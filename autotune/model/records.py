@@ -21,23 +21,23 @@ from autotune.model.measurement import (
     WorkerReport,
     WorkPerStep,
 )
-from autotune.model.numbers import (
-    Amount,
-    AtLeastOne,
-    Change,
-    Count,
-    Elapsed,
-    Facts,
-    LogRatio,
-    Ratio,
-    Record,
-    StepTime,
-)
+from autotune.model.numbers import Facts, Record
 from autotune.model.units import LARGEST_TOLD
 from autotune.stats.aa_noise import AaNoise
 from autotune.stats.estimates import Estimate, TrialFinding, Verdict, finding_of
 from autotune.stats.long_run import MOST_LOOKS, SOAK_LOOKS, Stalls, TotalTime
 from autotune.stats.loss_check import LossSpread
+from autotune.stats.numbers import (
+    Amount,
+    AtLeastOne,
+    Chance,
+    Change,
+    Count,
+    Elapsed,
+    LogRatio,
+    Ratio,
+    StepTime,
+)
 from autotune.stats.proof import OTHER_SIDE
 
 
@@ -79,8 +79,6 @@ class AblationResult(TaskRecord):
             return self.left_out
         return f"{len(self.left_out)} settings together ({', '.join(self.left_out)})"
 
-
-Chance = Annotated[float, Field(ge=0, le=1)]
 
 INERT = 0.2  # chance to act below which a setting counts as inert until it is measured
 

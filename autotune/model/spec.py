@@ -8,15 +8,15 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from autotune.model.block_sizes import CPU_SIZES, GPU_SIZES, BlockSizes
 from autotune.model.errors import SettingError, StudyFileError, close_matches
 from autotune.model.files import Table, plain_text
 from autotune.model.flags import FlagSet, captures_collectives, digest_of
-from autotune.model.measurement import Settings
+from autotune.model.measurement import Redacted, Settings
 from autotune.model.options import (
     MOST_NESTED,
     PROCESS_COUNT,
@@ -26,7 +26,7 @@ from autotune.model.options import (
     options_in,
     product_of,
 )
-from autotune.model.redaction import redact_data, redact_text
+from autotune.model.redaction import redact_data
 from autotune.model.sections import (
     STUDY_NAME,
     ConfirmSpec,
@@ -97,7 +97,7 @@ class StudySpec(Section):
 
     name: str = Field(pattern=STUDY_NAME)
     """Of the study; its run directory is ``runs/NAME`` unless a command says otherwise."""
-    description: Annotated[str, AfterValidator(redact_text)] = ""
+    description: Redacted = ""
     """Shown in reports."""
     seed: int = Field(0, ge=0, lt=2**31)
     """Of proposals, data and order: the same seed proposes the same."""

@@ -10,8 +10,9 @@ from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
 from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
 from autotune.model.measurement import NOT_TOLD, GpuState, WorkerReport
-from autotune.model.numbers import Count, Facts, Record
+from autotune.model.numbers import Facts, Record
 from autotune.model.spec import StudySpec
+from autotune.stats.numbers import Count
 
 MaybeText = str | None
 

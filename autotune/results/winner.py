@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from autotune.model.errors import AutotuneError, SettingError
 from autotune.model.flags import FlagSet, refuse_reaching_out
 from autotune.model.measurement import LOSS_NOT_CHECKED, LossBasis, LossCheck, Settings, WorkPerStep
-from autotune.model.numbers import AtLeastOne, Elapsed, Record
+from autotune.model.numbers import Record
 from autotune.model.options import options_in
 from autotune.model.records import (
     AB,
@@ -32,6 +32,7 @@ from autotune.results.conditions import Conditions, conditions_of, versions_of
 from autotune.results.format import format_soak
 from autotune.rundir.store import Store, StudyLostError
 from autotune.stats.estimates import Estimate, Verdict, judge
+from autotune.stats.numbers import AtLeastOne, Elapsed
 
 WINNER_VERSION = 2
 

@@ -26,7 +26,6 @@ from autotune.stats.estimates import (
     TRIAL_FIRST_LOOK,
     Estimate,
     Floats,
-    NotNegative,
     Numbers,
     SequentialPlan,
     finite,
@@ -36,6 +35,7 @@ from autotune.stats.estimates import (
     student_quantile,
     widen,
 )
+from autotune.stats.numbers import NotNegative
 
 CAUTION = 0.9
 """Confidence of the upper limit behind the announced power (tests/study/test_compare.py)."""

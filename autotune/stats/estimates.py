@@ -24,12 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from autotune.stats.numbers import Chance, Count, NotNegative
+
 Floats = npt.NDArray[np.float64]
 Numbers = Sequence[float] | Floats
-
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Counted = Annotated[int, Field(ge=0, le=2**53)]
-"""Bounds that are checked where a record is read, for it may have been edited."""
 
 LEVEL = 0.95  # Coverage of intervals, over all looks together where there are several
 DEFAULT_MIN_EFFECT = 0.005  # Smallest effect of interest, as a share of the reference step time
@@ -68,9 +66,9 @@ class Estimate:
     ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     low: NotNegative
     high: Annotated[float, Field(ge=0)]
-    level: Annotated[float, Field(ge=0, le=1)]
+    level: Chance
     """Coverage the interval claims; over all looks together for a sequential estimate."""
-    pair_count: Counted  # Independent units: pairs of blocks, process pairs or ABA runs
+    pair_count: Count  # Independent units: pairs of blocks, process pairs or ABA runs
 
     @property
     def logs(self) -> tuple[float, float, float]:

@@ -12,14 +12,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from autotune.stats.estimates import (
     LEVEL,
-    Counted,
     Estimate,
     Floats,
     estimate_processes,
@@ -27,6 +25,7 @@ from autotune.stats.estimates import (
     is_surely_positive,
     student_quantile,
 )
+from autotune.stats.numbers import AtLeastOne, Count, LogRatio, Total, TotalAboveZero
 
 STALL = 3.0
 USUAL = 0.9
@@ -57,10 +56,10 @@ ALPHA_GAP = 0.001  # Likewise of total times above typical steps, whose differen
 class Stalls:
     """The stalls of one arm."""
 
-    steps: Annotated[int, Field(ge=1, le=2**53)]
-    count: Counted  # Steps that took more than `STALL` times the usual one of either arm
-    typical_s: Annotated[float, Field(ge=1e-12, le=1e15)]  # The median step, in seconds
-    lost_s: Annotated[float, Field(ge=0, le=1e15)]
+    steps: AtLeastOne
+    count: Count  # Steps that took more than `STALL` times the usual one of either arm
+    typical_s: TotalAboveZero  # The median step, in seconds
+    lost_s: Total
     """What the stalls took beyond a typical step each, in seconds."""
 
 
@@ -68,7 +67,7 @@ class Stalls:
 class TotalTime:
     """Total times of both arms of one pair of processes, nothing trimmed."""
 
-    log_ratio: Annotated[float, Field(ge=-20.7, le=20.7)]
+    log_ratio: LogRatio
     """log(total time of the candidate / that of the reference), per unit of work."""
     reference: Stalls
     candidate: Stalls
