@@ -19,7 +19,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -84,8 +84,7 @@ class SameProgram(Exception):
     """A candidate whose program is known already, so that there is nothing to measure."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoppingRule:
+class StoppingRule(NamedTuple):
     """When an interleaved comparison ends (a reason, or None), and the honest estimate for that."""
 
     stop: Callable[[list[float]], str | None]
@@ -112,7 +111,7 @@ def sequential(
 
     def stop(ratios: list[float]) -> str | None:
         count = len(ratios)
-        if count not in plan.looks and count < plan.cap:
+        if count not in plan.looks:
             return None
         reason = reason_to_stop(
             estimate(ratios), plan, min_effect=min_effect, incumbent=incumbent, spread=spread
@@ -131,13 +130,12 @@ def fixed(count: int) -> StoppingRule:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonRequest:
+class ComparisonRequest(NamedTuple):
     """What is to be compared, and how."""
 
     candidate: FlagSet
     rule: StoppingRule  # Of interleaved blocks; isolated runs have numbers of their own
-    against: FlagSet = field(default_factory=FlagSet)
+    against: FlagSet = FlagSet()
     """What to compare with, in a fresh process; empty for the study's reference."""
     is_proof: bool = False  # One fresh pair of processes, even of the study's reference
     is_aa: bool = False
@@ -150,8 +148,7 @@ class ComparisonRequest:
         return self.against, self.candidate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(NamedTuple):
     """Result of a comparison."""
 
     reports: Sequence[WorkerReport]

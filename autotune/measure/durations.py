@@ -36,11 +36,14 @@ class Durations:
     soak_s: float = 0.0
 
 
-def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations | None:
-    """Durations by the A/A run, longer if pairs of processes (`runs`) were; None if not known."""
+NO_TIME = Durations()  # Where nothing is known of time, or it does not count
+
+
+def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) -> Durations:
+    """Durations by the A/A run, longer if pairs of processes (`runs`) were; or `NO_TIME`."""
     noise = result.noise
     if not noise.pair_s:
-        return None
+        return NO_TIME
     cap = spec.measure.pairs_cap
     sizes = spec.block_sizes.learned(noise)
     step_s = result.comparison.reference_step_s
@@ -115,7 +118,7 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
     noise = result.noise
     confirm = spec.confirm
     takes = durations_of(spec, result, ())
-    if takes is None or not noise.start_s or confirm.processes < FIRST_LOOK:
+    if takes == NO_TIME or not noise.start_s or confirm.processes < FIRST_LOOK:
         return None
     is_interleaved = result.comparison.mode == INTERLEAVED
     pairs = proof_size(noise, starts=spec.block_sizes.starts) if is_interleaved else 1

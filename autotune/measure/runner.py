@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from autotune.cluster.engine import JOINED, Engine, LaneMessage, Message
@@ -277,7 +276,7 @@ class TaskRunner:
         flaky = f"flaky: {failures[0].kind} in {len(failures)} of {len(failures) + 1} starts"
         warnings = (*compared.comparison.warnings, flaky)
         comparison = compared.comparison.model_copy(update={"warnings": warnings})
-        return replace(compared, comparison=comparison)
+        return compared._replace(comparison=comparison)
 
     def _pair(self, task: PairTask) -> AnyRecord:
         losses = self.context.losses

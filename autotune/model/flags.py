@@ -251,7 +251,7 @@ class FlagSet(Mapping[str, str]):
 
     def of_kind(self, kind: str) -> FlagSet:
         """The settings that reach the process in one way, see `kind_of`."""
-        return FlagSet({n: v for n, v in self._items.items() if kind_of(n) == kind})
+        return self.without(*(name for name in self if kind_of(name) != kind))
 
     def merge(self, other: Mapping[str, Value]) -> FlagSet:
         """Both sets together; `other` wins, and what it has as `DEFAULT` is in neither."""
@@ -264,8 +264,8 @@ class FlagSet(Mapping[str, str]):
 
     def render_xla_flags(self) -> str:
         """The value of XLA_FLAGS that sets exactly the XLA flags of this set."""
-        flags = self.of_kind("xla")
-        return " ".join(f"--{name}={quote_token(flags[name])}" for name in flags)
+        flags = self.of_kind("xla").items()
+        return " ".join(f"--{name}={quote_token(value)}" for name, value in flags)
 
     def to_environment(self) -> TextTable:
         """Variables that set exactly this set, less options; `XLA_FLAGS` only if there are any."""

@@ -86,8 +86,9 @@ def untold_share(pairs: Sequence[Pair]) -> float | None:
         if pair.reference_clock_s is None or pair.candidate_clock_s is None:
             return None
         reference_s += pair.reference_clock_s - sum(pair.ran_s(Arm.REFERENCE))
-        candidate_s += pair.candidate_clock_s - sum(pair.ran_s(Arm.CANDIDATE))
-        reported_s += sum(pair.ran_s(Arm.CANDIDATE))
+        candidate_told_s = sum(pair.ran_s(Arm.CANDIDATE))
+        candidate_s += pair.candidate_clock_s - candidate_told_s
+        reported_s += candidate_told_s
     return (candidate_s - reference_s) / reported_s
 
 

@@ -137,8 +137,11 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     for age in grid:
         g = _centred(young(age))
         size = float(np.linalg.norm(g))
-        if size > 1e-5 and float(g @ y) / size > gain:
-            gain = float(g @ y) / size
+        if size <= 1e-5:
+            continue
+        explained = float(g @ y) / size
+        if explained > gain:
+            gain = explained
             best_age = age
             best_cost = gain / size
     sd = math.sqrt(max(float(y @ y) - gain**2, 1e-18) / max(1, degrees))

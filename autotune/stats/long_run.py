@@ -148,8 +148,7 @@ def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
     return is_surely_positive(gaps, alpha=ALPHA_GAP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LongRunRatio:
+class LongRunRatio(NamedTuple):
     """Total times of a long run of each arm per unit of work, as logs of candidate / reference."""
 
     total: _Figure
@@ -230,8 +229,7 @@ class Lasting(StrEnum):
     """It was still becoming less at their end, so fast that nothing of it may be left."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastingGain:
+class LastingGain(NamedTuple):
     """What all looks at long runs together say of a proven gain."""
 
     finding: Lasting
@@ -244,9 +242,9 @@ class LastingGain:
 class _Interval(NamedTuple):
     """A log ratio and both ends of its interval."""
 
-    centre: float
-    low: float
-    high: float
+    centre: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
 
 
 def lasting_gain(
@@ -396,14 +394,14 @@ def _growth(samples: Samples) -> _Interval:
     array = np.asarray(samples, dtype=np.float64).reshape(-1, 2)
     half = array[array[:, 0] > array[-1:, 0] / 2.0]
     if len(half) < LEAST_SAMPLES:
-        return _Interval(0.0, 0.0, 0.0)
+        return _Interval()
     marks = np.asarray([np.median(piece, axis=0) for piece in np.array_split(half, PARTS + 1)])
     steps, grown = np.diff(marks, axis=0).T
     if grown.sum() < LEAST_LEAK:
-        return _Interval(0.0, 0.0, 0.0)
+        return _Interval()
     from scipy.stats import theilslopes  # half a second to import
 
     slopes = theilslopes(half[:, 1], half[:, 0], SLOPE_LEVEL)
     if np.any(grown < PART_SHARE * slopes.low_slope * steps):
-        return _Interval(float(slopes.slope), 0.0, 0.0)  # it was enlarged once, which is no leak
+        return _Interval(float(slopes.slope))  # it was enlarged once, which is no leak
     return _Interval(float(slopes.slope), float(slopes.low_slope), float(slopes.high_slope))

@@ -13,7 +13,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from statistics import fmean, median
 from typing import NamedTuple
@@ -310,8 +310,7 @@ SPREAD_MARGIN = 2.0
 LEAST_POINTS = 4  # Losses of each arm that a soak must have told for them to be compared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparability:
+class Comparability(NamedTuple):
     """Result of a comparison of losses at equal work; `is_ok` is None if that cannot be told."""
 
     is_ok: bool | None
@@ -451,7 +450,7 @@ def compare_curves(reference: Curve, candidate: Curve, *, least_scale: float) ->
         result = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)
         if abs(difference) > allowed:
             over = f" over the last {points} steps that both reported"
-            return replace(result, is_ok=False, reason=_off(difference) + over)
+            return result._replace(is_ok=False, reason=_off(difference) + over)
     return result
 
 
@@ -460,7 +459,7 @@ def _off(difference: float) -> str:
 
 
 def _not_finite(result: Comparability) -> Comparability:
-    return replace(result, is_ok=False, difference=math.inf, reason="its loss is not finite")
+    return result._replace(is_ok=False, difference=math.inf, reason="its loss is not finite")
 
 
 def compare_long_runs(
@@ -482,18 +481,18 @@ def compare_long_runs(
     if not all(map(math.isfinite, actual)):
         return _not_finite(result)
     if points < LEAST_POINTS:
-        return replace(result, reason=f"only {points} losses are reported of as much work")
+        return result._replace(reason=f"only {points} losses are reported of as much work")
     if not any(expected):
-        return replace(result, reason="the reference's loss is 0 throughout")
+        return result._replace(reason="the reference's loss is 0 throughout")
     scale = abs(fmean(expected))
     difference = (fmean(actual) - fmean(expected)) / scale
     scatter = 2.0 * math.hypot(error_of_mean(expected), error_of_mean(actual)) / scale
     allowed = tolerance + scatter
-    result = replace(result, is_ok=False, difference=difference, tolerance=allowed)
+    result = result._replace(is_ok=False, difference=difference, tolerance=allowed)
     if _stands_still(actual, expected):
-        return replace(result, reason="its loss does not change, the reference's does")
+        return result._replace(reason="its loss does not change, the reference's does")
     if difference > allowed or (is_same_work and difference < -allowed):
-        return replace(result, reason=_off(difference))
+        return result._replace(reason=_off(difference))
     if scatter > max(tolerance, 0.25):
-        return replace(result, is_ok=None, reason="its losses scatter too much to be compared")
-    return replace(result, is_ok=True)
+        return result._replace(is_ok=None, reason="its losses scatter too much to be compared")
+    return result._replace(is_ok=True)

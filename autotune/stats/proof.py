@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -128,8 +129,7 @@ class ProofPlan:
         return Verdict.UNRESOLVED if verdict is Verdict.FASTER else verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProofLook:
+class ProofLook(NamedTuple):
     """State of a proof at the look at which it ended, or at the latest one."""
 
     stop: bool

@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from autotune.measure.durations import Durations, durations_of, minimising_s, proofs_s
+from autotune.measure.durations import NO_TIME, Durations, durations_of, minimising_s, proofs_s
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -30,7 +30,6 @@ from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, LEAST_PAIRS
 BUDGET_SHARE_FOR_PROOF = 0.5  # largest share of time that is kept for more than the least proof
 GRACE = 0.05  # share by which the last proof and what follows it may exceed the budget
 TRIAL_SHARE = 0.25  # largest share of the search's remaining time that one trial may take
-NO_TIME = Durations()  # durations where nothing is known of time, or it does not count
 LIMITED = (CONFIRM, ISOLATED, AB)  # stages of proofs that the budget may end
 
 
@@ -59,7 +58,7 @@ class TimeLeft:
         aa_runs = self.records.of(AaRecord)
         if not aa_runs or self.budget_s == math.inf:
             return NO_TIME
-        return durations_of(self.records.spec, aa_runs[0], self.records.of(ConfirmRun)) or NO_TIME
+        return durations_of(self.records.spec, aa_runs[0], self.records.of(ConfirmRun))
 
     def is_used_up(self, unit_s: float, kept_s: float = 0.0, *, is_last: bool = False) -> bool:
         """Whether `unit_s` and `kept_s` do not fit; the last proof may exceed it by `GRACE`."""

@@ -53,13 +53,8 @@ class Setup:
         """Returns the settings that are read at run time, or unknown, and in no fingerprint."""
         if self.installed is None:
             return settings
-        return FlagSet(
-            {
-                n: v
-                for n, v in settings.items()
-                if self.installed[n].entry.stage is not Stage.PROGRAM
-            }
-        )
+        stages = {name: self.installed[name].entry.stage for name in settings}
+        return settings.without(*(n for n, stage in stages.items() if stage is Stage.PROGRAM))
 
     def launcher(self, store: Store) -> Launcher:
         """Creates the launcher of workers."""

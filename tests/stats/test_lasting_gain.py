@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,7 +116,7 @@ def test_a_gain_that_halves_is_lost_where_that_can_be_seen(pair_sd: float, least
 
 def test_without_first_steps_and_with_processes_that_differ_nothing_is_settled_by_one_look() -> None:
     rng = np.random.default_rng(2)
-    first = replace(look(0.05, stays, 0.0, rng, STEP_SD), early=None)
+    first = look(0.05, stays, 0.0, rng, STEP_SD)._replace(early=None)
     proven = Estimate(ratio=0.95, low=0.93, high=0.97, level=0.97, pair_count=8)
     found = lasting_gain([first], proven=proven, process_sd=0.02)
     assert found.finding is Lasting.OPEN
