@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
 
 from optuna.trial import FrozenTrial
 
-from autotune.model.flags import FlagSet
 from autotune.model.records import (
     BestPredicted,
     EffectsRecord,
@@ -27,7 +25,11 @@ LIKELY_PAIR = 0.05  # least probability of an interaction that is recorded
 
 
 class StudyEffects:
-    """The model fitted to all trials; each setting of the best set must gain the share `least`."""
+    """The model fitted to all trials; each setting of the best set must gain the share `least`.
+
+    Attributes:
+        best: The best expected set, tried or not.
+    """
 
     def __init__(
         self,
@@ -39,26 +41,20 @@ class StudyEffects:
     ) -> None:
         self._points = points
         self._trial_count = len(trials)
-        self._least = -math.log1p(-least)
         fitted = sampler.fit(trials)
-        self._coded = fitted.coded
+        coded = fitted.coded
+        self._names = coded.names
         self._effects = Effects(fitted, seed=0)
-        self._ran = list(zip(*self._coded.ran, strict=True))
-
-    @property
-    def best(self) -> FlagSet:
-        """The best expected set, tried or not."""
-        return self._points.point(self._coded.values(self._best))
-
-    @functools.cached_property
-    def _best(self) -> Codes:
-        return self._effects.best([codes for codes, _ in self._ran], least=self._least)
+        self._ran = list(zip(*coded.ran, strict=True))
+        ran = [codes for codes, _ in self._ran]
+        self._best = self._effects.best(ran, least=-math.log1p(-least))
+        self.best = points.point(coded.values(self._best))
 
     def record(self) -> EffectsRecord | None:
         """Returns all estimates; None if no trial has a step time."""
         if not self._ran:
             return None
-        names = self._coded.names
+        names = self._names
         settings = [self._setting(i, name) for i, name in enumerate(names)]
         pairs = [
             PairEffect(names=(names[i], names[j]), chance=round(chance, 3))
