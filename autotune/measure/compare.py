@@ -358,9 +358,7 @@ class Interleaved(Comparer):
         count = aa_pairs(report, block_steps)
         start_s = report.start_s  # in the end it starts once more, in another rounding
         each_s = start_s + 2 * count * block_steps * report.step_s
-        refuse_short_budget(
-            spec, report, begun_s=context.assignment.at_s, aa_s=start_s + LEAST_AA * each_s
-        )
+        refuse_short_budget(context, report, aa_s=start_s + LEAST_AA * each_s)
         budget_s = spec.search.time_budget or math.inf
         planned_s = AA_SHARE * budget_s - 2.0 * start_s
         limit_s = context.now_s + AA_SHARE / 2.0 * budget_s  # the plan may be too short
@@ -565,9 +563,7 @@ class Isolated(Comparer):
             run_s = worker.report.start_s + self._steps_of(worker) * worker.report.step_s
             # One in another rounding is yet to start.
             left_s = 3 * context.spec.measure.aba_runs * run_s
-            refuse_short_budget(
-                context.spec, worker.report, begun_s=context.assignment.at_s, aa_s=left_s
-            )
+            refuse_short_budget(context, worker.report, aa_s=left_s)
         with self._blaming(arm):
             run = self._measure(arm, LossTrace(context.spec, worker))
         if arm is Arm.REFERENCE:

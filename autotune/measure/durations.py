@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.measure.context import MeasurementContext
 from autotune.model.errors import LaunchError
 from autotune.model.measurement import INTERLEAVED, WorkerReport
 from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
@@ -96,11 +97,11 @@ def minimising_s(spec: StudySpec, takes: Durations) -> float:
 
 
 def refuse_short_budget(
-    spec: StudySpec, reference: WorkerReport, *, begun_s: float, aa_s: float
+    context: MeasurementContext, reference: WorkerReport, *, aa_s: float
 ) -> None:
     """Ends a study, by a LaunchError, whose budget the rest of its A/A run (`aa_s`) uses up."""
-    budget_s = spec.search.time_budget
-    used_s = begun_s + reference.start_s
+    budget_s = context.spec.search.time_budget
+    used_s = context.assignment.at_s + reference.start_s
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
         return
     raise LaunchError(

@@ -46,9 +46,9 @@ class _Progress:
 
     def pair(self, folder: Path, pair: Pair, work: WorkPerStep | None = None) -> None:
         """See `autotune.measure.context.ProgressSink`."""
-        fields = {} if work is None else {"work": work.model_dump()}
+        told_work = None if work is None else work.model_dump()
         names = self._folders.relative(folder).split("/")
-        self.send("pair", folder=names, pair=pair.model_dump(mode="json"), **fields)
+        self.send("pair", folder=names, pair=pair.model_dump(mode="json"), work=told_work)
 
     def incident(self, what: str) -> None:
         """See `autotune.measure.context.ProgressSink`."""
