@@ -32,6 +32,7 @@ from autotune.measure.memory import MemoryShare, refuse_over_limit
 from autotune.measure.tasks import AaTask, AblationTask, Assignment, TrialTask
 from autotune.model.block_sizes import LEAST_LINES, LEAST_PAUSED_S, BlockSizes
 from autotune.model.errors import LaunchError, NodeLostError, StoppedError
+from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Arm, Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AaRecord
@@ -334,7 +335,7 @@ class MeasurementContext:
         return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
-def aa_folder(lane: str) -> tuple[str, ...]:
+def aa_folder(lane: str) -> Texts:
     """Folder of a lane's reference and A/A run, in parts."""
     return ("aa_run", lane) if lane else ("aa_run",)
 

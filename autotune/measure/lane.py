@@ -18,6 +18,7 @@ from autotune.machine.files import LANE, Scratch
 from autotune.measure.runner import TaskRunner
 from autotune.measure.tasks import Assignment
 from autotune.model.errors import AutotuneError, StoppedError
+from autotune.model.files import Texts
 from autotune.model.measurement import Pair, WorkPerStep
 from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
@@ -113,7 +114,7 @@ def main() -> int:
             progress.send("result", record=record.model_dump(mode="json", exclude_none=True))
 
 
-def _send_logs(progress: _Progress, folders: Folders, folder: tuple[str, ...]) -> None:
+def _send_logs(progress: _Progress, folders: Folders, folder: Texts) -> None:
     for file in sorted(folders.folder(*folder).rglob("*")):
         if not file.is_file() or file.is_symlink():
             continue

@@ -11,6 +11,7 @@ import shlex
 
 from autotune.compiler.screen import DEFAULT_MEMORY_FRACTION, Screener
 from autotune.compiler.targets import memory_fraction
+from autotune.model.files import TextTable
 from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import INTERLEAVED, Failure, FailureKind, WorkerReport
 from autotune.model.records import AaRecord
@@ -103,7 +104,7 @@ class MemoryShare:
         self.is_programs_own = False
         """Whether the program turned out to set its share itself, so that it is given none."""
 
-    def given(self, settings: FlagSet, *, isolated: bool) -> dict[str, str]:
+    def given(self, settings: FlagSet, *, isolated: bool) -> TextTable:
         """What gives a process its share of the memory; empty if alone, or if others decide."""
         # By these a study or a set decides on memory itself.
         endings = ("_MEM_FRACTION", "_PREALLOCATE", "_ALLOCATOR")

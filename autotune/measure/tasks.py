@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossBasis, Settings
 from autotune.model.numbers import Record
@@ -182,10 +183,10 @@ class Assignment(Record):
     task: AnyTask = AaTask()
     lane: str = ""
     """Name of the lane, which is where its reference's logs lie; empty where there is only one."""
-    folder: tuple[str, ...] = ()
+    folder: Texts = ()
     name: str = ""  # Seeds the order of its blocks, whichever lane does it and however often
     aa_run: AaRecord | None = None
-    runtime: tuple[str, ...] = ()
+    runtime: Texts = ()
     """Names of settings that are read when a program runs; programs that differ so are measured."""
     programs: dict[str, int] = Field(default_factory=dict)
     """Names of the programs that were measured, each with its trial's number."""
@@ -202,12 +203,12 @@ class PendingTask:
     """One task on its way to a result."""
 
     task: AnyTask
-    folder: tuple[str, ...]
+    folder: Texts
     name: str
     lost: int = 0  # Lanes that were lost over it
 
     @property
-    def own_folder(self) -> tuple[str, ...]:
+    def own_folder(self) -> Texts:
         """The folder of this attempt: a lane that only seemed lost may still write into another."""
         if not self.lost:
             return self.folder

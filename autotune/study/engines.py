@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.cluster.engine import (
     Engine,
+    Message,
     Place,
     Processes,
     lanes_here,
@@ -22,6 +23,7 @@ from autotune.machine.devices import parse_devices, restrict_devices
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.files import Texts
 from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
@@ -34,7 +36,7 @@ HIGHEST_STEP = 0xFFFFFFF0  # first of SLURM's own steps, of scripts and interact
 _ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
 
-def parse_groups(text: str | None) -> tuple[tuple[str, ...], ...]:
+def parse_groups(text: str | None) -> tuple[Texts, ...]:
     """Parses groups of devices, ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
     if text is None:
         return ()
@@ -74,7 +76,7 @@ def choose_engine(
     return None
 
 
-def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[str, Any]:
+def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> Message:
     """Builds the first message to a lane; `run` is None if the lane cannot read the directory."""
     make_launcher = preflight.make_launcher  # a lane uses the same as its driver
     return {
@@ -87,7 +89,7 @@ def study_message(spec: StudySpec, *, study_dir: str, run: Path | None) -> dict[
     }
 
 
-def _nodes_of_job() -> tuple[str, ...]:
+def _nodes_of_job() -> Texts:
     """Lists the nodes of the SLURM job here; none in a step, whose nodes the caller chose."""
     environment = caller_environment()
     step = environment.get("SLURM_STEP_ID", "")

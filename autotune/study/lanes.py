@@ -19,6 +19,7 @@ from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
 from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
+from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     INTERLEAVED,
@@ -84,7 +85,7 @@ class Lanes:
         self._device_s = ledger.device_s if ledger else 0.0
         self._counted_s = store.watch.total_s
         self._written_s = self._counted_s
-        self._written_lanes: tuple[str, ...] = ()
+        self._written_lanes: Texts = ()
         self.phase = view.phase
 
     def first_aa_run(self) -> AaRecord:

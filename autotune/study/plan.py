@@ -27,6 +27,7 @@ from autotune.measure.tasks import (
     SoakTask,
     TrialTask,
 )
+from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
 from autotune.model.proofs import (
@@ -99,7 +100,7 @@ class Give(NamedTuple):
     """Give a task to a lane; `detail` is shown as its stage begins, if the caller did not do so."""
 
     task: AnyTask
-    folder: tuple[str, ...]
+    folder: Texts
     name: str
     stage: str = ""
     detail: str = ""
@@ -301,7 +302,7 @@ class Plan:
                 queue = list(settings)
         return current
 
-    def _of_no_use(self, settings: FlagSet) -> tuple[str, ...]:
+    def _of_no_use(self, settings: FlagSet) -> Texts:
         """Returns the settings of no expected use; at least the likeliest one to act is left."""
         effects = self._records.last(EffectsRecord)
         if effects is None:

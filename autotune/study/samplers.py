@@ -16,6 +16,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.model.errors import StudyFileError
+from autotune.model.files import Table
 from autotune.model.flags import MEMORY_FRACTIONS, OPTION, FlagSet, render_value
 from autotune.model.plugins import load_class
 from autotune.model.records import TrialResult
@@ -96,7 +97,7 @@ class Points:
         """Returns the set with Optuna's values."""
         return self.space.suggest(lambda p: str(values[p.name]))
 
-    def values(self, part: FlagSet) -> dict[str, Any] | None:
+    def values(self, part: FlagSet) -> Table | None:
         """Returns Optuna's values of settings; None if the space has not all of them."""
         values = {}
         for name, parameter in self.parameters.items():
@@ -105,7 +106,7 @@ class Points:
                 values[name] = from_text(parameter, text)
         return values if len(values) == len(part) else None
 
-    def located(self, settings: FlagSet) -> dict[str, Any]:
+    def located(self, settings: FlagSet) -> Table:
         """Returns Optuna's values of those settings of a point that have a value of the space."""
         located = self.space.locate(settings) or {}
         return {

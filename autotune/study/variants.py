@@ -14,6 +14,7 @@ from pathlib import Path
 from autotune.machine.environment import STEERING, caller_environment, steering_settings
 from autotune.machine.files import remove_tree
 from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.files import Texts
 from autotune.model.flags import FlagSet, is_variable, reaches_out
 from autotune.model.texts import Note
 from autotune.programs.arrival import DEVICE_COUNT
@@ -39,7 +40,7 @@ class Variant:
         build: Packages of its interpreter; None where the command says what it runs on.
     """
 
-    command: tuple[str, ...]
+    command: Texts
     settings: FlagSet = field(default_factory=FlagSet)
     variables: Mapping[str, str] = field(default_factory=dict)
     name: str = ""
@@ -53,7 +54,7 @@ class Variant:
         return "\n".join([*lines, f"{self.entering}exec {shlex.join(self.command)}", ""])
 
     @property
-    def first_command(self) -> tuple[str, ...]:
+    def first_command(self) -> Texts:
         """The command of the first look at it."""
         is_plain = not (self.variables or self.entering)
         return self.command if is_plain else ("/bin/sh", "-c", self.body)
