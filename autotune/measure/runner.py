@@ -34,6 +34,7 @@ from autotune.measure.tasks import (
     TrialTask,
 )
 from autotune.model.errors import LaunchError
+from autotune.model.files import Table
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     ABA,
@@ -107,7 +108,7 @@ class TaskRunner:
                     "the same command again"
                 ) from error
             record = task.failed(error.failure)
-        update: dict[str, object] = {"directory": "/".join(assignment.folder)}
+        update: Table = {"directory": "/".join(assignment.folder)}
         if not isinstance(task, AaTask):
             update["duration_s"] = round(time.monotonic() - begun_s, 3)
         failure: Failure | None = getattr(record, "failure", None)

@@ -32,6 +32,7 @@ from autotune.stats.numbers import (
     Count,
     Elapsed,
     StepTime,
+    StepTimes,
     Total,
     TotalAboveZero,
 )
@@ -179,6 +180,7 @@ class DeviceMemory(Record):
     limit_bytes: Count | None = None
 
 
+Counts = dict[str, Count]
 NOT_TOLD = "not told"  # kind of devices of which a program does not speak
 
 
@@ -208,9 +210,9 @@ class WorkerReport(Record):
     temp_bytes: Count | None = None
     tokens_per_step: Count | None = None
     flops_per_step: Amount | None = None
-    layer_bytes: dict[str, Count] = Field(default_factory=dict)
-    collective_bytes: dict[str, Count] = Field(default_factory=dict)  # by their kind
-    mesh: dict[str, Count] = Field(default_factory=dict)
+    layer_bytes: Counts = Field(default_factory=dict)
+    collective_bytes: Counts = Field(default_factory=dict)  # by their kind
+    mesh: Counts = Field(default_factory=dict)
     versions: TextTable = Field(default_factory=dict)
     packages: str | None = None  # folder from which a user's program imported jaxlib
     gpus: tuple[GpuState, ...] | None = None
@@ -262,10 +264,10 @@ class Pair(Record):
 
     index: Count
     first: Arm
-    reference_s: tuple[StepTime, ...] = Field(min_length=1)
-    candidate_s: tuple[StepTime, ...] = Field(min_length=1)
-    reference_settling_s: tuple[StepTime, ...] | None = None  # steps before them
-    candidate_settling_s: tuple[StepTime, ...] | None = None
+    reference_s: StepTimes = Field(min_length=1)
+    candidate_s: StepTimes = Field(min_length=1)
+    reference_settling_s: StepTimes | None = None  # steps before them
+    candidate_settling_s: StepTimes | None = None
     at_s: Elapsed
     reference_j: Total | None = None
     candidate_j: Total | None = None

@@ -22,6 +22,7 @@ FOLDER = "folder"  # placeholder of the trial's folder; no option may have this 
 PROCESS_COUNT = "process_count"  # an option of each `entry`: processes sharing devices
 
 Options = Mapping[str, Any]
+Domains = dict[str, list[Any]]  # options with the values that each may have
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 

@@ -37,6 +37,7 @@ from autotune.stats.numbers import (
     LogRatio,
     Ratio,
     StepTime,
+    StepTimes,
 )
 from autotune.stats.proof import OTHER_SIDE
 
@@ -189,7 +190,7 @@ class SoakArm(Record):
     step_count: AtLeastOne
     steps_s: Elapsed
     stalls: Stalls
-    segment_s: tuple[StepTime, ...] = Field(min_length=1, max_length=100)  # in order
+    segment_s: StepTimes = Field(min_length=1, max_length=100)  # in order
     processes: AtLeastOne = 1
     early_steps: Count = 0  # first steps, as many as in the proof, if they were kept
     early_s: StepTime | None = None  # their median, which no stall hides

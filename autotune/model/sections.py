@@ -28,6 +28,7 @@ from autotune.model.flags import FlagSet, kind_of
 from autotune.model.measurement import Settings
 from autotune.model.options import (
     FOLDER,
+    Domains,
     factors,
     filled_command,
     option_sets,
@@ -426,7 +427,7 @@ class SearchSpec(Section):
 
     @field_validator("options")
     @classmethod
-    def _distinct_values(cls, options: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _distinct_values(cls, options: Domains) -> Domains:
         for name, values in options.items():
             option_setting(name)
             if len(set(map(option_text, values))) < len(values):

@@ -20,6 +20,7 @@ from autotune.model.measurement import Redacted, Settings
 from autotune.model.options import (
     MOST_NESTED,
     PROCESS_COUNT,
+    Domains,
     factors,
     filled_command,
     is_nested_deeper,
@@ -182,7 +183,7 @@ class StudySpec(Section):
         """What candidates are compared with: the build's defaults, or this study's baseline."""
         return "the baseline" if self.baseline else "the default"
 
-    def _option_values(self) -> dict[str, list[Any]]:
+    def _option_values(self) -> Domains:
         """Each option with all values that a set of this study may give it."""
         domains = {name: [value] for name, value in self.reference_options.items()}
         for name, values in self.search.options.items():

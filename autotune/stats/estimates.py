@@ -171,7 +171,7 @@ def is_surely_positive(values: Numbers, *, alpha: float) -> bool:
 LEAST_TIMED = 20  # Steps whose times tell whether a clock is coarse
 
 
-def clock_resolution(step_times_s: Sequence[float]) -> float:
+def clock_resolution(step_times_s: Numbers) -> float:
     """Share of a step that a clock can tell, if too coarse for noise to average it out; else 0.
 
     Where all times are one value, a tick may be as long as a step, and steps that differ by a half

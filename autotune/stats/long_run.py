@@ -20,6 +20,7 @@ from autotune.stats.estimates import (
     LEVEL,
     Estimate,
     Floats,
+    Numbers,
     estimate_processes,
     from_logs,
     is_surely_positive,
@@ -115,7 +116,7 @@ def compare_totals(
 
 
 def slower_total(
-    totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate
+    totals: Sequence[TotalTime], log_ratios: Numbers, typical: Estimate
 ) -> Estimate | None:
     """The estimate of total time over pairs of processes, if it takes back the typical step's gain.
 
@@ -135,14 +136,14 @@ def slower_total(
 
 
 def apart_total(
-    totals: Sequence[TotalTime], log_ratios: Sequence[float], typical: Estimate
+    totals: Sequence[TotalTime], log_ratios: Numbers, typical: Estimate
 ) -> Estimate | None:
     """The estimate of total time, if above the typical step's interval, process after process."""
     total = estimate_processes([t.log_ratio for t in totals])
     return total if total.low > typical.high and _goes_on(totals, log_ratios) else None
 
 
-def _goes_on(totals: Sequence[TotalTime], log_ratios: Sequence[float]) -> bool:
+def _goes_on(totals: Sequence[TotalTime], log_ratios: Numbers) -> bool:
     """Whether total times are surely above typical steps, in process after process."""
     gaps = [t.log_ratio - r for t, r in zip(totals, log_ratios, strict=True)]
     return is_surely_positive(gaps, alpha=ALPHA_GAP)
@@ -167,8 +168,8 @@ class _Figure(NamedTuple):
 
 
 def long_run_ratio(
-    candidate: Sequence[float],
-    reference: Sequence[float],
+    candidate: Numbers,
+    reference: Numbers,
     *,
     work_ratio: float,
     early: float | None,
@@ -343,7 +344,7 @@ def _is_shrinking(looks: Sequence[LongRunRatio], late: float) -> bool:
     return rise > quantile * _mean_error(rises, errors) and late + rise * GOES_ON >= 0.0
 
 
-def segments(step_times_s: Sequence[float]) -> tuple[float, ...]:
+def segments(step_times_s: Numbers) -> tuple[float, ...]:
     """Mean step time of each of `SEGMENTS` equal parts of a run; fewer where steps are too few."""
     steps_s = np.asarray(step_times_s, dtype=np.float64)
     count = max(1, min(SEGMENTS, len(steps_s)))

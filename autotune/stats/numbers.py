@@ -12,6 +12,7 @@ from pydantic import Field
 LONGEST_S = 1e11  # three thousand years, in seconds
 Elapsed = Annotated[float, Field(ge=0, le=LONGEST_S)]  # seconds
 StepTime = Annotated[float, Field(ge=1e-12, le=LONGEST_S)]  # seconds, never 0, for ratios
+StepTimes = tuple[StepTime, ...]
 Ratio = Annotated[float, Field(ge=1e-9, le=1e9)]  # candidate over reference
 LogRatio = Annotated[float, Field(ge=-20.7, le=20.7)]
 Total = Annotated[float, Field(ge=0, le=1e15)]  # seconds or joules

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from autotune.measure.tasks import PendingTask, TrialTask
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import DEFAULT, FlagSet
 from autotune.model.measurement import WorkerReport
-from autotune.model.options import option_sets
+from autotune.model.options import Domains, option_sets
 from autotune.model.records import (
     AB,
     REFERENCE_NUMBER,
@@ -66,7 +66,7 @@ def prepare_variants(
     """Makes a study of B's, `base`, for two variants; writes their scripts beside `path`."""
     a_tokens, b_tokens = tokens
     b_command = list(b.command)
-    options: dict[str, list[Any]] = {}
+    options: Domains = {}
     if a.body != b.body or a_tokens != b_tokens:
         options[SCRIPT] = [_written(b, path, "b"), _written(a, path, "a")]
         b_command = ["/bin/sh", "{script}"]

@@ -19,7 +19,7 @@ from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
 from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
-from autotune.model.files import Texts
+from autotune.model.files import Table, Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     INTERLEAVED,
@@ -303,7 +303,7 @@ class Lanes:
             self._dismiss(lane, str(error))
             return
         # `_join` finds it by the engine's name of the host; the machine's own may differ.
-        update: dict[str, object] = {"provenance": {**aa_run.provenance, "host": lane.host}}
+        update: Table = {"provenance": {**aa_run.provenance, "host": lane.host}}
         if not earlier:
             update["power"] = power_analysis(self._store.spec, aa_run)
         aa_run = aa_run.model_copy(update=update)
@@ -363,7 +363,7 @@ def refuse_strangers(aa_run: AaRecord, others: Iterable[AaRecord]) -> None:
             )
 
 
-def _facts(aa_run: AaRecord) -> dict[str, object]:
+def _facts(aa_run: AaRecord) -> Table:
     reference = aa_run.reference
     return {
         "kind of device": reference.device_kind,

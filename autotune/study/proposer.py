@@ -22,6 +22,7 @@ from autotune.compiler.screen import ScreenReport
 from autotune.measure.failing import contains_failing
 from autotune.measure.memory import limit_bytes
 from autotune.model.errors import SettingError, close_matches
+from autotune.model.files import Table
 from autotune.model.flags import MEMORY_FRACTIONS, FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AaRecord, EffectsRecord, TrialConfig, TrialResult
@@ -377,5 +378,5 @@ def open_study(spec: StudySpec, storage: Path | str) -> OptunaStudy:
     return OptunaStudy(storage, f"{spec.name}-{spec.identity}")
 
 
-def _attributes(trial: TrialConfig) -> dict[str, Any]:
+def _attributes(trial: TrialConfig) -> Table:
     return {NUMBER_KEY: trial.number, "settings": dict(trial.settings), "origin": trial.origin}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from autotune.model.files import Table
 from autotune.model.records import AaRecord, LedgerRecord, SessionRecord, TrialResult
 from autotune.model.units import format_seconds
 from autotune.results.format import RUNNING, incumbent, run_state
@@ -79,7 +79,7 @@ def study_status(path: Path) -> StudyStatus:
     elapsed_s = store.recorded_s
     ledger = store.last(LedgerRecord) or LedgerRecord(device_s=0.0)
     stage = read_stage(store.path)
-    fields: dict[str, Any] = {}
+    fields: Table = {}
     present = ledger.lanes if state == RUNNING else ()
     if stage:
         fields = {"stage": stage.name, "since": stage.since}
