@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autotune.measure.context import MeasurementContext
 from autotune.model.errors import LaunchError
@@ -24,8 +24,7 @@ RECENT = 20  # Latest pairs of processes from which their duration is estimated
 ABLATIONS = 4  # Settings of a finalist for which time is kept to leave each of them out in turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
+class Durations(NamedTuple):
     """Seconds of one lane; 0 of what does not occur. Trials and ablations are looked at once."""
 
     start_s: float = 0.0

@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autotune.stats.aa_noise import STARTS, AaNoise
 
@@ -24,8 +24,7 @@ CHECK_STEPS = 5  # whose loss and gradient norm are compared with the reference
 Split = tuple[tuple[float, ...], tuple[float, ...]]  # settling, counted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockSizes:
+class BlockSizes(NamedTuple):
     """Lengths of blocks and of isolated runs."""
 
     block_s: float  # shortest counted part of a block, seconds
@@ -36,11 +35,11 @@ class BlockSizes:
 
     def learned(self, noise: AaNoise) -> BlockSizes:
         """Returns the sizes after an A/A run showed how long blocks settle and must count."""
-        sizes = replace(self, block_s=noise.counted_share * self.block_s)
+        sizes = self._replace(block_s=noise.counted_share * self.block_s)
         if noise.settle_s is None or noise.settle_s >= self.settle_s:
             return sizes
         steady_s = self.steady_s * noise.settle_s / self.settle_s
-        return replace(sizes, settle_s=noise.settle_s, steady_s=steady_s)
+        return sizes._replace(settle_s=noise.settle_s, steady_s=steady_s)
 
     @property
     def starts(self) -> float:

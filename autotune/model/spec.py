@@ -6,7 +6,6 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -244,9 +243,9 @@ class StudySpec(Section):
         """Sizes of blocks and isolated runs on this study's devices."""
         sizes = GPU_SIZES if self.device.platform == "cuda" else CPU_SIZES
         if self.measure.block_s != "auto":
-            sizes = replace(sizes, block_s=self.measure.block_s)
+            sizes = sizes._replace(block_s=self.measure.block_s)
         if not self.workload.can_wait:  # it may end, so its warm-up must do
-            sizes = replace(sizes, steady_s=0.0)
+            sizes = sizes._replace(steady_s=0.0)
         return sizes
 
     def soak_steps(self, settings: Mapping[str, str]) -> int:

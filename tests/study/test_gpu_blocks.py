@@ -5,7 +5,6 @@ Studies on GPUs that are held back while one arm runs: who gains by that is no w
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 import time
@@ -94,7 +93,7 @@ def test_a_set_that_is_fast_only_while_its_power_is_shared_out_is_no_winner(
     spec = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05)
     conclusion, _, _ = run_replay(spec, trials=6)
     assert conclusion.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    monkeypatch.setattr("autotune.model.spec.GPU_SIZES", dataclasses.replace(CPU_SIZES, in_order=True))
+    monkeypatch.setattr("autotune.model.spec.GPU_SIZES", CPU_SIZES._replace(in_order=True))
     short = gpu_study(noise=POWER, effects={"xla_a=1": 0.98}, step_s=0.05, confirm={"isolated": 0})
     fooled, _, _ = run_replay(short, trials=6, folder="short")
     assert fooled.outcome is Outcome.WINNER  # which is why
