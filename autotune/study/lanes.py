@@ -163,9 +163,11 @@ class Lanes:
         programs: dict[str, int] = {}
         if isinstance(task, TrialTask):
             settings = task.config.settings
-            for result in self._store.of(TrialResult):
-                if result.program_key and result.status is TrialStatus.MEASURED:
-                    programs[result.program_key] = result.number
+            programs = {
+                r.program_key: r.number
+                for r in self._store.of(TrialResult)
+                if r.program_key and r.status is TrialStatus.MEASURED
+            }
         assignment = Assignment(
             task=task,
             lane=lane.name,
