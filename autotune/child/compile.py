@@ -217,8 +217,7 @@ def _keep_dumps(folder: Path, module: str, platform: str) -> None:
         ("*thunk_metadata.txt", METADATA),
         ("debug_options", OPTIONS),
     ):
-        files = f"module_*.{glob.escape(module)}.{pattern}"
-        for path in sorted((folder / "dump").glob(files)):
+        for path in sorted((folder / "dump").glob(f"module_*.{glob.escape(module)}.{pattern}")):
             path.replace(folder / name)
 
 

@@ -224,8 +224,7 @@ def run(log: BoundedLog, command: list[str]) -> Message:
         reap_all()
 
     end_descendants(wait)
-    reap_all()
-    _drain(output, log)
+    wait()
     while to_driver(ours):
         pass
     return _end(log, program.returncode, stopped=stopped)
@@ -311,8 +310,7 @@ def main(arguments: list[str]) -> int:
         del arguments[2]
         take_environment()
     path, limit, secrets, _, *command = arguments
-    values = map(os.environ.get, secrets.split(","))
-    log = BoundedLog(path, int(limit), filter(None, values))
+    log = BoundedLog(path, int(limit), filter(None, map(os.environ.get, secrets.split(","))))
     try:
         end = run(log, command)
     finally:

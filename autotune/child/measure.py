@@ -196,7 +196,11 @@ def prepare(channel: Channel, message: Message) -> None:
     """Imports what a later job needs, or takes over its variables; starts no backend."""
     if message["type"] == "import":
         with contextlib.suppress(Exception):  # the job finds out, and says so
-            import_workloads(message["entry"])
+            import jax
+
+            if ":" not in message["entry"]:  # a module of the user's might start a backend
+                sys.path.append(str(workloads_root()))
+                from workloads import presets  # noqa: F401
         channel.send("imported")
         return
     import jax
@@ -208,15 +212,6 @@ def prepare(channel: Channel, message: Message) -> None:
             os.environ[name] = value
         if name == CACHE_FOLDER:
             jax.config.update("jax_compilation_cache_dir", value)  # type: ignore[no-untyped-call]
-
-
-def import_workloads(entry: str) -> None:
-    """Imports JAX and what builds a preset; a module of the user's might start a backend."""
-    import jax  # noqa: F401
-
-    if ":" not in entry:
-        sys.path.append(str(workloads_root()))
-        from workloads import presets  # noqa: F401
 
 
 def _refuse_missing(files: Mapping[str, str]) -> None:

@@ -397,8 +397,7 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
         read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
         if len(read) < FEWEST_STEPS:
             return {}
-        trained = _read_by(f"^{_TRAINS}", read)
-        if FEWEST_STEPS <= len(trained) < len(read):
+        if FEWEST_STEPS <= len(_read_by(f"^{_TRAINS}", read)) < len(read):
             skips = [*skips, f"^(?!{_TRAINS})"]
     return {**rules, "skip": "|".join(skips)} if skips else rules
 

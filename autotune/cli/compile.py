@@ -93,7 +93,7 @@ def predict(
     """
     from autotune.compiler.predict import PUBLISHED, predict_set
     from autotune.model.flags import parse_set
-    from autotune.results.screen_words import predicted_lines
+    from autotune.model.texts import text_lines
 
     candidates = [parse_set(text) for text in ("", *(settings or ()))]
     with _open_screen(study, target, topology) as (_, screener):
@@ -101,7 +101,8 @@ def predict(
     if as_json:
         print_json(rows)
     else:
-        print("\n".join(predicted_lines(rows, PUBLISHED["words"])))
+        agreement = PUBLISHED["words"]
+        print("\n".join(text_lines("predict.txt.j2", rows=rows, agreement=agreement)))
 
 
 @targets_app.command("list")

@@ -126,8 +126,7 @@ def migrate_flags(
         raise SettingError("give either flags or --file")
     block = read_script(file) if file is not None else " ".join(text or ())
     notes = list[str]()
-    known_settings = KnownSettings(probe_named(plugin, python))
-    settings = migrate_text(block, known_settings, note=notes.append)
+    settings = migrate_text(block, KnownSettings(probe_named(plugin, python)), note=notes.append)
     if as_json:
         print_json({"settings": settings, "notes": notes})
         return
@@ -219,8 +218,7 @@ def doctor(
         settings = KnownSettings(probe_named(plugin, python))
     except LaunchError as error:
         note(str(error))
-    interpreter = python or driver_python()
-    diagnosis = diagnose(interpreter, caller_environment(), known=settings)
+    diagnosis = diagnose(python or driver_python(), caller_environment(), known=settings)
     if as_json:
         print_json(diagnosis)
         return

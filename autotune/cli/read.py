@@ -78,8 +78,7 @@ def _run(command: Sequence[str], rules: dict[str, Any]) -> Probe:
     from autotune.machine.child_process import format_end
     from autotune.programs.look import run_request
 
-    request = tune.request_of(command, None, rules, LIMIT)
-    probe, _ = run_request(request, note=lambda text: None)
+    probe, _ = run_request(tune.request_of(command, None, rules, LIMIT), note=lambda text: None)
     if not probe.lines:
         probe.notes.append(
             "it printed nothing into a pipe; let it print each step, as docs/tune.md says"

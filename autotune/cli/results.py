@@ -124,8 +124,7 @@ def verify(
     from autotune.study.recheck import verify_winner
 
     winner = read_winner(file)
-    records = check_records(winner, file, run=run)
-    verification = verify_winner(winner, file, records, study=study)
+    verification = verify_winner(winner, file, check_records(winner, file, run=run), study=study)
     if as_json:
         print_json(plain(verification, status=verification.status))
     else:
@@ -185,8 +184,7 @@ def exec_(
             + "\n  measure again here (autotune recheck), or run it all the same with --force"
         )
     command = _with_options(command, winner, force=force)
-    environment = caller_environment()
-    merged, lines = merge_for_exec(environment, winner.settings, winner.baseline)
+    merged, lines = merge_for_exec(caller_environment(), winner.settings, winner.baseline)
     for difference in differences:
         note(f"not proven here, forced: {difference}")
     for line in lines:

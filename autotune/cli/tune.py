@@ -142,8 +142,7 @@ def rules_of(*values: MaybeText) -> dict[str, Any]:
     from autotune.model.sections import ReadSpec
 
     keys = ("preset", "pattern", "json_key", "unit", "file", "loss")
-    options_by_key = zip(keys, values, strict=True)
-    rules = {key: value for key, value in options_by_key if value is not None}
+    rules = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
     if rules.keys() - {"file"}:  # of a file alone the lines are recognised
         ReadSpec.refuse_bad(rules)
     return rules
@@ -224,8 +223,7 @@ def planned(
     from autotune.programs.look import probe_program
 
     command = shlex.join(redact_command(request.command))
-    intent = f"running it once, to see how it prints its steps: {command}"
-    print_lines([intent], stderr=True)
+    print_lines([f"running it once, to see how it prints its steps: {command}"], stderr=True)
     try:
         result = probe_program(request, note=lambda text: print_lines([f"  {text}"], stderr=True))
     except KeyboardInterrupt:

@@ -53,7 +53,7 @@ TOPIC = "autotune"
 SAID = "said"  # a lane's event: its process has sent a message
 ENDED = "ended"  # a lane's event: its task is over
 GPU = "GPU"  # Dask resource by which a worker declares its number of devices
-PATIENCE_S = 3600.0
+PATIENCE_S = 3600.0  # longest wait for a first worker, or for another when all are gone
 KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
@@ -76,8 +76,7 @@ class DaskEngine(Engine):
     """Lanes of a Dask cluster; see `Engine`.
 
     `scheduler` is its address, or the file that ``dask scheduler --scheduler-file`` writes. With
-    `holds_gpus` workers reserve their GPUs against other studies. `patience_s` is the longest wait
-    for a first worker, or for another when all are gone.
+    `holds_gpus` workers reserve their GPUs against other studies.
     """
 
     def __init__(
@@ -87,10 +86,8 @@ class DaskEngine(Engine):
         *,
         holds_gpus: bool = False,
         command: Command = None,
-        patience_s: float = PATIENCE_S,
     ) -> None:
         self._arguments = (dict(study), command, holds_gpus)
-        self._patience_s = patience_s
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._lanes: dict[str, _Lane] = {}  # by the worker's address
         self._useless: set[str] = set()
@@ -262,9 +259,9 @@ class DaskEngine(Engine):
             )
         if messages or any(x.name for x in self._lanes.values()):
             self._lonely_since = now_s
-        elif now_s - self._lonely_since > self._patience_s:
+        elif now_s - self._lonely_since > PATIENCE_S:
             raise NodeLostError(
-                f"a worker must be at {self._address} within {self._patience_s:.0f} s but none "
+                f"a worker must be at {self._address} within {PATIENCE_S:.0f} s but none "
                 f"is there; start some with `dask worker {self._address} --nthreads 1`, then run "
                 "the study again: it continues"
             )

@@ -256,15 +256,20 @@ class Processes(Engine):
 def lanes_here(groups: Sequence[Sequence[str]], host: str) -> list[Place]:
     """Places a lane on each group of device ids of this machine."""
     env = with_packages(caller_environment())
-    places = []
-    for group in groups:
-        name = f"{group[0]}-{group[-1]}" if len(group) > 1 else f"device-{group[0]}"
-        places.append(Place(name=name, host=host, env=env, devices=len(group), ids=group))
-    return places
+    return [
+        Place(
+            name=f"{group[0]}-{group[-1]}" if len(group) > 1 else f"device-{group[0]}",
+            host=host,
+            env=env,
+            devices=len(group),
+            ids=group,
+        )
+        for group in groups
+    ]
 
 
 def lanes_on_nodes(
-    nodes: Sequence[str], *, devices: int | None, extra: Sequence[str] = ()
+    nodes: Sequence[str], *, devices: int | None, extra: Sequence[str]
 ) -> list[Place]:
     """Places a lane on each of some nodes of this SLURM job; `extra` are options of ``srun``."""
     client = slurm_client_environment(caller_environment())

@@ -60,8 +60,7 @@ def with_packages(env: Environment) -> dict[str, str]:
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
         return dict(env)
-    folders = filter(None, [str(root), env.get("PYTHONPATH")])
-    return {**env, "PYTHONPATH": os.pathsep.join(folders)}
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))}
 
 
 def driver_python() -> str:

@@ -64,15 +64,20 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
 def sync_folder(path: Path) -> None:
     """Waits until the names in a folder are on disk, safe from a power cut; OSError if it fails."""
     try:
-        descriptor = os.open(path, _FOLDER_FLAGS)
+        sync(path, _FOLDER_FLAGS)
     except PermissionError:  # it may be written but not read: its names reach the disk in time
         return
-    try:
-        os.fsync(descriptor)
     except OSError as error:
         # Some file systems cannot do that.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
             raise
+
+
+def sync(path: Path, flags: int) -> None:
+    """Waits until what is opened with these flags is on disk; OSError if that fails."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

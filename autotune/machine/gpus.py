@@ -51,8 +51,7 @@ def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
     """Lists all GPUs of this machine, also hidden ones; none without nvidia-smi."""
     gpus = []
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    lines = run(command).splitlines()
-    for cells in csv.reader(lines, skipinitialspace=True):
+    for cells in csv.reader(run(command).splitlines(), skipinitialspace=True):
         if len(cells) == _QUERY.count(",") + 1 and cells[0].isdigit():
             index, uuid, name, total, used, driver, capability, busy = cells
             gpus.append(
@@ -120,8 +119,7 @@ def gpu_facts(environment: Environment) -> tuple[GpuFacts, ...]:
     nvml = load_nvml()
     facts = []
     for handle in visible_devices(nvml, environment.get(VISIBLE)).values():
-        form = getattr(nvml, "nvmlMemory_v2", None)
-        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, form)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, getattr(nvml, "nvmlMemory_v2", None))
         memory_bytes = None
         if hasattr(memory, "reserved"):
             memory_bytes = memory.total - memory.reserved

@@ -18,7 +18,7 @@ import psutil
 from pydantic import BaseModel
 
 from autotune.child.gpus import kernel_text
-from autotune.child.packages import CUDA_PLUGINS, RECORDED, installed_versions
+from autotune.child.packages import RECORDED, installed_versions
 from autotune.machine.devices import parse_devices
 from autotune.machine.environment import (
     STORED,
@@ -117,7 +117,7 @@ class Packages:
 
 
 def packages_of(
-    python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
+    python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner
 ) -> Packages:
     """Asks a Python for its version, distributions and folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})
@@ -130,24 +130,18 @@ def measured_versions() -> dict[str, str]:
     return installed_versions((*RECORDED, "optuna"))
 
 
-def cuda_plugin(versions: Versions) -> str | None:
-    """Returns the CUDA plugin, such as ``jax-cuda12-plugin 0.10.2``; None without one."""
-    return next((f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions), None)
-
-
 class RanOn(BaseModel):
     """GPUs, and versions of cublas, cudnn, nccl and driver, of a process (`child/gpus.py`)."""
 
-    versions: Versions
-    gpus: tuple[GpuState, ...]
+    versions: Versions = {}
+    gpus: tuple[GpuState, ...] = ()
 
 
 def would_run_on(environment: Environment, count: int | None = None) -> RanOn:
     """Returns what a workload on `count` visible GPUs would run on; starts nothing on a GPU."""
-    question = json.dumps({"count": count})
-    command = [driver_python(), "-m", "autotune.child.gpus", question]
+    command = [driver_python(), "-m", "autotune.child.gpus", json.dumps({"count": count})]
     answer = run_program(command, with_packages(environment), limit_s=_ANSWER_LIMIT_S)
     try:
         return RanOn.model_validate_json(answer)
     except ValueError:
-        return RanOn(versions={}, gpus=())
+        return RanOn()

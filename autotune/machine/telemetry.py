@@ -272,8 +272,7 @@ class GpuWatch:
         for index, handle in self._devices.items():
             clock = ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM)
             power = ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-            sensor = nvml.NVML_TEMPERATURE_GPU
-            temperature = ask(nvml, "nvmlDeviceGetTemperature", handle, sensor)
+            temperature = ask(nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU)
             samples.append(GpuSample(index, clock, power, temperature))
         return samples
 

@@ -106,8 +106,7 @@ def read_steps(lines: Output, at_s: Sequence[float], rules: Rules) -> Steps:
     took_s = []
     example = ""
     loss = None
-    steps = _read_each(rules, lines, at_s)
-    for line, now_s, step in zip(lines, at_s, steps, strict=True):
+    for line, now_s, step in zip(lines, at_s, _read_each(rules, lines, at_s), strict=True):
         if step.step_s is not None:
             came_s.append(now_s)
             took_s.append(step.step_s)

@@ -65,8 +65,7 @@ class Probe:
     @property
     def python(self) -> str | None:
         """The interpreter that loaded jaxlib; None if none was seen."""
-        pythons = [process["python"] for process in self.processes.values()]
-        return next(filter(None, pythons), None)
+        return next(filter(None, [process["python"] for process in self.processes.values()]), None)
 
     @property
     def jaxlib(self) -> str | None:

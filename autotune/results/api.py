@@ -123,8 +123,7 @@ class Study:
 
     def estimated_effects(self) -> pd.DataFrame:
         """Returns `effects.EstimateRow`s of a model (unverified), likeliest first."""
-        rows = estimate_rows(self.store)
-        return pd.DataFrame(rows, columns=list(EstimateRow._fields))
+        return pd.DataFrame(estimate_rows(self.store), columns=list(EstimateRow._fields))
 
     @property
     def plot(self) -> Plots:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.child.packages import versions_in
+from autotune.child.packages import CUDA_PLUGINS, versions_in
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
-from autotune.machine.host import RanOn, cuda_plugin, describe_machine, would_run_on
+from autotune.machine.host import RanOn, describe_machine, would_run_on
 from autotune.model.measurement import NOT_TOLD, GpuState, WorkerReport
 from autotune.model.numbers import Facts, Record
 from autotune.model.spec import StudySpec
@@ -99,7 +99,8 @@ def _conditions(
     if platform == "cuda":
         others |= {name: versions.get(name) for name in _LIBRARIES}
         others["driver"] = others["driver"] or facts.get("driver") or None
-        others["plugin"] = cuda_plugin(versions)
+        plugins = (f"{name} {versions[name]}" for name in CUDA_PLUGINS if name in versions)
+        others["plugin"] = next(plugins, None)
         described = [_describe_gpu(gpu) for gpu in gpus]
         for name in _OF_NVML:
             texts = {texts_of_gpu[name] for texts_of_gpu in described}
@@ -115,7 +116,7 @@ def this_machine(like: Conditions, *, workload: MaybeText = None) -> Conditions:
     versions = facts["versions"]
     if like.packages is not None:
         versions = versions_in(like.packages)
-    process = RanOn(versions={}, gpus=())
+    process = RanOn()
     gpus: list[str] = []
     if like.platform == "cuda":
         environment = caller_environment()
@@ -159,8 +160,7 @@ def differences(proven: Conditions, here: Conditions) -> list[Difference]:
             value = "none"
             if field in _OF_NVML:
                 value = "not told: NVML must answer (pip install nvidia-ml-py)"
-        difference = Difference(field=field, proven=str(proven_value), here=str(value))
-        differing.append(difference)
+        differing.append(Difference(field=field, proven=str(proven_value), here=str(value)))
     return differing
 
 

@@ -175,8 +175,7 @@ FORMATS = {kind.__name__.lower(): kind() for kind in Exporter.__subclasses__()}
 def exporter_named(name: str) -> Exporter:
     """Returns a built-in exporter, or one by MODULE:CLASS; AutotuneError if there is none."""
     if CLASS_PATH.fullmatch(name):
-        folder = str(Path.cwd())
-        exporter: Exporter = load_class(name, Exporter, folder, key="--format")()
+        exporter: Exporter = load_class(name, Exporter, str(Path.cwd()), key="--format")()
         return exporter
     if name not in FORMATS:
         raise AutotuneError(

@@ -42,8 +42,7 @@ class Cell(str):
 
 def render(name: str, **shown: Any) -> str:
     """Renders a template of `data/report`."""
-    templates = _templates(name.endswith(".md.j2"))
-    return templates.get_template(f"report/{name}").render(shown)
+    return _templates(name.endswith(".md.j2")).get_template(f"report/{name}").render(shown)
 
 
 @functools.cache

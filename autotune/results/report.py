@@ -28,7 +28,6 @@ from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
     aa_lines,
-    finalists,
     format_ablation,
     format_failing_set,
     format_progress,
@@ -82,7 +81,7 @@ def build(store: Store) -> dict[str, Any]:
         "winner": list(winner.words),
         "outcome": outcome,
         "evidence": [*evidence, *at_scale, _effort(store)],
-        "finalists": tables.finalist_table(finalists(store)),
+        "finalists": tables.finalist_table(store),
         "soak": [f"soak of {soak.settings}: {format_soak(soak)}" for soak in soaks],
         "aa_run": [*aa_lines(store), *_throughput(store)],
         "screen": screen_lines(store),
@@ -113,8 +112,7 @@ def _subject(store: Store) -> tables.Row:
         jaxlib = conditions.jaxlib or ""
     session = store.last(SessionRecord)
     date = session.started[:10] if session else "not started"
-    workload = _workload(store.spec)
-    return {"device": device, "workload": workload, "jaxlib": jaxlib, "date": date}
+    return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
 
 
 def _workload(spec: StudySpec) -> str:
@@ -168,9 +166,9 @@ def forest_chart(store: Store, *, most: int | None = None) -> Chart:
         e = aa_run.noise.estimate
         label = "the default against itself"
         marks.append(Mark(e.ratio, "the A/A run", "aa_run", (e.low, e.high), label))
-    ran = [r for r in tables.ranked_rows(store) if r.failure is None and not r.same_as]
-    rows = [r for r in ran if not math.isnan(r.ratio)]
-    for r in rows[:most]:
+    ranked = tables.ranked_rows(store)
+    ran = [r for r in ranked if r.failure is None and not (r.same_as or math.isnan(r.ratio))]
+    for r in ran[:most]:
         label = f"{r.trial}  {shorten(r.result.settings)}"
         detail = f"trial {r.trial}: {r.settings}: {format_trial(r.result, r.finding)}"
         marks.append(Mark(r.ratio, detail, r.style, (r.low, r.high), label))

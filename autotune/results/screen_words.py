@@ -1,9 +1,6 @@
-"""Formats screens and predictions, the results of compiling without measuring."""
+"""Formats screens, the results of compiling without measuring."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from autotune.compiler.screen import ScreenReport
 from autotune.model.records import ScreenRecord
@@ -22,8 +19,3 @@ def screen_lines(store: Store) -> list[str]:
     if record and record.report is not None:
         return describe_screen(ScreenReport.model_validate(record.report))
     return [f"not screened: {record.reason}"] if record and record.reason else []
-
-
-def predicted_lines(rows: Sequence[dict[str, Any]], agreement: str) -> list[str]:
-    """Formats rows of `predict_set`, and how predictions agree with published step times."""
-    return text_lines("predict.txt.j2", rows=rows, agreement=agreement)

@@ -60,8 +60,7 @@ def check_records(winner: Winner, file: Path, *, run: Path | None = None) -> Ver
         exported = getattr(winner, name)
         if name not in OF_OTHER_RUNS and value != exported:
             proven = f"{value} in its records"
-            difference = Difference(field=name, proven=proven, here=f"{exported} in the file")
-            differing.append(difference)
+            differing.append(Difference(field=name, proven=proven, here=f"{exported} in the file"))
     return Verification(differences=tuple(differing), notes=_of_elsewhere(store))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune.machine.files import like_folder, make_folder, replace_file, sync_folder
+from autotune.machine.files import like_folder, make_folder, replace_file, sync, sync_folder
 from autotune.model.errors import RunDirectoryError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -127,11 +127,7 @@ def sync_upwards(file: Path, root: Path) -> None:
     """Syncs a file, unless missing, and its folders up to a root; refuses links and bad disks."""
     path = file
     try:
-        descriptor = os.open(file, os.O_RDONLY | _FLAGS)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(file, os.O_RDONLY | _FLAGS)
         for path in file.parents:
             sync_folder(path)
             if path == root:

@@ -225,8 +225,7 @@ class Store(Folders):
                     f"{data['schema_version']}; read it with the version of autotune that wrote "
                     "it, or start a new run directory"
                 )
-            spec = StudySpec.model_validate(data["study"])
-            return cls(path, spec, study_dir=data["study_dir"])
+            return cls(path, StudySpec.model_validate(data["study"]), study_dir=data["study_dir"])
         except (ValueError, KeyError, TypeError) as error:
             raise RunDirectoryError(_no_study(file, error)) from error
 
@@ -312,8 +311,7 @@ class Store(Folders):
         """Opens a new run directory, or one of this study whose study.json is lost."""
         store = cls(path, spec, study_dir=str(study_dir))
         if store.records():
-            identities = {session.identity for session in store.of(SessionRecord)}
-            if identities != {spec.identity}:
+            if {session.identity for session in store.of(SessionRecord)} != {spec.identity}:
                 raise RunDirectoryError(
                     f"{path / STUDY} must hold the study of this run but is lost, and its records "
                     "are not of this one; restore that file from a copy, or name another folder "
@@ -321,8 +319,7 @@ class Store(Folders):
                 )
             return store
         # What an interrupted start leaves is no stranger.
-        usual = {LOCK, STUDY, RECORDS, *FOLDERS}
-        names = sorted({entry.name for entry in path.iterdir()} - usual)
+        names = sorted({entry.name for entry in path.iterdir()} - {LOCK, STUDY, RECORDS, *FOLDERS})
         strangers = [n for n in names if not n.startswith((".study", f"{EARLIER}-"))]
         if strangers:
             raise RunDirectoryError(
@@ -335,8 +332,7 @@ class Store(Folders):
         """Returns whether there is more than an A/A run that was refused, or did not end."""
         if self.of(AaRecord):
             return True
-        folders = unnamed_folders(self.path, ())
-        return not all(folder.startswith("aa_run") for folder in folders)
+        return not all(folder.startswith("aa_run") for folder in unnamed_folders(self.path, ()))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""

@@ -54,8 +54,7 @@ class CannotPause(WorkerFailed):
     """A program cannot take turns by being paused; the message says why, as a clause."""
 
     def __init__(self, why: str) -> None:
-        failure = Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE)
-        super().__init__(failure)
+        super().__init__(Failure(kind=FailureKind.NO_RESULT, message=why, phase=PAUSE_PHASE))
 
 
 def machine_failure(
@@ -243,8 +242,7 @@ class GuardedProcess(ChildProcess):
 
     def said_by_carrier(self) -> Lines:
         """Returns the last lines of the guard, or of ``srun`` that starts it; normally none."""
-        text = read_log(self.guard_log)
-        lines = [line[:500] for line in text.splitlines() if line.strip()]
+        lines = [line[:500] for line in read_log(self.guard_log).splitlines() if line.strip()]
         lines = [line for line in lines if "support for cpu binding" not in line]
         return tuple(lines[-8:])
 

@@ -55,8 +55,7 @@ class Caches:
                 kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
                 variables |= settings.of_kind("xla").merge(kernels).to_environment()
             if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
-                program = _without(_KEEPS_PROGRAM, settings)
-                folder = str(_programs_of(program, self._root()))
+                folder = str(_programs_of(_without(_KEEPS_PROGRAM, settings), self._root()))
                 mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
                 variables |= {**IN_FORCE["cache"], CACHE_FOLDER: folder, MARK: mark}
         return variables

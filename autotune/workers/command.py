@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.child.channel import Message
+from autotune.child.channel import CHANNEL_VARIABLE, Message
 from autotune.machine.environment import Environment, with_packages
 from autotune.machine.files import remove_tree
 from autotune.machine.gpus import is_without_gpus
@@ -26,7 +26,7 @@ from autotune.workers.base import (
 from autotune.workers.failures import NO_GPU
 from autotune.workers.local import LocalLauncher, LocalWorker, log_name
 from autotune.workers.own_folder import OwnFolder
-from autotune.workers.plain_run import pace_outside, without_channel
+from autotune.workers.plain_run import pace_outside
 from autotune.workers.programs import NotKnown, ProgramWatch
 from autotune.workers.settings_check import files_that_set
 
@@ -48,8 +48,7 @@ class CommandLauncher(LocalLauncher):
                 f'{NO_GPU}: none is here, and the study says device.platform = "cuda"; '
                 "nothing was started"
             )
-            failure = Failure(kind=FailureKind.LAUNCH, message=message, phase="launch")
-            raise WorkerFailed(failure)
+            raise WorkerFailed(Failure(kind=FailureKind.LAUNCH, message=message, phase="launch"))
         command = self._command(settings, folder)
         with contextlib.ExitStack() as stack:
             workspace, watch = self._folders(stack, self._environment(settings))
@@ -87,8 +86,8 @@ class CommandLauncher(LocalLauncher):
         with contextlib.ExitStack() as stack, contextlib.suppress(WorkerFailed):
             workspace, _ = self._folders(stack, {})
             env = with_packages(workspace.added_to(self._environment(settings)))
-            command = without_channel(workspace.command(command, [folder]))
-            command = self.wrap(command, settings)
+            command = workspace.command(command, [folder])
+            command = self.wrap(["env", "-u", CHANNEL_VARIABLE, *command], settings)
             process = GuardedProcess(command, env, folder / log_name(0), cwd=self._study_dir)
             return pace_outside(process, limit_s)
         return None
@@ -215,8 +214,7 @@ class ReadWorker(CommandWorker):
                 )
         process: Message = next(iter(processes), {})
         machine = message["ran_on"]
-        gpus = machine.get("gpus", [])
-        kinds = " and ".join(sorted({gpu["name"] for gpu in gpus} - {None}))
+        kinds = " and ".join(sorted({gpu["name"] for gpu in machine.get("gpus", [])} - {None}))
         fields = {
             **message["report"],
             **machine,

@@ -254,8 +254,7 @@ class LocalWorker(Worker):
         self._trained += self.dropped_steps + steps
         self._take_loss(leader)
         self.last_memory = _memory_of(blocks)
-        times = max((block["step_times_s"] for block in blocks), key=sum)
-        return tuple(times)
+        return tuple(max((block["step_times_s"] for block in blocks), key=sum))
 
     def _take_loss(self, block: Message) -> None:
         """Keeps the loss and gradient norm of a block, which must be finite."""

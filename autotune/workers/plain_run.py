@@ -6,18 +6,12 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from autotune.child.guard import CHANNEL_VARIABLE
 from autotune.workers.base import LOG_BYTES, GuardedProcess
 from autotune.workers.failures import read_log
 
 POLL_S = 0.05
 LEAST_LINES = 10  # that tell the pace, after the first third of its time
 KILL_PATIENCE_S = 5.0
-
-
-def without_channel(command: Sequence[str]) -> list[str]:
-    """Returns the command that starts a program which does not know of our channel."""
-    return ["env", "-u", CHANNEL_VARIABLE, *command]
 
 
 def pace_outside(process: GuardedProcess, limit_s: float) -> float | None:

@@ -44,8 +44,7 @@ class Spare:
         process = self._process
         if process is None:
             return None
-        names = {*env, *self._env}
-        changed = {n: env.get(n) for n in names if env.get(n) != self._env.get(n)}
+        changed = {n: env.get(n) for n in {*env, *self._env} if env.get(n) != self._env.get(n)}
         process.receive()
         if process.end is not None or not all(map(LATE.fullmatch, changed)):
             self.close()

@@ -167,7 +167,8 @@ def test_a_scheduler_that_is_killed_takes_lanes_along_and_its_driver_says_what_t
 def test_a_scheduler_that_is_none_or_has_no_worker_says_what_to_do(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = DaskEngine(STUDY, cluster.address, command=LANE, patience_s=0.5)
+    monkeypatch.setattr("autotune.cluster.dask_engine.PATIENCE_S", 0.5)
+    engine = DaskEngine(STUDY, cluster.address, command=LANE)
     try:
         with pytest.raises(NodeLostError, match="dask worker"):
             hear(engine, lambda heard: False, limit_s=10)

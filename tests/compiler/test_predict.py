@@ -17,7 +17,7 @@ from autotune.compiler.predict import (
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind
 from autotune.compiler.targets import Network, Target, Topology, load_target
 from autotune.model.flags import FlagSet
-from autotune.results.screen_words import predicted_lines
+from autotune.model.texts import text_lines
 from tests.compiler import rules
 from tests.runs import there
 from tests.tables import toml_beside
@@ -147,7 +147,7 @@ def test_loop_of_unknown_length_counts_once_and_is_named() -> None:
     whole = predict_step(program(kernel("k", 0.5)), TARGET, Topology(1, 8))
     why = {"interval_s": None, "no_interval": "float8", "changes": ["loops: 0 -> 1"]}
     rows = [{"settings": {n: "1"}, **asdict(p), **why} for n, p in (("one", whole), ("two", found))]
-    lines = predicted_lines(rows, "good")
+    lines = text_lines("predict.txt.j2", rows=rows, agreement="good")
     assert "while.3" in lines[4]
     assert lines[1] == "  loops: 0 -> 1"
 
@@ -168,14 +168,14 @@ def test_flags_have_no_step_time_and_settings_of_the_run_are_named(
     row = predict_set(rules.screen(rules.Rules()), FlagSet(settings))
     assert ("step_s" in row) is has_time
     assert (row["not_modelled"], bool(row["changes"])) == (not_modelled, changed)
-    lines = predicted_lines([row], "good")
+    lines = text_lines("predict.txt.j2", rows=[row], agreement="good")
     assert any("predicted step" in line for line in lines) is has_time
     assert any(line.endswith(": NCCL_PROTO") for line in lines) is bool(not_modelled)
 
 
 def test_a_set_that_does_not_compile_says_why() -> None:
     row = predict_set(rules.screen(rules.Rules()), FlagSet({rules.COMBINE: "13"}))
-    assert "thirteen" in predicted_lines([row], "good")[0]
+    assert "thirteen" in text_lines("predict.txt.j2", rows=[row], agreement="good")[0]
 
 
 def to_host(seconds: float) -> Op:

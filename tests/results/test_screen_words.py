@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.results.screen_words import describe_screen, predicted_lines
+from autotune.model.texts import text_lines
+from autotune.results.screen_words import describe_screen
 from tests.compiler.rules import DECOMPOSE, GRAPHS, P2P, Rules, screen
 
 
@@ -16,6 +17,6 @@ def test_a_study_is_told_what_acts_with_what() -> None:
 @pytest.mark.parametrize("end", ["\n", "\r", "\v", "\x1c", "\x85", "\u2028", "\x1b[2J"])
 def test_a_value_stays_on_its_line(end: str) -> None:
     row = {"settings": {"a": f"1{end}PROVEN"}, "failure": f"no{end}PROVEN"}
-    lines = predicted_lines([row], "good")
+    lines = text_lines("predict.txt.j2", rows=[row], agreement="good")
     assert len(lines) == 3
     assert end not in lines[0]

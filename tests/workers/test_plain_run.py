@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.child.channel import CHANNEL_VARIABLE
 from autotune.workers.base import GuardedProcess
-from autotune.workers.plain_run import pace_of, pace_outside, without_channel
+from autotune.workers.plain_run import pace_of, pace_outside
 
 
 @pytest.mark.parametrize(
@@ -30,10 +31,10 @@ def test_the_pace_is_that_after_the_first_third(lines: list[tuple[float, int]], 
 @pytest.mark.gate
 def test_a_plain_run_knows_no_channel_and_tells_its_pace(tmp_path: Path) -> None:
     script = 'for i in $(seq 40); do echo "step $i ${AUTOTUNE_CHANNEL:-none}"; sleep 0.02; done'
-    command, log = without_channel(["sh", "-c", script]), tmp_path / "worker.log"
+    command, log = ["env", "-u", CHANNEL_VARIABLE, "sh", "-c", script], tmp_path / "worker.log"
     pace = pace_outside(GuardedProcess(command, os.environ, log), 20.0)
     assert pace is not None
     assert 0.015 < pace < 0.2
     assert log.read_text().splitlines()[0] == "step 1 none"
-    endless = without_channel(["sh", "-c", "while true; do sleep 0.1; done"])
+    endless = ["sh", "-c", "while true; do sleep 0.1; done"]
     assert pace_outside(GuardedProcess(endless, os.environ, log), 0.5) is None
