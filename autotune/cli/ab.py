@@ -194,12 +194,12 @@ def _look(request: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpe
         return Store.open(path).spec
     plan, result = _look_at(b, request)
     if a.first_command != b.first_command:
-        _look_at(a, replace(request, rules=result.rules))
+        _look_at(a, request._replace(rules=result.rules))
     return plan.spec
 
 
 def _look_at(variant: Variant, request: ProbeRequest) -> tuple[Plan, ProbeResult]:
-    request = replace(request, command=variant.first_command)
+    request = request._replace(command=variant.first_command)
     plan, result = tune.planned(request, "ab", trials=1, budget_s=None)
     variant.refuse_other(result.probe.jaxlib)
     return plan, result

@@ -19,6 +19,7 @@ from autotune.model.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.child.recognise import Recognised
+    from autotune.child.steps import Rules
     from autotune.programs.probe import Probe
 
 SHOWN_LINES = 40  # the rest is counted
@@ -46,7 +47,7 @@ def read(
 
     rules = tune.rules_of(preset, pattern, json_key, unit, None, loss)
     if rules and tokens_per_step is not None:
-        rules["tokens_per_step"] = tokens_per_step
+        rules = {**rules, "tokens_per_step": tokens_per_step}
     path = Path(what[0])
     is_program = path.is_file() and os.access(path, os.X_OK)
     if len(what) > 1 and path.is_file() and not is_program:
@@ -74,7 +75,7 @@ def read(
         raise typer.Exit(1)
 
 
-def _run(command: Sequence[str], rules: dict[str, Any]) -> Probe:
+def _run(command: Sequence[str], rules: Rules) -> Probe:
     from autotune.machine.child_process import format_end
     from autotune.programs.look import run_request
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -21,6 +21,7 @@ from autotune.cli.run import larger_budget, run
 from autotune.model.errors import AutotuneError, StudyFileError
 
 if TYPE_CHECKING:
+    from autotune.child.steps import Rules
     from autotune.model.spec import StudySpec
     from autotune.programs.draft import Plan
     from autotune.programs.look import ProbeResult
@@ -119,7 +120,7 @@ def tune(
 
 
 def request_of(
-    command: Sequence[str] | None, platform: MaybeText, rules: dict[str, Any], limit: str
+    command: Sequence[str] | None, platform: MaybeText, rules: Rules, limit: str
 ) -> ProbeRequest:
     """Makes the request to probe a program from options."""
     from autotune.programs.look import default_platform
@@ -137,7 +138,7 @@ def request_of(
     )
 
 
-def rules_of(*values: MaybeText) -> dict[str, Any]:
+def rules_of(*values: MaybeText) -> Rules:
     """Returns the keys of `[workload.read]` by options: Preset to StepFile, as above, and Loss."""
     from autotune.model.sections import ReadSpec
 

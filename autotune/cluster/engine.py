@@ -17,7 +17,7 @@ import select
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,8 +104,7 @@ class Engine(ABC):
         """Ends every lane and all of its processes, within seconds; safe to call twice."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Where one lane runs."""
 
     name: str
@@ -114,7 +113,7 @@ class Place:
     env: Environment  # of the lane program, or of `through`
     through: Sequence[str] = ()
     """Command that starts the lane's guard on another machine, such as ``srun ...``."""
-    remote_env: Environment = field(default_factory=dict)
+    remote_env: Environment | None = None
     """Environment of a lane program started through `through`; its node adds its own variables."""
     devices: int | None = None  # None if only the reference can tell
     ids: Sequence[str] = ()  # of its devices; empty for all of its machine

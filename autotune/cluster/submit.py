@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import ask_slurm
@@ -27,8 +27,7 @@ MOST_REQUEUES = 100
 STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
+class JobRequest(NamedTuple):
     """Resources and options of a SLURM job."""
 
     partition: str | None
@@ -43,8 +42,7 @@ class JobRequest:
     setup: Texts = ()  # lines of bash before the driver; the first to fail ends the job
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(NamedTuple):
     """The driver's call on a node."""
 
     python: str

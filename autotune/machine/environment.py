@@ -16,6 +16,7 @@ from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
 
 Environment = Mapping[str, str]
+Variables = dict[str, str]  # a copy of an environment, which may be changed
 
 _KNOWN = packaged_table("environment.toml")
 
@@ -26,7 +27,7 @@ STORED = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["storable"]]))
 _NOT_FOR_TRIALS = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["not_for_trials"]]))
 
 
-def caller_environment() -> dict[str, str]:
+def caller_environment() -> Variables:
     """Copies this process's environment."""
     return dict(os.environ)
 
@@ -40,7 +41,7 @@ def steering_settings(environment: Environment) -> FlagSet:
 
 def child_environment(
     base: Environment, settings: FlagSet, *, platform_name: str, virtual_devices: int | None = None
-) -> dict[str, str]:
+) -> Variables:
     """Returns a worker's environment: `base` without what steers performance, plus `settings`."""
     env = {n: v for n, v in base.items() if not _NOT_FOR_TRIALS.fullmatch(n)}
     if virtual_devices is not None:
@@ -55,7 +56,7 @@ def child_environment(
     }
 
 
-def with_packages(env: Environment) -> dict[str, str]:
+def with_packages(env: Environment) -> Variables:
     """Adds the folder of these packages to a child's PYTHONPATH, unless they are installed."""
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
@@ -70,7 +71,7 @@ def driver_python() -> str:
 
 def merge_for_exec(
     environment: Environment, settings: FlagSet, baseline: FlagSet
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[Variables, list[str]]:
     """Merges a winner, whose values count, into the caller's environment; adds a line on each.
 
     The reference had the settings of `baseline`, too. SettingError if XLA_FLAGS cannot be parsed.

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.child.gpus import VISIBLE, ask, load_nvml, named_devices, visible_devices
 from autotune.machine.devices import parse_devices
@@ -104,8 +105,7 @@ def is_without_gpus(environment: Environment) -> bool:
     return are_hidden(environment) or not has_device_file()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuFacts:
+class GpuFacts(NamedTuple):
     """Properties in which a GPU may differ from others of its kind; None where NVML gives none."""
 
     name: str  # JAX's device kind, such as ``NVIDIA H200``

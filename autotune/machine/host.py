@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +36,7 @@ _CGROUP_FILES = (  # limit and use of a container, in control groups of version 
 )
 
 _PACKAGES = Path(__file__).parents[1] / "child" / "packages.py"
+PROCESSORS = Path("/sys/devices/system/cpu")
 _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 
 
@@ -70,19 +71,16 @@ def processor_name() -> str:
     return model[1].strip() if model else platform.processor() or platform.machine()
 
 
-def spare_processors(
-    device_count: int, *, usable: Iterable[int] | None = None, root: Path = Path("/")
-) -> set[int]:
+def spare_processors(device_count: int) -> set[int]:
     """Returns processors for work beside a measurement: whole cores, at most half of them.
 
     One core for each device, whose host thread needs it, and one more are left. A processor
     without topology is a core of its own.
     """
-    processors = set(os.sched_getaffinity(0) if usable is None else usable)
-    folder = root / "sys/devices/system/cpu"
+    processors = os.sched_getaffinity(0)
     cores = {}
     for processor in sorted(processors):
-        file = folder / f"cpu{processor}/topology/thread_siblings_list"
+        file = PROCESSORS / f"cpu{processor}/topology/thread_siblings_list"
         siblings = map(int, parse_devices(kernel_text(file) or str(processor)))
         core = processors.intersection([processor, *siblings])
         cores[min(core)] = core
@@ -125,7 +123,7 @@ def packages_of(
     return Packages(**json.loads(run([python, "-P", "-c", _PACKAGES.read_text("utf-8"), question])))
 
 
-def measured_versions() -> dict[str, str]:
+def measured_versions() -> Versions:
     """Returns the installed versions of packages that decide or measure how fast a step is."""
     return installed_versions((*RECORDED, "optuna"))
 

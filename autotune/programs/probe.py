@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.child.channel import Message
 from autotune.child.guard import CANNOT_START
@@ -26,8 +27,7 @@ END_PATIENCE_S = 15.0
 MARK = "--xla_dump_max_hlo_modules=-1"  # XLA's default: do flags arrive?
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRequest:
+class ProbeRequest(NamedTuple):
     """A program to run once; `rules` are the given keys of `[workload.read]`."""
 
     command: tuple[str, ...]

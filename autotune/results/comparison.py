@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from autotune.model.errors import NotComparableError, close_matches
+from autotune.model.files import Table
 from autotune.model.flags import FlagSet
 from autotune.model.records import (
     ISOLATED,
@@ -81,7 +82,7 @@ class ComparisonTable(NamedTuple):
             )
         return render("compare.md.j2", c=self, rows=rows, settings=settings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Table:
         """Converts the comparison to plain data."""
         settings = self.settings.reset_index()
         return {
@@ -168,8 +169,8 @@ def _facts(store: Store) -> Row:
     }
 
 
-def _row(store: Store) -> dict[str, Any]:
-    row: dict[str, Any] = {
+def _row(store: Store) -> Table:
+    row: Table = {
         "winner": "(not settled)",
         "outcome": "not ended",
         **dict.fromkeys(("ratio", "low", "high"), math.nan),
@@ -191,7 +192,7 @@ def _row(store: Store) -> dict[str, Any]:
     return row
 
 
-def _states(store: Store) -> dict[str, str]:
+def _states(store: Store) -> Row:
     """Returns the state of each setting and value that was tried; later rules overrule earlier."""
     conclusion = store.last(ConclusionRecord)
     results = store.of(TrialResult)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from autotune.child.packages import CUDA_PLUGINS, versions_in
+from autotune.child.packages import CUDA_PLUGINS, Versions, versions_in
 from autotune.machine.environment import caller_environment
 from autotune.machine.gpus import visible_gpus
 from autotune.machine.host import RanOn, describe_machine, would_run_on
@@ -60,9 +60,9 @@ class Difference(Record):
         return f"{self.field}: proven with {self.proven}, here {self.here}"
 
 
-def versions_of(report: WorkerReport, facts: Facts) -> dict[str, str]:
+def versions_of(report: WorkerReport, facts: Facts) -> Versions:
     """Returns the versions of the measured process, with the driver's where both share packages."""
-    driver: Mapping[str, str] = facts.get("versions", {})
+    driver: Versions = facts.get("versions", {})
     if report.packages is not None:
         driver = {name: version for name, version in driver.items() if name == "optuna"}
     return {**driver, **report.versions}
@@ -90,7 +90,7 @@ def conditions_of(spec: StudySpec, report: WorkerReport, facts: Facts) -> Condit
 def _conditions(
     platform: str,
     facts: Facts,
-    versions: Mapping[str, str],
+    versions: Versions,
     gpus: Sequence[GpuState],
     **others: Any,
 ) -> Conditions:

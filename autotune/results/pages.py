@@ -19,6 +19,8 @@ from autotune.model.units import format_seconds
 if TYPE_CHECKING:
     import jinja2
 
+Range = tuple[float, float]  # lower and upper end
+
 X_ENDS = (4.0, 96.0)  # ends of the x axis, in percents of the width
 TRACE_TOP = 14  # upper end of the axis of raw step times, in pixels
 TRACE_END = 184
@@ -82,7 +84,7 @@ class Mark(NamedTuple):
     x: float
     detail: str  # tooltip
     style: str  # CSS class, such as good or aa_run
-    x_ends: tuple[float, float] = (math.nan, math.nan)  # 0, infinite, or NaN (none)
+    x_ends: Range = (math.nan, math.nan)  # 0, infinite, or NaN (none)
     label: str = ""
 
     @property
@@ -119,9 +121,7 @@ class Chart(NamedTuple):
 class _Scale:
     """Maps numbers to positions between two ends, on a linear or logarithmic scale."""
 
-    def __init__(
-        self, low: float, high: float, ends: tuple[float, float], *, log: bool = False
-    ) -> None:
+    def __init__(self, low: float, high: float, ends: Range, *, log: bool = False) -> None:
         pad = 0.0 if low < high else abs(low) * 0.01 or 0.5
         self.log = log
         self.low = self._of(low - pad)
@@ -193,7 +193,7 @@ def traces(blocks: Sequence[Block]) -> str:
     )
 
 
-def _trimmed(values: Sequence[float]) -> tuple[float, float]:
+def _trimmed(values: Sequence[float]) -> Range:
     """Returns the range to show: all values except extreme outliers."""
     finite = sorted(filter(math.isfinite, values))
     edge = len(finite) // 50

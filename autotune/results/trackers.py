@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.child.channel import Channel
-from autotune.machine.environment import caller_environment, driver_python, with_packages
+from autotune.machine.environment import (
+    Environment,
+    caller_environment,
+    driver_python,
+    with_packages,
+)
 from autotune.model.errors import StudyFileError
 from autotune.model.records import ConclusionRecord, FinalistResult, TrialResult
 from autotune.model.redaction import redact_data, redact_text
 from autotune.model.texts import Note
 from autotune.results.format import finding_in
-from autotune.results.tables import TRIAL_COLUMNS, trial_row
+from autotune.results.tables import TRIAL_COLUMNS, Row, trial_row
 from autotune.rundir.files import append_synced
 from autotune.rundir.store import Folders, Store
 from autotune.workers.base import GuardedProcess
@@ -39,8 +44,8 @@ class TrackedRun(NamedTuple):
 
     key: str
     name: str
-    settings: dict[str, str]
-    facts: dict[str, str]  # among them study and kind
+    settings: Row
+    facts: Row  # among them study and kind
     figures: dict[str, float]  # seconds and bytes
 
 
@@ -72,7 +77,7 @@ def tracked(record: Tracked, store: Store) -> TrackedRun:
     )
 
 
-def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
+def _texts(fields: Mapping[str, Any]) -> Row:
     texts = {name: value for name, value in fields.items() if isinstance(value, str)}
     return {name: value[:LONGEST] for name, value in redact_data(texts).items()}
 
@@ -81,7 +86,7 @@ Write = Callable[[TrackedRun], None]
 Opened = tuple[Write, str]  # writes a run; where the runs are
 
 
-def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
+def _to_wandb(folder: Path, env: Environment) -> Opened:
     import wandb
 
     try:
@@ -116,7 +121,7 @@ def _to_wandb(folder: Path, env: Mapping[str, str]) -> Opened:
     return write, mode if mode == "online" else where
 
 
-def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
+def _to_mlflow(folder: Path, env: Environment) -> Opened:
     import mlflow
 
     if "MLFLOW_TRACKING_URI" not in env:
@@ -138,7 +143,7 @@ def _to_mlflow(folder: Path, env: Mapping[str, str]) -> Opened:
     return write, redact_text(mlflow.get_tracking_uri())
 
 
-def _to_tensorboard(folder: Path, env: Mapping[str, str]) -> Opened:
+def _to_tensorboard(folder: Path, env: Environment) -> Opened:
     from tensorboardX import SummaryWriter
 
     logs = str(folder / "events")

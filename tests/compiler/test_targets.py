@@ -58,14 +58,14 @@ def test_gpu_that_is_here_is_its_table_but_for_its_driver_or_what_it_tells() -> 
     table, here = load_target("h100-sxm"), load_target("h100-sxm", facts=H100)
     text = here.config_text
     assert sorted(text.splitlines()) == sorted(table.config_text.replace('"13.0.0"', '"12.4.0"', 1).splitlines())
-    facts = dataclasses.replace(H100, lanes=128 * 114, memory_bytes=7 << 30, cuda=None)
+    facts = H100._replace(lanes=128 * 114, memory_bytes=7 << 30, cuda=None)
     here = load_target("h100-sxm", facts=facts)
     assert (here.core_count, here.memory_bytes) == (114, 7 << 30)
     assert here.digest != load_target("h100-sxm").digest
 
 
 def test_target_is_the_attached_gpu_of_the_kind_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "gpu_facts", lambda environment: (H100, dataclasses.replace(H100, name="other")))
+    monkeypatch.setattr(targets, "gpu_facts", lambda environment: (H100, H100._replace(name="other")))
     for kind in (None, "NVIDIA H100 80GB HBM3"):
         here = there(target_here(kind))
         assert 'driver_version: "12.4.0"' in here.config_text

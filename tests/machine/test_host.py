@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,30 +14,46 @@ from autotune.machine import host
 from autotune.machine.host import describe_machine, measured_versions, spare_processors, would_run_on
 from tests.tables import toml_beside
 
+SpareOf = Callable[[int, Iterable[int], Path], set[int]]
+
 
 def machine(root: Path, *, cores: int, threads: int = 1) -> Path:
     """What the kernel of such a machine shows; the second thread of core N is processor N + cores."""
     for cpu in range(cores * threads):
-        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder = root / f"cpu{cpu}/topology"
         folder.mkdir(parents=True)
         siblings = ",".join(str(cpu % cores + cores * t) for t in range(threads))
         (folder / "thread_siblings_list").write_text(siblings + "\n")
     return root
 
 
+@pytest.fixture
+def spare_of(monkeypatch: pytest.MonkeyPatch) -> SpareOf:
+    """Finds the spare processors for some GPUs among usable ones, as the kernel's folder shows them."""
+
+    def spare(gpus: int, usable: Iterable[int], folder: Path) -> set[int]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(usable))
+        monkeypatch.setattr(host, "PROCESSORS", folder)
+        return spare_processors(gpus)
+
+    return spare
+
+
 @pytest.mark.parametrize(("cores", "gpus", "spare"), toml_beside(__file__)["spare_cores"])
-def test_half_of_the_cores_are_left_and_one_for_each_device(tmp_path: Path, cores: int, gpus: int, spare: int) -> None:
-    found = spare_processors(gpus, usable=range(cores), root=machine(tmp_path, cores=cores))
+def test_half_of_the_cores_are_left_and_one_for_each_device(
+    spare_of: SpareOf, tmp_path: Path, cores: int, gpus: int, spare: int
+) -> None:
+    found = spare_of(gpus, range(cores), machine(tmp_path, cores=cores))
     assert found == set(range(cores - spare, cores))
 
 
-def test_only_whole_cores_that_may_be_used_are_given(tmp_path: Path) -> None:
+def test_only_whole_cores_that_may_be_used_are_given(spare_of: SpareOf, tmp_path: Path) -> None:
     """A container, or a SLURM job, has some of the processors, and of some cores one thread."""
     root = machine(tmp_path, cores=16, threads=2)
-    assert spare_processors(1, usable=range(32), root=root) == {*range(8, 16), *range(24, 32)}
-    assert spare_processors(1, usable=[3, 5, 7, 9, 11, 19], root=root) == {9, 11}
-    assert spare_processors(1, usable=[3], root=root) == set()
-    assert spare_processors(1, usable=range(6), root=tmp_path / "silent") == {3, 4, 5}
+    assert spare_of(1, range(32), root) == {*range(8, 16), *range(24, 32)}
+    assert spare_of(1, [3, 5, 7, 9, 11, 19], root) == {9, 11}
+    assert spare_of(1, [3], root) == set()
+    assert spare_of(1, range(6), tmp_path / "silent") == {3, 4, 5}
 
 
 def test_of_the_environment_only_what_is_allow_listed_is_recorded_and_no_person(
