@@ -220,7 +220,10 @@ def run(log: BoundedLog, command: list[str]) -> Message:
                 poll.unregister(descriptor)
 
     def wait() -> None:
-        _drain(output, log)
+        os.set_blocking(output, False)
+        with contextlib.suppress(OSError):
+            while to_log(output, log):
+                pass
         reap_all()
 
     end_descendants(wait)
@@ -273,14 +276,6 @@ def write_all(data: bytes) -> None:
     with contextlib.suppress(OSError):  # the end of stdin shows that the driver is gone
         while data:
             data = data[os.write(1, data) :]
-
-
-def _drain(output: int, log: BoundedLog) -> None:
-    """Reads what the output pipe holds."""
-    os.set_blocking(output, False)
-    with contextlib.suppress(OSError):
-        while to_log(output, log):
-            pass
 
 
 def take_environment() -> None:

@@ -85,10 +85,9 @@ def sync(path: Path, flags: int) -> None:
 class Scratch:
     """A temporary folder, locked while this process lives; removes what killed ones left."""
 
-    def __init__(self, prefix: str, root: Path | None = None) -> None:
-        base = root or Path(tempfile.gettempdir())
-        sweep(base, prefix)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+    def __init__(self, prefix: str) -> None:
+        sweep(Path(tempfile.gettempdir()), prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
         self._descriptor = os.open(self.path, _FOLDER_FLAGS)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 

@@ -169,13 +169,14 @@ _LIBRARIES = ("driver", "cublas", "cudnn", "nccl")
 
 
 def _describe_gpu(gpu: GpuState) -> dict[str, str | None]:
-    clocks = []
-    for kind, multiprocessors, memory in (
-        ("up to", gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
-        ("set to", gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
-    ):
-        if multiprocessors or memory:
-            clocks.append(f"{kind} {multiprocessors or '?'} / {memory or '?'} MHz")
+    clocks = [
+        f"{kind} {multiprocessors or '?'} / {memory or '?'} MHz"
+        for kind, multiprocessors, memory in (
+            ("up to", gpu.max_clock_mhz, gpu.max_memory_clock_mhz),
+            ("set to", gpu.application_clock_mhz, gpu.application_memory_clock_mhz),
+        )
+        if multiprocessors or memory
+    ]
     states = {True: "on", False: "off"}
     modes = {"persistence": gpu.persistence, "MIG": gpu.mig, "ECC": gpu.ecc}
     return {

@@ -65,10 +65,11 @@ def estimate_rows(store: Store) -> list[EstimateRow]:
     record = store.last(EffectsRecord)
     if not record:
         return []
-    rows = []
-    for effect in record.settings:
-        for value in effect.values:
-            rows.append(EstimateRow(effect.name, chance=effect.chance, **dict(value)))
+    rows = [
+        EstimateRow(effect.name, chance=effect.chance, **dict(value))
+        for effect in record.settings
+        for value in effect.values
+    ]
     return sorted(rows, key=lambda r: (-r.chance, r.setting, r.ratio))
 
 

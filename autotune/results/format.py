@@ -158,9 +158,10 @@ def further_lines(estimate: Estimate, further: Mapping[str, Estimate] | None) ->
     """Formats the ratios of a winner on further workloads, and the geometric mean of all."""
     if not further:
         return []
-    lines = []
-    for name, ratio in further.items():
-        lines.append(f"on the further workload {name}: ratio {format_estimate(ratio)}")
+    lines = [
+        f"on the further workload {name}: ratio {format_estimate(ratio)}"
+        for name, ratio in further.items()
+    ]
     estimates = [estimate, *further.values()]
     mean = format_estimate(geometric_mean(estimates))
     return [*lines, f"geometric mean over the {len(estimates)} workloads: ratio {mean}"]

@@ -294,7 +294,9 @@ class Store(Folders):
         if store.spec.identity == spec.identity:
             store.spec = spec
             return store
-        if store.has_measured():
+        # An A/A run that was refused, or did not end, has measured nothing.
+        folders = unnamed_folders(path, ())
+        if store.of(AaRecord) or not all(folder.startswith("aa_run") for folder in folders):
             a = store.spec.lasting()
             b = spec.lasting()
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
@@ -327,12 +329,6 @@ class Store(Folders):
                 "name another folder with --run-dir"
             )
         return store
-
-    def has_measured(self) -> bool:
-        """Returns whether there is more than an A/A run that was refused, or did not end."""
-        if self.of(AaRecord):
-            return True
-        return not all(folder.startswith("aa_run") for folder in unnamed_folders(self.path, ()))
 
     def close(self) -> None:
         """Releases the lock; the store stays readable."""
@@ -462,11 +458,8 @@ def _secrets() -> list[str]:
 
 def _without_secrets(record: R) -> R:
     """Strikes the values of the caller's secrets out of a record."""
-    secrets = _secrets()
-    if not secrets:
-        return record
     data = record.model_dump(mode="json", exclude_none=True)
-    struck = strike(data, secrets)
+    struck = strike(data, _secrets())
     if struck == data:
         return record
     return type(record).model_validate_json(json.dumps(struck))

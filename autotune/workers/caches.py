@@ -52,8 +52,12 @@ class Caches:
         variables = dict(environment)
         with self._lock, contextlib.suppress(OSError):
             if self._keeps_kernels and not any(map(_CHOOSES_KERNELS.search, settings)):
-                kernels = {KERNELS_FLAG: str(_kernels_of(settings, self._root()))}
-                variables |= settings.of_kind("xla").merge(kernels).to_environment()
+                # Shared by sets that differ only in settings without effect on kernels: XLA's key
+                # is the fusion and the device, and no flag is in it.
+                kernels = self._root() / f"kernels-{_without(_KEEPS_KERNELS, settings).digest}"
+                kernels.mkdir(exist_ok=True)  # XLA wants it to be there
+                flags = settings.of_kind("xla").merge({KERNELS_FLAG: str(kernels)})
+                variables |= flags.to_environment()
             if self._keeps_programs and not any(map(_STEERS_CACHE.fullmatch, settings)):
                 folder = str(_programs_of(_without(_KEEPS_PROGRAM, settings), self._root()))
                 mark = f"{environment.get(MARK, '')} --autotune-set={folder}".strip()
@@ -87,12 +91,4 @@ def _programs_of(settings: FlagSet, root: Path) -> Path:
     by_age = sorted(root.glob("programs-*"), key=lambda path: path.stat().st_mtime_ns)
     for unused in by_age[:-MOST_SETS]:
         remove_tree(unused)
-    return folder
-
-
-def _kernels_of(settings: FlagSet, root: Path) -> Path:
-    """Makes the folder of kernels of sets that differ only in settings without effect on them."""
-    # XLA's key is the fusion and the device: no flag is in it.
-    folder = root / f"kernels-{_without(_KEEPS_KERNELS, settings).digest}"
-    folder.mkdir(exist_ok=True)  # XLA wants it to be there
     return folder

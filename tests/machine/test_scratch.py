@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,19 +27,22 @@ def age(*paths: Path) -> None:
         os.utime(path, (old, old))
 
 
-def test_a_killed_owners_folder_is_swept_and_a_living_ones_stays(tmp_path: Path) -> None:
+def test_a_killed_owners_folder_is_swept_and_a_living_ones_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         path = Path(there(owner.stdout).readline().strip())
         age(path)
-        own = Scratch(PREFIX, tmp_path)
+        own = Scratch(PREFIX)
         age(own.path)
         sweep(tmp_path, PREFIX)
         assert own.path.is_dir()
         assert (path / "deep/lane.log").read_text() == "x"
         owner.send_signal(signal.SIGKILL)
         owner.wait(30)
-        other = Scratch(COMPILES, tmp_path)  # sweeps what is of its own kind only
+        other = Scratch(COMPILES)  # sweeps what is of its own kind only
         assert path.is_dir()
         sweep(tmp_path, PREFIX)
         assert not path.exists()
@@ -49,13 +53,14 @@ def test_a_killed_owners_folder_is_swept_and_a_living_ones_stays(tmp_path: Path)
 
 
 def test_what_is_not_known_to_be_dead_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "kept").touch()
     (tmp_path / f"{PREFIX}link").symlink_to(precious)  # whoever may write here could lead the sweep elsewhere
     (tmp_path / f"{PREFIX}file").touch()
     os.mkfifo(tmp_path / f"{PREFIX}pipe")
-    living, (dead, young) = Scratch(PREFIX, tmp_path), (tmp_path / f"{PREFIX}{name}" for name in ("dead", "young"))
+    living, (dead, young) = Scratch(PREFIX), (tmp_path / f"{PREFIX}{name}" for name in ("dead", "young"))
     dead.mkdir()
     young.mkdir()
     (dead / "link").symlink_to(precious)
