@@ -61,7 +61,8 @@ def with_packages(env: Environment) -> Variables:
     root = Path(__file__).resolve().parents[2]
     if root.name == "site-packages":
         return dict(env)
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH")]))}
+    folders = filter(None, [str(root), env.get("PYTHONPATH")])
+    return {**env, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def driver_python() -> str:

@@ -119,7 +119,8 @@ def gpu_facts(environment: Environment) -> tuple[GpuFacts, ...]:
     nvml = load_nvml()
     facts = []
     for handle in visible_devices(nvml, environment.get(VISIBLE)).values():
-        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, getattr(nvml, "nvmlMemory_v2", None))
+        form = getattr(nvml, "nvmlMemory_v2", None)
+        memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle, form)
         memory_bytes = None
         if hasattr(memory, "reserved"):
             memory_bytes = memory.total - memory.reserved

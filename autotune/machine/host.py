@@ -9,10 +9,9 @@ import platform
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from pydantic import BaseModel
@@ -103,15 +102,14 @@ def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 Versions = Mapping[str, str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packages:
+class Packages(NamedTuple):
     """Python's version, and versions and folders of requested distributions that are installed."""
 
     python: str
     versions: Versions
     folders: Mapping[str, str]
     # Libraries in these folders: path to size in bytes and time of the last change in ns.
-    libraries: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    libraries: Mapping[str, Sequence[int]]
 
 
 def packages_of(

@@ -285,8 +285,7 @@ def open_watch(environment: Environment, count: int | None = None) -> GpuWatch:
     return GpuWatch(load_nvml(), environment.get(VISIBLE), count)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnergyMeter:
+class EnergyMeter(NamedTuple):
     """Counts the energy that GPUs draw while something runs, in blocks of at least `shortest_s`."""
 
     # Returns the sum of the GPUs' counters, joules; None if one does not answer now.

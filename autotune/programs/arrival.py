@@ -99,7 +99,8 @@ def _held_flags(probe: Probe, values: Environment, text: str) -> Environment:
     if probe.opens_gpu:
         doubtful |= probe.options.keys() - script_flags  # what JAX sets is unknown
     doubtful.update(gives_way, (DUMP_FLAG, DEVICE_COUNT))
-    return {n: v for n, v in probe.options.items() if n not in doubtful and not reaches_out(n)}
+    options = probe.options.items()
+    return {n: v for n, v in options if n not in doubtful and not reaches_out(n)}
 
 
 def _refuse_lost(script: str, flags: str) -> None:

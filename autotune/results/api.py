@@ -101,9 +101,9 @@ class Study:
                     settling_s, counted_s = pair.block(arm)
                     for step, step_s in enumerate((*settling_s, *counted_s)):
                         is_counted = step >= len(settling_s)
-                        in_block = (arm.value, pair.first == arm, step, step_s)
-                        row = (stage, trial, directory, pair.index, *in_block, pair.at_s)
-                        rows.append((*row, is_counted))
+                        block = (pair.index, arm.value, pair.first == arm)
+                        times = (step, step_s, pair.at_s, is_counted)
+                        rows.append((stage, trial, directory, *block, *times))
         pair_columns = ["stage", "trial", "measurement", "pair", "arm", "is_first"]
         columns = [*pair_columns, "step", "step_s", "at_s", "is_counted"]
         return pd.DataFrame(rows, columns=columns)

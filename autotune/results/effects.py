@@ -132,7 +132,7 @@ def study_tables(store: Store) -> dict[str, list[tables.Row]]:
     trial_columns = ("trial", "settings", "ratio", "interval", "result", "over")
     proof_columns = (*trial_columns[:3], "corrected interval", "verdict", "stage")
     trials = tables.trial_table(tables.ranked_rows(store))
-    proofs = tables.finalist_table(store)
+    proofs = tables.finalist_table(finalists(store))
     ratios = f"{time_words(store)} over the default's (below 1 is less)"
     tables_by_title = {
         ratios: [{name: row[name] for name in trial_columns} for row in trials],

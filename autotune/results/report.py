@@ -28,6 +28,7 @@ from autotune.results.conditions import conditions_of
 from autotune.results.effects import effect_lines, effects_chart, estimate_table
 from autotune.results.format import (
     aa_lines,
+    finalists,
     format_ablation,
     format_failing_set,
     format_progress,
@@ -81,7 +82,7 @@ def build(store: Store) -> dict[str, Any]:
         "winner": list(winner.words),
         "outcome": outcome,
         "evidence": [*evidence, *at_scale, _effort(store)],
-        "finalists": tables.finalist_table(store),
+        "finalists": tables.finalist_table(finalists(store)),
         "soak": [f"soak of {soak.settings}: {format_soak(soak)}" for soak in soaks],
         "aa_run": [*aa_lines(store), *_throughput(store)],
         "screen": screen_lines(store),
@@ -112,7 +113,8 @@ def _subject(store: Store) -> tables.Row:
         jaxlib = conditions.jaxlib or ""
     session = store.last(SessionRecord)
     date = session.started[:10] if session else "not started"
-    return {"device": device, "workload": _workload(store.spec), "jaxlib": jaxlib, "date": date}
+    workload = _workload(store.spec)
+    return {"device": device, "workload": workload, "jaxlib": jaxlib, "date": date}
 
 
 def _workload(spec: StudySpec) -> str:

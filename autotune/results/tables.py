@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import INTERLEAVED
-from autotune.model.records import ProfileRecord, TrialResult
+from autotune.model.records import FinalistResult, ProfileRecord, TrialResult
 from autotune.model.units import (
     format_bytes,
     format_interval,
@@ -19,7 +19,7 @@ from autotune.model.units import (
     format_ratio,
     format_seconds,
 )
-from autotune.results.format import STAGE_WORDS, finalists, finding_in, format_finalist, spaced
+from autotune.results.format import STAGE_WORDS, finding_in, format_finalist, spaced
 from autotune.results.pages import Cell
 from autotune.rundir.store import Store
 from autotune.stats.estimates import TrialFinding, Verdict
@@ -162,10 +162,10 @@ def trial_table(trials: Sequence[TrialRow]) -> list[Row]:
     return rows
 
 
-def finalist_table(store: Store) -> list[Row]:
+def finalist_table(proofs: Sequence[FinalistResult]) -> list[Row]:
     """Formats finalists of all stages; the corrected interval decides."""
     rows = []
-    for proof in finalists(store):
+    for proof in proofs:
         verdict = Cell(proof.verdict, STYLES[proof.verdict])
         if proof.failure:
             verdict = Cell(format_finalist(proof), "failed")

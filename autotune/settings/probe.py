@@ -326,7 +326,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
             plugin = f"{name} {versions[name]}"
             libraries.append(Path(folders[module], "xla_cuda_plugin.so"))
             break
-    stamp = [_SCHEMA_VERSION, dataclasses.asdict(packages), *map(str, libraries)]
+    stamp = [_SCHEMA_VERSION, packages._asdict(), *map(str, libraries)]
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
     path = (cache_dir or default_cache_dir()) / f"probe-{versions['jaxlib']}-{digest}.json"
     try:

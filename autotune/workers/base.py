@@ -203,7 +203,7 @@ class GuardedProcess(ChildProcess):
         self.end: Message | None = None
         self._env = env
         self._step = ""
-        secrets = ",".join(secret_variables(env if remote_env is None else remote_env))
+        secrets = ",".join(secret_variables(remote_env or env))
         options = ["--remote"] if through else []
         arguments = [str(log), str(log_bytes), *options, secrets, "--", *command]
         try:
