@@ -27,7 +27,11 @@ def memory_in_use(root: int | None = None) -> dict[str, int | None]:
     device_bytes = None
     if root is None:
         root = os.getpid()
-        device_bytes = _device_bytes()
+        jax = sys.modules.get("jax")
+        devices = jax.local_devices() if jax is not None else []
+        stats = [device.memory_stats() or {} for device in devices]
+        sizes = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
+        device_bytes = sum(sizes) if sizes else None
     host_bytes = _process_bytes(root)
     if host_bytes is not None:
         host_bytes += sum(_process_bytes(pid) or 0 for pid in descendants(root))
@@ -71,16 +75,6 @@ def jax_options(jax: Any, names: Iterable[str]) -> dict[str, str]:
     values = getattr(config, "values", {})
     present = [name for name in names if name in values or hasattr(config, name)]
     return {name: str(getattr(config, name, values.get(name))) for name in present}
-
-
-def _device_bytes() -> int | None:
-    """Returns the bytes in use on JAX's devices in this process; None if unknown."""
-    jax = sys.modules.get("jax")
-    if jax is None:
-        return None
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    sizes = [int(s["bytes_in_use"]) for s in stats if "bytes_in_use" in s]
-    return sum(sizes) if sizes else None
 
 
 class NoDeviceError(RuntimeError):

@@ -81,12 +81,12 @@ class Job:
         self._step = lowered.compile()
         compile_s = time.perf_counter() - compile_start
         enter("warm-up")
-        before = sample_of(jax.tree.leaves(self._state))
+        before = sample_of(self._state)
         self.fill_ring(job["check_steps"] + job["warmup_steps"])
         checked = [self._advance() for _ in range(job["check_steps"])]
         losses = [float(metrics["loss"]) for metrics in checked]
         norms = [metrics.get("grad_norm", 0.0) for metrics in checked]
-        state_change = distance(before, sample_of(jax.tree.leaves(self._state)))
+        state_change = distance(before, sample_of(self._state))
         warmup = self.run_block(job["warmup_steps"])
         gc.collect()
         gc.freeze()
@@ -150,12 +150,13 @@ def ring_length(batch_bytes: int) -> int:
     return min(MOST_BATCHES, max(FEWEST_BATCHES, RING_BYTES // max(1, batch_bytes)))
 
 
-def sample_of(leaves: Arrays) -> Arrays:
+def sample_of(state: Any) -> Arrays:
     """Copies some floating-point arrays of a state to the host, small ones if there are any."""
+    import jax
     import numpy as np
-    from jax import numpy as jnp
 
-    inexact = [x for x in leaves if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)]
+    arrays = [leaf for leaf in jax.tree.leaves(state) if hasattr(leaf, "dtype")]
+    inexact = [x for x in arrays if jax.numpy.issubdtype(x.dtype, jax.numpy.floating)]
     small = [x for x in inexact if x.nbytes <= SAMPLE_BYTES] or inexact[:1]
     copies = []
     for leaf in small[:: -(-len(small) // SAMPLES) or 1]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 from autotune.model.errors import AutotuneError
@@ -196,17 +196,16 @@ def steps_chart(store: Store, number: int = REFERENCE_NUMBER) -> Chart:
     return Chart(title, traces(blocks), note)
 
 
-def _failures(store: Store) -> dict[str, dict[str, list[TrialResult]]]:
+Cases = dict[str, list[TrialResult]]  # failed trials by message
+
+
+def _failures(store: Store) -> dict[str, Cases]:
     """Returns the failed trials by kind (the most frequent first) and message."""
-    kinds = Counter(spaced(r.failure.kind) for r in store.of(TrialResult) if r.failure)
-    failures: dict[str, dict[str, list[TrialResult]]] = {
-        kind: {} for kind, _ in kinds.most_common()
-    }
+    failures = defaultdict[str, Cases](lambda: defaultdict(list))
     for result in store.of(TrialResult):
         if result.failure:
-            cases = failures[spaced(result.failure.kind)]
-            cases.setdefault(result.failure.message, []).append(result)
-    return failures
+            failures[spaced(result.failure.kind)][result.failure.message].append(result)
+    return dict(sorted(failures.items(), key=lambda of_kind: -sum(map(len, of_kind[1].values()))))
 
 
 def _provenance(store: Store) -> list[tuple[str, str]]:

@@ -20,10 +20,9 @@ from autotune.machine.slurm import (
 )
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import Failure, FailureKind
+from autotune.model.measurement import FailureKind
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, machine_failure
-from autotune.workers.failures import Lines
 from autotune.workers.local import Jobs, LocalLauncher, LocalWorker, Ranks, worker_command
 
 NODES_VARIABLE = "AUTOTUNE_NODES"  # nodes to use, in SLURM's notation; default: all
@@ -116,7 +115,13 @@ class SrunWorker(LocalWorker):
         """Classifies the end of a worker: a step may have been cancelled, or its node lost."""
         failed = super()._ended()
         failure = failed.failure
-        lines = [line for step in self._processes for line in self._last_words(step, failure)]
+        lines: list[str] = []
+        for step in self._processes:
+            # A kill by the kernel is reported only at the end of ``srun``.
+            deadline = time.monotonic() + SRUN_LAST_WORDS_S
+            while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
+                time.sleep(0.05)
+            lines += step.said_by_carrier()
         for line in lines:
             if "oom-kill" in line or "oom_kill" in line:
                 update = {"kind": FailureKind.OUT_OF_HOST_MEMORY, "message": line}
@@ -140,13 +145,6 @@ class SrunWorker(LocalWorker):
         else:
             failed = super()._failed(kind, message)
         return self._unless_lost(failed)
-
-    def _last_words(self, step: GuardedProcess, failure: Failure) -> Lines:
-        """Returns the output of ``srun``, which reports a kill by the kernel only at its end."""
-        deadline = time.monotonic() + SRUN_LAST_WORDS_S
-        while failure.signal == "SIGKILL" and step.is_running and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return step.said_by_carrier()
 
     def _unless_lost(self, failed: WorkerFailed) -> WorkerFailed:
         """Returns the failure, or the loss of a node if that explains it."""
