@@ -200,9 +200,9 @@ def _compile(lower: Lower, folder: Path, *, is_cpu: bool) -> Message:
         figures["hlo_digest"] = hashlib.sha256(strip_hlo(text).encode()).hexdigest()
     memory = compiled.memory_analysis()
     if memory is not None:
-        kinds = ("argument", "output", "alias", "temp", "generated_code")
         figures["memory"] = {
-            f"{kind}_bytes": int(getattr(memory, f"{kind}_size_in_bytes")) for kind in kinds
+            f"{kind}_bytes": int(getattr(memory, f"{kind}_size_in_bytes"))
+            for kind in ("argument", "output", "alias", "temp", "generated_code")
         }
     _keep_dumps(folder, module_name(text), "cpu" if is_cpu else "gpu")
     return figures

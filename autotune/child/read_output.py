@@ -238,11 +238,11 @@ class Session(ProgramRun):
         if self._pauses:
             self._pause()
         if is_late:
-            why = (
-                "it prints several lines at once, as if it did not flush them or had gone on "
-                "while it was paused"
+            self.channel.send(
+                "block",
+                no_pause="it prints several lines at once, as if it did not flush them or had "
+                "gone on while it was paused",
             )
-            self.channel.send("block", no_pause=why)
         else:
             memory = memory_in_use(self.program.pid) if order.get("memory") else None
             self._send_block(begin, begin + steps, memory=memory)

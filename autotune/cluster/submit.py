@@ -117,8 +117,7 @@ def render_script(
     check_request(spec, request)
     filters = {"shell": shlex.join, "directive": _directive}
     # ${#children[@]} is bash
-    template = packaged_template("submit.sbatch.j2", filters, comment_start_string="{##")
-    return template.render(
+    return packaged_template("submit.sbatch.j2", filters, comment_start_string="{##").render(
         study=spec.name,
         nodes_per_trial=spec.device.node_count,
         request=request,

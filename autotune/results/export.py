@@ -208,7 +208,7 @@ def is_unchanged(text: str, winner: Winner) -> bool:
 def format_evidence(winner: Winner) -> list[str]:
     """Formats result, conditions, versions and date of a proof, one fact a line."""
     template = _templates().get_template("export/evidence.j2")
-    text = template.render(
+    return template.render(
         winner=winner,
         format_gain=format_gain,
         format_estimate=format_estimate,
@@ -216,8 +216,7 @@ def format_evidence(winner: Winner) -> list[str]:
         further_lines=further_lines,
         time_of=time_of,
         plain=plain,
-    )
-    return text.splitlines()
+    ).splitlines()
 
 
 @functools.cache
