@@ -44,8 +44,8 @@ PAUSED_LINES = 2  # never count after a pause: the one in which it falls, the ne
 FEW_LINES = 0.05  # share of a block's lines that may be read at once at its ends
 MOST_LATE = 0.5  # share by which a block may begin later for that
 
-_STARTERS = ("salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun")
-CARRIERS = frozenset((*_STARTERS, "srun", "docker", "podman", "ssh", "raylet"))
+_STARTERS = {"salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"}
+CARRIERS = {*_STARTERS, "srun", "docker", "podman", "ssh", "raylet"}
 """Programs whose work runs where no signal to their own processes reaches it."""
 
 LINES_AT_ONCE = 40  # of a message: long records, too, stay below the driver's limit

@@ -29,7 +29,6 @@ from autotune.child.steps import (
 )
 
 Times = Sequence[float] | None  # of lines, on any clock; None for a saved log
-Arrival = tuple[float, int | None]  # time and counter of a line
 Candidates = Iterator[tuple[int, Rules]]  # with the rank of the name that they read
 FEWEST_STEPS = 3  # least number of readings for a rule to fit
 FEWEST_LINES = 5  # least number of lines that are of one shape
@@ -495,7 +494,7 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     return fit.doubtful, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
 
 
-def _passed(came: Sequence[Arrival]) -> tuple[float, bool]:
+def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:
     """Returns the seconds of a step by times and counters of lines; whether most came at once."""
     gaps_s = []
     for (before_s, before), (after_s, after) in itertools.pairwise(came):

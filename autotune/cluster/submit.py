@@ -35,11 +35,11 @@ class JobRequest(NamedTuple):
     gpus_per_node: int | None
     time_s: float
     grace_s: float  # before its end, when the job is asked to stop
-    requeue: bool = False  # a job that was stopped before its end
-    exclusive: bool = True  # no other job's noise is in the measurements
-    sbatch: Texts = ()
-    srun: Texts = ()
-    setup: Texts = ()  # lines of bash before the driver; the first to fail ends the job
+    requeue: bool  # a job that was stopped before its end
+    exclusive: bool  # no other job's noise is in the measurements
+    sbatch: Texts
+    srun: Texts
+    setup: Texts  # lines of bash before the driver; the first to fail ends the job
 
 
 class Program(NamedTuple):

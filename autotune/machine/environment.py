@@ -18,6 +18,7 @@ from autotune.model.flags import FlagSet, is_variable, kind_of
 Environment = Mapping[str, str]
 Variables = dict[str, str]  # a copy of an environment, which may be changed
 
+ROOT = Path(__file__).resolve().parents[2]  # folder of these packages
 _KNOWN = packaged_table("environment.toml")
 
 # Variables that change speed or results.
@@ -58,10 +59,9 @@ def child_environment(
 
 def with_packages(env: Environment) -> Variables:
     """Adds the folder of these packages to a child's PYTHONPATH, unless they are installed."""
-    root = Path(__file__).resolve().parents[2]
-    if root.name == "site-packages":
+    if ROOT.name == "site-packages":
         return dict(env)
-    folders = filter(None, [str(root), env.get("PYTHONPATH")])
+    folders = filter(None, [str(ROOT), env.get("PYTHONPATH")])
     return {**env, "PYTHONPATH": os.pathsep.join(folders)}
 
 

@@ -58,8 +58,8 @@ class GpuSample:
 class Telemetry(NamedTuple):
     """Figures of both arms of one measurement, None where one was not watched, and warnings."""
 
-    during: GpusDuring | None = None
-    warnings: tuple[str, ...] = ()
+    during: GpusDuring | None
+    warnings: tuple[str, ...]
 
 
 # Throttle counters, nanoseconds, by GPU and reason (`autotune.model.measurement.HELD_BACK`).

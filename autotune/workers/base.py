@@ -11,7 +11,7 @@ from typing import Protocol
 from autotune.child.channel import Message
 from autotune.child.guard import GUARD_PROGRAM
 from autotune.machine.child_process import ChildProcess
-from autotune.machine.environment import Environment, driver_python
+from autotune.machine.environment import ROOT, Environment, driver_python
 from autotune.machine.slurm import end_slurm_step
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, WorkerReport
@@ -31,8 +31,6 @@ SET_BY_NODE = (
     "GPU_DEVICE_ORDINAL",
     "SLURMD_NODENAME",
 )
-
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class WorkerFailed(Exception):
@@ -178,7 +176,7 @@ def reader_command(module: str) -> list[str]:
         f"import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.child.{module} "
         "import main; sys.exit(main())"
     )
-    return [driver_python(), "-I", "-S", "-c", code, str(_ROOT)]
+    return [driver_python(), "-I", "-S", "-c", code, str(ROOT)]
 
 
 class GuardedProcess(ChildProcess):

@@ -30,6 +30,7 @@ def spec_of(*, budget: str | None = None, platform: str = "cuda", **device: int)
 
 def request_of(**more: Any) -> JobRequest:
     asked: dict[str, Any] = {"partition": "gpu", "nodes": 4, "gpus_per_node": 8, "time_s": 7200.0, "grace_s": 120.0}
+    asked |= {"requeue": False, "exclusive": True, "sbatch": (), "srun": (), "setup": ()}
     return JobRequest(**{**asked, **more})
 
 

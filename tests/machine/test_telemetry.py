@@ -95,7 +95,7 @@ def test_a_block_that_fails_ends_the_thread_and_counts_for_nothing(two: FakeNvml
     with pytest.raises(RuntimeError, match="died"), watch.block("candidate"):
         raise RuntimeError("the worker died")
     assert threading.active_count() == before
-    assert watch.take() == Telemetry()
+    assert watch.take() == Telemetry(None, ())
 
 
 def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monk
     assert "not watched any more" in warning
     with watch.block("candidate"):  # and nothing asks again
         pass
-    assert watch.take() == Telemetry()
+    assert watch.take() == Telemetry(None, ())
 
 
 @pytest.mark.parametrize(
@@ -215,5 +215,5 @@ def test_no_driver_and_no_library_are_no_trouble(tmp_path: Path) -> None:
     with fake.loaded():
         watches = [GpuWatch(pynvml, None), GpuWatch(None, None)]
     for watch in [*watches, open_watch({})]:
-        assert run_blocks(watch) == Telemetry()
+        assert run_blocks(watch) == Telemetry(None, ())
         watch.look()
