@@ -109,9 +109,9 @@ class GpuFacts(NamedTuple):
     """Properties in which a GPU may differ from others of its kind; None where NVML gives none."""
 
     name: str  # JAX's device kind, such as ``NVIDIA H200``
-    lanes: int | None = None  # CUDA cores: a MIG part has fewer
-    memory_bytes: int | None = None  # without the driver's reserve
-    cuda: str | None = None  # the newest that the driver can run, ``major.minor.0``
+    lanes: int | None  # CUDA cores: a MIG part has fewer
+    memory_bytes: int | None  # without the driver's reserve
+    cuda: str | None  # the newest that the driver can run, ``major.minor.0``
 
 
 def gpu_facts(environment: Environment) -> tuple[GpuFacts, ...]:

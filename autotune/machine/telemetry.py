@@ -11,8 +11,9 @@ import os
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import psutil
@@ -66,14 +67,14 @@ class Telemetry(NamedTuple):
 Counters = Mapping[int, Mapping[str, int]]
 
 
-@dataclass
 class ArmWatch:
     """Samples of each GPU, and throttled seconds of the worst one, over the blocks of one arm."""
 
-    seconds: float = 0.0
-    samples: dict[int, list[GpuSample]] = field(default_factory=dict)
-    # By reason, those that every GPU counted in every block.
-    held_back: dict[str, float] = field(default_factory=lambda: dict.fromkeys(HELD_BACK, 0.0))
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.samples = defaultdict[int, list[GpuSample]](list)
+        # By reason, those that every GPU counted in every block.
+        self.held_back = dict.fromkeys(HELD_BACK, 0.0)
 
     def add(
         self, samples: Iterable[GpuSample], before: Counters, after: Counters, *, seconds: float
@@ -81,7 +82,7 @@ class ArmWatch:
         """Adds a block: its samples, and the counters before and after it."""
         self.seconds += seconds
         for sample in samples:
-            self.samples.setdefault(sample.index, []).append(sample)
+            self.samples[sample.index].append(sample)
         held_back = {}
         for reason, earlier_s in self.held_back.items():
             rises = [

@@ -25,7 +25,7 @@ class Match(NamedTuple):
 
     path: Path
     winner: Winner
-    distance: tuple[str, ...] = ()
+    distance: tuple[str, ...]
 
     @property
     def is_tested(self) -> bool:

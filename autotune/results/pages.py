@@ -84,8 +84,8 @@ class Mark(NamedTuple):
     x: float
     detail: str  # tooltip
     style: str  # CSS class, such as good or aa_run
-    x_ends: Range = (math.nan, math.nan)  # 0, infinite, or NaN (none)
-    label: str = ""
+    x_ends: Range  # 0, infinite, or NaN (none)
+    label: str
 
     @property
     def has_interval(self) -> bool:

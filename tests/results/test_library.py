@@ -154,7 +154,7 @@ def test_an_export_names_the_ratios_of_rechecks_with_other_studies(finished: Sto
     verdict = there(store.last(ConclusionRecord)).sentence
     assert at_scale.at_scale == f"with long on 1 node(s): {verdict}"
     assert any(verdict in line for line in build(Store.open(small))["evidence"])
-    assert verdict in format_match(Match(path=small, winner=at_scale))[2]
+    assert verdict in format_match(Match(path=small, winner=at_scale, distance=()))[2]
     for exported in (winner, both, at_scale):
         file = tmp_path / "winner.env"
         file.write_text(render_winner(exported, "env"), encoding="utf-8")

@@ -195,7 +195,8 @@ def test_a_chart_fits_any_width_and_unbounded_intervals_go_to_its_edge(finished:
 @pytest.mark.parametrize("least", [0.95, 0.3, 0.045, 0.0005])
 def test_ratios_on_an_axis_of_any_range_have_room_for_their_labels(least: float) -> None:
     """On a phone 0.6, 0.8 and 1.0 of an axis from 0.04 lay upon each other."""
-    svg = pages.forest([pages.Mark(label="a", detail="a", x=least, style="good")], band=0.005)
+    mark = pages.Mark(label="a", detail="a", x=least, style="good", x_ends=(float("nan"), float("nan")))
+    svg = pages.forest([mark], band=0.005)
     at = [float(x) for x in re.findall(r'class="tick" x="([\d.]+)%"', svg)]
     assert 3 <= len(at) <= 8
     assert min(b - a for a, b in itertools.pairwise(at)) > 8  # per cent of 390 pixels
