@@ -51,9 +51,8 @@ def status(
             head = each.run
             lines = [each.state]
         else:
-            stage = format_stage(each)
             head, *lines = text_lines(
-                "status.txt.j2", estimate=format_estimate, status=each, stage=stage
+                "status.txt.j2", estimate=format_estimate, status=each, stage=format_stage(each)
             )
         print_lines([head], style="bold", at_words=True)
         print_lines((f"  {line}" for line in lines), at_words=True)

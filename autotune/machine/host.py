@@ -42,7 +42,6 @@ _ANSWER_LIMIT_S = 120.0  # libraries of gigabytes, perhaps on a network disk
 def describe_machine() -> dict[str, Any]:
     """Returns a result's provenance: machine, versions, and the caller's storable variables."""
     gpus = find_gpus()
-    variables = sorted(caller_environment().items())
     return {
         "date": utc_now(),
         "host": socket.gethostname(),
@@ -55,7 +54,7 @@ def describe_machine() -> dict[str, Any]:
         "cpus_usable": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": round(psutil.getloadavg()[0], 2),
-        "variables": {n: v for n, v in variables if STORED.fullmatch(n)},
+        "variables": {n: v for n, v in sorted(caller_environment().items()) if STORED.fullmatch(n)},
     }
 
 

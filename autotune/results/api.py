@@ -105,8 +105,7 @@ class Study:
                         times = (step, step_s, pair.at_s, is_counted)
                         rows.append((stage, trial, directory, *block, *times))
         pair_columns = ["stage", "trial", "measurement", "pair", "arm", "is_first"]
-        columns = [*pair_columns, "step", "step_s", "at_s", "is_counted"]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(rows, columns=[*pair_columns, "step", "step_s", "at_s", "is_counted"])
 
     def _measurements(self) -> Iterator[tuple[str, int, str | None]]:
         """Yields stage, trial number (0 for the reference) and folder of each measurement."""

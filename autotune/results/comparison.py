@@ -84,12 +84,11 @@ class ComparisonTable(NamedTuple):
 
     def to_json(self) -> Table:
         """Converts the comparison to plain data."""
-        settings = self.settings.reset_index()
         return {
             "by": list(self.by),
             "same": dict(self.same),
             "studies": json.loads(self.frame.to_json(orient="records")),
-            "settings": json.loads(settings.to_json(orient="records")),
+            "settings": json.loads(self.settings.reset_index().to_json(orient="records")),
         }
 
     def _repr_html_(self) -> str:

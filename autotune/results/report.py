@@ -72,7 +72,6 @@ def build(store: Store) -> dict[str, Any]:
     trials = tables.ranked_rows(store)
     at_scale = filter(None, [verdict_at_scale(store)])
     sets = store.of(FailingSetRecord)
-    soaks = store.of(SoakRecord)
     return {
         "name": store.spec.name,
         "description": store.spec.description,
@@ -83,7 +82,7 @@ def build(store: Store) -> dict[str, Any]:
         "outcome": outcome,
         "evidence": [*evidence, *at_scale, _effort(store)],
         "finalists": tables.finalist_table(finalists(store)),
-        "soak": [f"soak of {soak.settings}: {format_soak(soak)}" for soak in soaks],
+        "soak": [f"soak of {soak.settings}: {format_soak(soak)}" for soak in store.of(SoakRecord)],
         "aa_run": [*aa_lines(store), *_throughput(store)],
         "screen": screen_lines(store),
         "forest": forest_chart(store),
