@@ -30,14 +30,7 @@ from autotune.measure.tasks import (
 from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.proofs import (
-    Report,
-    Standing,
-    is_interleaved,
-    report_of,
-    runs_of,
-    standing,
-)
+from autotune.model.proofs import Report, Standing, is_interleaved, report_of, runs_of, standing
 from autotune.model.records import (
     AB,
     CONFIRM,
