@@ -150,7 +150,7 @@ def _without_module_number(data: bytes | int, module: bytes, *, depth: int) -> b
         fields = _fields(data)
     except ValueError:
         return data
-    is_record = any(field.field_number == 2 and field.data == module for field in fields)
+    is_record = any(f.field_number == 2 and f.data == module for f in fields)
     return b"".join(
         b"%d.%d{" % (field.field_number, field.wire_type)
         + _without_module_number(field.data, module, depth=depth + 1)

@@ -288,7 +288,7 @@ def take_environment() -> None:
     before = dict(os.environ)
     os.environ.clear()
     os.environ.update(message["environment"])
-    os.environ.update({name: before[name] for name in message["keep"] if name in before})
+    os.environ.update({n: v for n, v in before.items() if n in message["keep"]})
     with socket.socket() as probe:
         probe.bind(("", 0))  # never listens: only asks the kernel which port is free
         port = probe.getsockname()[1]

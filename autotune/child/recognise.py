@@ -491,7 +491,8 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
         vague = 3 if fit.step_s is None else 1
     elif fit.name_rank >= MEAN:
         vague = 2
-    return fit.doubtful, vague, is_few, fit.name_rank, -((fit.steps + fit.by_clock) // 4)
+    quarters = (fit.steps + fit.by_clock) // 4
+    return fit.doubtful, vague, is_few, fit.name_rank, -quarters
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:

@@ -92,7 +92,7 @@ def seconds_by_kind(events: Iterable[Event]) -> dict[str, float]:
 def device_events(planes: Iterable[Any]) -> list[Event]:
     """Returns the events of the first GPU's streams, or the operations of XLA's CPU threads."""
     by_name = {plane.name: plane for plane in planes}
-    gpu = min((name for name in by_name if name.startswith("/device:GPU")), default=None)
+    gpu = min((n for n in by_name if n.startswith("/device:GPU")), default=None)
     events = []
     for line in by_name[gpu or "/host:CPU"].lines:
         if gpu and not line.name.startswith("Stream"):
@@ -118,11 +118,11 @@ def of_a_step(events: Sequence[Event], *, traced_s: float, step_s: float) -> Ste
         kernels[re.sub(r"[._]\d+$", "", event.name)].append(event.end - event.start)
     steps = traced_s / step_s
     counts = [len(durations) for durations in kernels.values()]
-    near = [count for count in counts if 1.0 / CLOCK_ERROR < count / steps < CLOCK_ERROR]
+    near = [count for count in counts if 1 / CLOCK_ERROR < count / steps < CLOCK_ERROR]
     if near:
         steps = statistics.mode(near)
     kinds = seconds_by_kind(events)
-    busy_s = sum(seconds for kind, seconds in kinds.items() if not kind.endswith(HIDDEN))
+    busy_s = sum(s for kind, s in kinds.items() if not kind.endswith(HIDDEN))
     kinds[IDLE] = max(0.0, traced_s - busy_s)
     return {
         "kinds": {kind: (seconds / steps, 0.0) for kind, seconds in kinds.items()},

@@ -165,14 +165,14 @@ class InteractionSearch:
         for name in minimal:
             del self.no_ops[name]
             self.found_active[name] = tuple(n for n in (*minimal, *context) if n != name)
-        self._queue += [row for row in self._equal if not minimal.keys().isdisjoint(row)]
+        self._queue += [row for row in self._equal if minimal.keys() & set(row)]
         self._equal = [row for row in self._equal if minimal.keys().isdisjoint(row)]
 
     def _plan(self) -> bool:
         """Queues rows that hold all uncovered combinations; whether there are any."""
         missing = dict.fromkeys(self._wanted())
         # What was tried alone as well does not compile, with or without the no-op.
-        settled = [c for c, row_count in self._attempts.items() if row_count > FULL_ROWS]
+        settled = [c for c, rows in self._attempts.items() if rows > FULL_ROWS]
         for combination in itertools.chain(settled, *map(self._combinations, self._equal)):
             missing.pop(combination, None)
         while missing:

@@ -143,7 +143,7 @@ class Reader:
         if kind is None:
             return None
         groups = device_groups(instruction, self.topology.device_count)
-        nodes = [{device // self.topology.gpus_per_node for device in g} for g in groups]
+        nodes = [{gpu // self.topology.gpus_per_node for gpu in g} for g in groups]
         size = len(groups[0]) if kind != "collective-permute" else 2
         arrays = instruction.arguments
         size_bytes = sum(array.bytes for array in arrays)

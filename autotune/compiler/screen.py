@@ -477,7 +477,7 @@ def domains(space: SearchSpace) -> Domains:
     """Returns the values to compile for each parameter: evenly spread, without its default."""
     values_of = {}
     for parameter in space.parameters:
-        values = [value for value in parameter.choices if not parameter.is_absent(value)]
+        values = [v for v in parameter.choices if not parameter.is_absent(v)]
         count = min(len(values), MOST_VALUES)
         step = max(1.0, (len(values) - 1) / (MOST_VALUES - 1))
         values_of[parameter.name] = [values[round(i * step)] for i in range(count)]

@@ -234,7 +234,7 @@ def _read_target(name: str) -> Target:
 
 def _versions(plugin: Fields, versions: Versions) -> Fields:
     """Returns XLA's version fields of CUDA: of the installed runtime, else the plugin's own."""
-    wheels = [_numbers(versions[name]) for name in plugin["runtime_wheels"] if name in versions]
+    wheels = [_numbers(versions[n]) for n in plugin["runtime_wheels"] if n in versions]
     built_for = _numbers(plugin["cuda"])
     major, minor, _ = next((wheel for wheel in wheels if wheel[0] == built_for[0]), built_for)
     return {

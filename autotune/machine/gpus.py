@@ -78,7 +78,7 @@ def visible_gpus(environment: Environment) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order."""
     gpus = {gpu.index: gpu for gpu in find_gpus()}
     uuids = {index: gpu.uuid for index, gpu in gpus.items()}
-    return tuple(gpus[index] for index in named_devices(uuids, environment.get(VISIBLE)))
+    return tuple(gpus[i] for i in named_devices(uuids, environment.get(VISIBLE)))
 
 
 def visible_gpu_ids(environment: Environment) -> Sequence[str]:

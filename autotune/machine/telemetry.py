@@ -89,7 +89,7 @@ class ArmWatch:
                 after[i].get(reason, -1) - before[i].get(reason, 0)
                 for i in before.keys() & after.keys()
             ]
-            if min(rises, default=-1) >= 0:  # a reloaded driver starts its counters anew
+            if min(rises, default=-1) >= 0:  # a reloaded driver counts anew
                 held_back[reason] = earlier_s + max(rises) / 1e9
         self.held_back = held_back
 

@@ -622,7 +622,7 @@ class Isolated(Comparer):
     def _steps_of(self, worker: Worker) -> int:
         context = self.context
         fewest = context.spec.measure.run_steps
-        if not context.spec.workload.can_wait:  # it may end: no longer than in its pairs
+        if not context.spec.workload.can_wait:  # it may end: no longer than pairs
             return max(fewest, self._beside * context.steps_for(worker))
         report = worker.report
         return context.sizes.isolated_steps(

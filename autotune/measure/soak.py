@@ -13,7 +13,6 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from autotune.measure.context import MeasurementContext, work_between
 from autotune.measure.loss_gate import STEP_BY_STEP
@@ -145,12 +144,10 @@ class _Soak:
         """Runs blocks of both arms by turns, so that what the machine does meets both alike."""
         run = LongRun(least_s=self.task.least_s, least_steps=self.task.least_steps)
         reference = LongRun()
-        folder = self.context.folder(*names)
-        beside = self.context.folder(*names, "reference")
         with (
             contextlib.suppress(WorkerFailed),
-            self._process(run, self.task.settings, folder, isolated=False) as worker,
-            self._process(reference, FlagSet(), beside, isolated=False) as reference_worker,
+            self._process(run, self.task.settings, *names) as worker,
+            self._process(reference, FlagSet(), *names, "reference") as reference_worker,
         ):
             run.block = reference.block = self._block_of(worker)
             arms = [(run, worker), (reference, reference_worker)]
@@ -166,10 +163,9 @@ class _Soak:
 
     def _run(self, run: LongRun, settings: FlagSet, *names: str) -> None:
         """Runs a set until it is enough, or it fails; a program that ends is started again."""
-        folder = self.context.folder(*names)
         with contextlib.suppress(WorkerFailed):
             while not run.is_enough:
-                with self._process(run, settings, folder, isolated=True) as worker:
+                with self._process(run, settings, *names, isolated=True) as worker:
                     self._run_process(worker, run)
 
     def _run_process(self, worker: Worker, run: LongRun) -> None:
@@ -186,9 +182,10 @@ class _Soak:
 
     @contextlib.contextmanager
     def _process(
-        self, run: LongRun, settings: FlagSet, folder: Path, *, isolated: bool
+        self, run: LongRun, settings: FlagSet, *names: str, isolated: bool = False
     ) -> Iterator[Worker]:
-        """One process of a long run, which keeps how it ended."""
+        """One process of a long run, which keeps how it ended; `names` of its folder."""
+        folder = self.context.folder(*names)
         with run.keeps_failure():
             worker = self.context.start(settings, folder, isolated=isolated)
         with contextlib.closing(worker):

@@ -210,6 +210,6 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
 def _boot() -> str:
     """Returns the boot ID of this machine, which its containers share."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     except OSError:
         return socket.gethostname()

@@ -333,7 +333,7 @@ def _fields(described: BaseModel | None) -> list[Pair]:
     if described is None:
         return []
     values = described.model_dump(exclude_defaults=True, exclude=_SHOWN_APART)
-    return [(name.replace("_", " "), _in_words(value)) for name, value in values.items()]
+    return [(n.replace("_", " "), _in_words(value)) for n, value in values.items()]
 
 
 def _in_words(value: object) -> str:

@@ -410,7 +410,7 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[Flags, fro
         if name in in_plugin:  # others do nothing there
             flags[name] = _from_field(option, base, parser, is_known=is_known)
     aliases = library_strings(libraries[0]).difference(option.name for option in fields)
-    unknown, refused = parser.sort_out({name: f"--{name}=1" for name in sorted(aliases)})
+    unknown, refused = parser.sort_out({n: f"--{n}=1" for n in sorted(aliases)})
     for name in aliases - unknown:
         flags[name] = FlagInfo(name=name, type=_alias_type(name, name in refused, parser))
     return _with_effects(flags, base, parser), removed

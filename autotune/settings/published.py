@@ -170,6 +170,6 @@ def _nearest(parameter: Parameter, value: str) -> str | None:
     def distance(choice: str) -> float:
         return abs(math.log(float(choice) / float(value)))
 
-    sizes = [choice for choice in parameter.choices if is_number(choice) and float(choice) > 0]
+    sizes = [c for c in parameter.choices if is_number(c) and float(c) > 0]
     like = [size for size in sizes if distance(size) <= math.log(LIKE_SIZE)]
     return min(like, key=distance, default=None)

@@ -307,7 +307,7 @@ SAME_ROWS = rounding_of("float32")
 """Relative difference below which two batches' losses and gradients are of the same rows."""
 SPREAD_MARGIN = 2.0
 """How many times the largest change between neighbouring steps losses may be off."""
-LEAST_POINTS = 4  # Losses of each arm that a soak must have told for them to be compared
+LEAST_POINTS = 4  # Losses of each arm in a soak without which they are not compared
 
 
 class Comparability(NamedTuple):

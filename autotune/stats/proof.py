@@ -241,7 +241,8 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     for n in range(FIRST_LOOK, most + 1):
         step_sd = math.sqrt(n - walk.age)
         root = math.sqrt(n)
-        due = error * (share_spent(base, n) - share_spent(base, walk.age)) / STUDENT_MARGIN
+        share = share_spent(base, n) - share_spent(base, walk.age)
+        due = error * share / STUDENT_MARGIN
 
         def over(bound: float) -> float:
             return float(walk.weights @ ndtr((walk.points - bound * root) / step_sd)) - due  # noqa: B023  # solved within the turn

@@ -68,9 +68,6 @@ from autotune.stats.proof import (
 )
 from autotune.study.budget import TRIAL_SHARE, TimeLeft
 
-STAGES = ("probe", "A/A run", "screen", "search", "minimise", "confirm", "soak", "conclude")
-"""In order, by their names in docs/study.md."""
-
 LEAST_GROUP = 2  # fewest settings that are left out together rather than in turn
 ENOUGH_TO_TELL = 12  # trials that the search needs to end with the best expected set
 
