@@ -305,6 +305,7 @@ class Interleaved(Comparer):
                 request.inspect(reports)
             traces = (trace, LossTrace(context.spec, candidate))
             pairs, stopped = self.run_blocks(request, traces, work, seed=context.assignment.name)
+            reports = (trace.worker.report, candidate.report)  # it may compile more
         estimate = request.rule.estimate([log_ratio(p, work) for p in pairs])
         return self._compared(reports, pairs, estimate, stopped=stopped, work=work)
 

@@ -293,7 +293,8 @@ class _Soak:
             is_leak = verdict.failure is not None and verdict.failure.kind is FailureKind.LEAK
             is_alone = arms.looks[-1].reference is None and verdict.failure is None
             count = len(arms.looks)
-            if verdict.is_passed or is_alone or count >= (LEAK_LOOKS if is_leak else task.most):
+            limit = LEAK_LOOKS if is_leak else task.most
+            if verdict.is_passed or is_alone or count >= limit:
                 return arms, verdict
             run, reference = self.run_both(f"again-{count}")
             if run.failure is not None:

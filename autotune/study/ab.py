@@ -144,10 +144,12 @@ def _begin_stage(run: StudyRun, subject: str) -> None:
 def _trial(run: StudyRun, task: TrialTask, total: int) -> TrialResult:
     """Returns the result of a trial, which runs now if it is not recorded."""
     number = task.config.number
-    if number not in {trial.number for trial in run.store.of(TrialResult)}:
-        run.view.trial_starts(task.config, total)
-        run.lanes.do(PendingTask(task, ("trials", f"{number:04d}"), f"trial-{number}"))
-    return next(trial for trial in run.store.of(TrialResult) if trial.number == number)
+    for trial in run.store.of(TrialResult):
+        if trial.number == number:
+            return trial
+    run.view.trial_starts(task.config, total)
+    run.lanes.do(PendingTask(task, ("trials", f"{number:04d}"), f"trial-{number}"))
+    return run.store.of(TrialResult)[-1]
 
 
 def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names: Names) -> None:
@@ -225,6 +227,7 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
     whole one: so the last that is no slower is proven, whatever its settings do together.
     """
     everything = run.spec.baseline
+    total = len(everything)
     with contextlib.closing(run):
         begin(run)
         outcome = Outcome.NOTHING_BEATS_THE_DEFAULT
@@ -237,11 +240,12 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
             _begin_stage(run, f"without {', '.join(without)}")
             config = TrialConfig(number=number, settings=without, origin=f"without {name}")
             task = TrialTask(config=config, most=1)  # only to see its program
-            if _trial(run, task, len(everything)).same_as in same_program:
+            if _trial(run, task, total).same_as in same_program:
                 left_out = without
                 clauses += f"; {name} is not needed: without it the program is the same"
                 continue
-            result = prove(run, without, trial=number, stage=AB, count=len(everything) - number + 1)
+            remaining = total - number + 1
+            result = prove(run, without, trial=number, stage=AB, count=remaining)
             ratio = result.corrected
             need = "stays"
             if not result.is_vetoed:
@@ -258,7 +262,7 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
         run.conclude(
             outcome=outcome,
             sentence=(
-                f"{len(left_out)} of {len(everything)} settings are not needed on this machine, "
+                f"{len(left_out)} of {total} settings are not needed on this machine, "
                 f"these stay: {' '.join(assignments) or 'none'}{clauses}"
             ),
             settings=left_out or None,

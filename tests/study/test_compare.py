@@ -39,7 +39,7 @@ from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.local import first_step
 from harness.proofs import study_power
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker
-from tests.runs import Noting, Run, failed, interleaved_pairs, replay_study, there, worker_report
+from tests.runs import Noting, Run, Times, failed, interleaved_pairs, on_blocks, replay_study, there, worker_report
 
 ISOLATED = {"measure": {"mode": "aba"}}
 EFFECTS = {"xla_a=1": 0.9, "xla_d=2": 0.95}
@@ -226,6 +226,22 @@ def test_a_known_program_is_not_measured_again_and_no_name_outlives_its_program(
     started = [folder for _, folder in launcher.started]
     starts = [started.count(store.path / there(r.directory)) for r in results]
     assert starts == [1 if same is not None else 3 for same in same_as]
+
+
+def test_a_program_that_compiles_more_beside_the_reference_has_no_name(run_replay: Run) -> None:
+    spec = replay_study()
+
+    def compile_more(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def compiles(times: Times, done: int) -> None:
+            worker.report = worker.report.model_copy(update={"fingerprint": f"after {done}"})
+
+        if settings:
+            on_blocks(worker, compiles)
+
+    _, store, _ = run_replay(spec, trials=1, first=(("one", ONE),), launcher=Noting(spec, after=compile_more))
+    (result,) = store.of(TrialResult)
+    assert result.status is TrialStatus.MEASURED
+    assert result.program_key is None
 
 
 NOISE = {"white_sd": 0.004, "process_sd": 0.004}
