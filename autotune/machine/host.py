@@ -112,7 +112,7 @@ class Packages(NamedTuple):
 
 
 def packages_of(
-    python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner
+    python: str, names: Sequence[str], *, folders: Sequence[str] = (), run: Runner = run_program
 ) -> Packages:
     """Asks a Python for its version, distributions and folders; ValueError without an answer."""
     question = json.dumps({"versions": list(names), "folders": list(folders)})

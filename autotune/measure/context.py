@@ -325,7 +325,9 @@ class MeasurementContext:
         """Steps in a block, those that are not counted included, from the warm-up of a worker."""
         line_s = worker.report.line_s
         steps = self.sizes.steps(line_s or worker.report.step_s)
-        return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s)) if line_s else steps
+        if not line_s:
+            return steps
+        return max(steps, LEAST_LINES, math.ceil(LEAST_PAUSED_S / line_s))
 
     def program_key(self, settings: FlagSet, report: WorkerReport) -> str:
         """Names what really runs: the compiled program, and the settings that are read later."""

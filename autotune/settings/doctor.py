@@ -120,7 +120,7 @@ def find_versions(python: str) -> Values:
     versions = dict.fromkeys(("Python", *_KNOWN.packages), _MISSING)
     names = [name for group in _KNOWN.packages.values() for name in group]
     try:
-        packages = packages_of(python, names, run=run_program)
+        packages = packages_of(python, names)
     except ValueError:
         return {**versions, "Python": "cannot be started"}
     versions["Python"] = packages.python

@@ -198,7 +198,9 @@ def certainty_of(result: TrialResult) -> dict[str, float | int]:
         return {SD_KEY: SURE_SD}
     if result.same_as is not None:
         return {DUPLICATE_KEY: result.same_as}
-    return {SD_KEY: standard_error(result.comparison.estimate)} if result.comparison else {}
+    if not result.comparison:
+        return {}
+    return {SD_KEY: standard_error(result.comparison.estimate)}
 
 
 def distribution_of(parameter: Parameter) -> BaseDistribution:
