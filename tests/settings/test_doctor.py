@@ -27,7 +27,7 @@ def be_on_machine(monkeypatch: pytest.MonkeyPatch, root: Path, gpus: str, instal
     def run(command: Sequence[str]) -> str:
         if command[0] == "nvidia-smi":
             return "" if not gpus else "GPU0 GPU1\n" if command[1] == "topo" else gpus
-        return json.dumps({"python": "3.11.7", "versions": json.loads(installed), "folders": {}})
+        return json.dumps({"python": "3.11.7", "versions": json.loads(installed), "folders": {}, "libraries": {}})
 
     monkeypatch.setattr(doctor, "ROOT", root)
     monkeypatch.setattr(doctor, "find_gpus", partial(find_gpus, run))
