@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 from autotune.measure.context import time_limits_after
 from autotune.measure.durations import RECENT
@@ -30,7 +29,7 @@ from autotune.measure.tasks import (
 from autotune.model.files import Texts
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind, LossBasis
-from autotune.model.proofs import Report, Standing, is_interleaved, report_of, runs_of, standing
+from autotune.model.proofs import Report, Standing, is_interleaved, report_of, standing
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -53,7 +52,6 @@ from autotune.model.records import (
 )
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
-from autotune.rundir.store import Store
 from autotune.stats.aa_noise import proof_size
 from autotune.stats.estimates import Estimate, least_ratio
 from autotune.stats.proof import (
@@ -135,6 +133,7 @@ class Plan:
         self._runs = self._records.of(ConfirmRun)
         self._pairs = [t for t in in_hand if isinstance(t, PairTask)]
         self._objections: dict[FlagSet, Objection] = {}
+        self._standing = functools.cache(self._judge)
         self._end = self._records.last(SearchEnd)
         search = self._study.search
         size = (search.trials, search.time_budget)
@@ -395,14 +394,9 @@ class Plan:
         )
         return Give(task, ("soak", name), name, "soak", detail)
 
-    def _standing(self, plan: ProofRecord) -> Standing:
-        runs = runs_of(plan, self._runs)
-        cap = most_pairs(self._study, plan.stage)
-        standings = _STANDINGS.setdefault(self._records, {})
-        key = (plan.stage, plan.settings, len(runs), cap)
-        if key not in standings:
-            standings[key] = standing(plan, runs, most=cap, min_effect=self._min_effect)
-        return standings[key]
+    def _judge(self, plan: ProofRecord) -> Standing:
+        most = most_pairs(self._study, plan.stage)
+        return standing(plan, self._runs, most=most, min_effect=self._min_effect)
 
     def _ratio(self, plan: ProofRecord) -> float:
         """Returns the ratio so far, 1 of too few pairs."""
@@ -534,10 +528,6 @@ def worth_proving(
         if useful or estimate.ratio < bound:
             different.setdefault(useful, result)
     return list(different.values())[:count]
-
-
-_STANDINGS: WeakKeyDictionary[Store, dict[object, Standing]] = WeakKeyDictionary()
-"""Standings that were computed, by stage, set, number of pairs and the most of them."""
 
 
 def most_pairs(study: StudySpec, stage: str) -> int:
