@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shlex
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
 from autotune.study import preflight
 from autotune.study.run import MakeEngine, StudyRun
-from autotune.workers.srun import SRUN_VARIABLE
+from autotune.workers.srun import srun_options
 
 HIGHEST_STEP = 0xFFFFFFF0  # first of SLURM's own steps, of scripts and interactive shells
 
@@ -37,11 +36,11 @@ _ADDRESS = re.compile(r"(\w+://)?[^\s/]+:\d+(/\S*)?")
 
 
 def parse_groups(text: str | None) -> tuple[Texts, ...]:
-    """Parses groups of devices, ``0-3,4-7`` or ``0+2,1+3``; StudyFileError if it is malformed."""
+    """Parses groups of devices, ``0-3,4-7``; StudyFileError if it is malformed."""
     if text is None:
         return ()
-    parse_devices(text.replace("+", ","))  # refuses a device in two lanes
-    return tuple(parse_devices(group.replace("+", ",")) for group in text.split(","))
+    parse_devices(text)  # refuses a device in two lanes
+    return tuple(map(parse_devices, text.split(",")))
 
 
 def choose_engine(
@@ -136,10 +135,7 @@ def _on_dask(run: StudyRun, scheduler: str) -> Engine:
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
     device = run.spec.device
     size = device.node_count
-    try:
-        extra = shlex.split(caller_environment().get(SRUN_VARIABLE, ""))
-    except ValueError as error:
-        raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
+    extra = srun_options(caller_environment())
     if size == 1:
         places = lanes_on_nodes(nodes, devices=device.count, extra=extra)
         return _processes(run, places, "nodes of this job")

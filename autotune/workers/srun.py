@@ -30,6 +30,15 @@ SRUN_VARIABLE = "AUTOTUNE_SRUN"  # more arguments for ``srun``, quoted as for a 
 STEP_LIMIT_S = 300.0  # for the start of a trial's steps; a SLURM controller may be slow
 SRUN_LAST_WORDS_S = 2.0
 
+
+def srun_options(environment: Environment) -> list[str]:
+    """Returns the user's arguments for ``srun``; LaunchError if they are not quoted properly."""
+    try:
+        return shlex.split(environment.get(SRUN_VARIABLE, ""))
+    except ValueError as error:
+        raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
+
+
 # Failures that the settings caused, whatever happened to other ranks.
 FOR_SURE_OF_SETTINGS = (
     FailureKind.UNKNOWN_FLAG,
@@ -68,12 +77,7 @@ class SrunLauncher(LocalLauncher):
                 "`device.node_count`"
             )
         self._nodes = nodes[:count]
-        try:
-            self._extra = shlex.split(base.get(SRUN_VARIABLE, ""))
-        except ValueError as error:
-            raise LaunchError(
-                f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}"
-            ) from error
+        self._extra = srun_options(base)
 
     def _worker(self, processes: Ranks, settings: FlagSet) -> LocalWorker:
         worker = SrunWorker(processes, self._spec, settings)
