@@ -19,7 +19,7 @@ from autotune.measure.context import aa_folder
 from autotune.measure.durations import power_analysis
 from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, TrialTask
 from autotune.model.errors import LaunchError, StoppedError
-from autotune.model.files import Table, Texts
+from autotune.model.files import Table
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import (
     INTERLEAVED,
@@ -81,11 +81,8 @@ class Lanes:
         self._pending: list[PendingTask] = []
         self._writers: dict[Path, tuple[Callable[[Pair], None], list[float]]] = {}
         self._shown: set[str] = set()
-        ledger = store.last(LedgerRecord)
-        self._device_s = ledger.device_s if ledger else 0.0
+        self._device_s = self._ledger.device_s
         self._counted_s = store.watch.total_s
-        self._written_s = self._counted_s
-        self._written_lanes: Texts = ()
         self.phase = view.phase
 
     def first_aa_run(self) -> AaRecord:
@@ -143,6 +140,10 @@ class Lanes:
         """Whether a lane is busy."""
         return any(x.pending for x in self._lanes.values())
 
+    @property
+    def _ledger(self) -> LedgerRecord:
+        return self._store.last(LedgerRecord) or LedgerRecord(device_s=0.0)
+
     def _count(self, *, is_last: bool = False) -> None:
         """Adds the time of all devices; records it if the last record is old, or lanes changed."""
         now_s = self._store.watch.total_s
@@ -150,10 +151,9 @@ class Lanes:
         devices = sum(x.devices for x in self._lanes.values())
         self._device_s += (now_s - self._counted_s) * devices
         self._counted_s = now_s
-        if is_last or lanes != self._written_lanes or now_s - self._written_s >= WRITE_EVERY_S:
+        ledger = self._ledger
+        if is_last or lanes != ledger.lanes or now_s - ledger.at_s >= WRITE_EVERY_S:
             self._store.append(LedgerRecord(device_s=round(self._device_s, 3), lanes=lanes))
-            self._written_lanes = lanes
-            self._written_s = now_s
 
     def _begin(self, lane: _Lane, pending: PendingTask) -> None:
         lane.pending = pending
