@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from autotune.model.clock import Stopwatch
-from autotune.model.errors import AutotuneError
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.model.stop import stoppable
@@ -83,11 +81,6 @@ def run(
             make_engine=choose_engine(spec, ()),
             trackers=[tracker] if isinstance(tracker, str) else tracker,
         )
-    except AutotuneError as error:
-        # A message names options of the command line, which are arguments here.
-        text = re.sub(r"--(run|time)-(dir|budget)\b", r"\1_\2=...", str(error))
-        error.args = (re.sub(r"--trials\b", "trials=...", text),)
-        raise
     except KeyboardInterrupt:
         print(
             f"autotune: stopped; everything so far is in {path}; the same call continues",

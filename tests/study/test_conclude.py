@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-import autotune
-from autotune.model.errors import RunDirectoryError
 from autotune.model.flags import FlagSet
 from autotune.model.records import EffectsRecord, FinalistResult, Objection, Outcome
 from autotune.model.units import format_gain
 from autotune.results.effects import effect_lines, refused_sets
 from autotune.rundir.store import Store
 from autotune.stats.estimates import Verdict
-from autotune.study import conclude, start
+from autotune.study import conclude
 from autotune.study.plan import Conclude
 from tests.tables import toml_beside
 
@@ -73,12 +71,3 @@ def test_a_set_that_was_refused_is_so_in_the_effects(monkeypatch: pytest.MonkeyP
     assert refused_sets(store) == {SETTINGS: "not accepted"}
     assert store.last(EffectsRecord) is not None
     assert any(line.startswith("best set") and line.endswith("not accepted") for line in effect_lines(store))
-
-
-def test_python_is_told_arguments_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise RunDirectoryError("name another with --run-dir, or give more --time-budget; --run-directory stays")
-
-    monkeypatch.setattr(start, "run_shown", refuse)
-    with pytest.raises(RunDirectoryError, match=r"with run_dir=..., or give more time_budget=...; --run-directory"):
-        autotune.run({"name": "s", "workload": {"command": ["true"], "read": {"preset": "tqdm"}}}, tmp_path)
