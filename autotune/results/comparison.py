@@ -107,8 +107,6 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
     if len(stores) < 2:
         count = len(stores)
         raise NotComparableError(f"a comparison must have at least two runs but got {count}")
-    if len({store.path.resolve() for store in stores}) < len(stores):
-        raise NotComparableError("each run must be given once but one is given twice")
     facts = [_facts(store) for store in stores]
     columns = {field: [row[field] for row in facts] for field in FIELDS}
     allowed = {*by, *(_IMPLIED.get(field) for field in by)}
