@@ -85,8 +85,7 @@ def _of_losses(evidence: Store, conclusion: ConclusionRecord) -> Lines:
     records = evidence.records()
     count = conclusion.record_count
     if count != len(records):
-        drawn = "an unknown number of" if count is None else count
-        yield f"the conclusion was drawn from {drawn} records, but {len(records)} stand before it"
+        yield f"the conclusion was drawn from {count} records, but {len(records)} stand before it"
     measured = (r for r in records if isinstance(r, ConfirmRun | TrialResult))
     unmeasured = evidence.before(next(measured, conclusion))
     for kind, name in ((SessionRecord, "session"), (AaRecord, "A/A run")):

@@ -187,15 +187,12 @@ OTHER_SIZE = 0.1  # share by which the bytes that two runs leave may differ
 
 def format_soak(record: SoakRecord) -> str:
     """Formats the result of a soak."""
-    longest = record.longest
-    if longest is None:
-        longest = record.step_count // max(1, record.starts)
     clauses = text_lines(
         "soak.txt.j2",
         spaced=spaced,
         stalls=describe_stalls,
         record=record,
-        longest=longest,
+        longest=record.longest or record.step_count,
         long_run=LEAST_LONG_RUN,
         other_size=OTHER_SIZE,
         enough=2 * LEAST_SAMPLES,

@@ -39,12 +39,7 @@ def count_of(winner: Winner) -> int:
 
 
 def add_to_library(winner: Winner, folder: Path) -> Path:
-    """Adds a winner that is proven faster, unless there is a later proof; returns its file."""
-    if winner.estimate.high >= 1.0:
-        raise AutotuneError(
-            "a library keeps what is proven faster than the default but this set is not: "
-            f"{winner.sentence}; keep the exported file itself"
-        )
+    """Adds a winner, unless there is a later proof; returns its file."""
     c = winner.conditions
     name = f"{count_of(winner)}x-jaxlib-{_slug(c.jaxlib)}-{_slug(c.workload)}.json"
     path = folder / _slug(c.gpu) / _slug(winner.workload_entry) / name
