@@ -215,8 +215,6 @@ def read_aa_noise(
         processes: log(second process / living one) of each pair of blocks, of each second process.
         least: Fewest pairs of blocks of each: 4 are enough where each averages seconds.
     """
-    if not processes:
-        raise ValueError("an A/A run needs at least one second process but got none")
     groups = [finite(p, least=least) for p in processes]
     centres = np.asarray([hodges_lehmann(g, level=LEVEL)[0] for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
