@@ -401,7 +401,6 @@ class Interleaved(Comparer):
             settle_steps=settled.steps,
             start_s=typical_start_s(reports),
             pair_s=pair_duration_s(pairs),
-            least=LEAST_AA_PAIRS,
         )
         if context.sizes.settle_s:
             noise = shortened(

@@ -28,7 +28,6 @@ from autotune.stats.estimates import (
     Floats,
     Numbers,
     SequentialPlan,
-    finite,
     from_half,
     half_width,
     hodges_lehmann,
@@ -206,16 +205,14 @@ def read_aa_noise(
     *,
     start_s: float = 0.0,
     pair_s: float = 0.0,
-    least: int = 8,
     settle_steps: int = 0,
 ) -> AaNoise:
     """Reads the noise of this machine from A/A pairs of processes, each against one living process.
 
     Args:
         processes: log(second process / living one) of each pair of blocks, of each second process.
-        least: Fewest pairs of blocks of each: 4 are enough where each averages seconds.
     """
-    groups = [finite(p, least=least) for p in processes]
+    groups = [np.asarray(p) for p in processes]
     centres = np.asarray([hodges_lehmann(g, level=LEVEL)[0] for g in groups])
     residuals = [g - c for g, c in zip(groups, centres, strict=True)]
     degrees = len(groups)

@@ -268,8 +268,7 @@ def compare_traces(
 ) -> Mismatch | None:
     """Compares loss and gradient norm at each step of the reference; None if all are close enough.
 
-    A candidate that told less, or anything that is not finite, is wrong; from a reference that is a
-    ValueError.
+    A candidate that told less, or anything that is not finite, is wrong.
 
     Args:
         dtype: Arithmetic of the matrix products; on NVIDIA GPUs tensorfloat32 for float32.
@@ -280,10 +279,6 @@ def compare_traces(
         candidates = candidate[step].values if step in candidate else {}
         for quantity, expected in reference[step].values.items():
             actual = candidates.get(quantity)
-            if not math.isfinite(expected):
-                raise ValueError(
-                    f"a reference's {quantity} must be finite but is {expected} at step {step}"
-                )
             tolerance = spread.tolerance(step, dtype=dtype, quantity=quantity)
             if not spread.is_rounded:
                 small = SMALL * begins.setdefault(quantity, abs(expected))

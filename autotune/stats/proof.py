@@ -32,7 +32,6 @@ from autotune.stats.estimates import (
     Verdict,
     Walk,
     error_of_mean,
-    finite,
     from_logs,
     judge,
 )
@@ -106,13 +105,12 @@ class ProofPlan:
 
     def estimate(self, log_ratios: Numbers) -> Estimate:
         """Mean ratio with the interval that holds at all looks; wide open before the first one."""
-        values = finite(log_ratios, least=2)
-        n = len(values)
-        centre = values.mean()
+        n = len(log_ratios)
+        centre = float(np.mean(log_ratios))
         low = -math.inf
         high = math.inf
         if n >= FIRST_LOOK:
-            error = error_of_mean(values)
+            error = error_of_mean(log_ratios)
             low = max(-700.0, centre - self.lower([n])[0] * error)
             high = min(700.0, centre + self.upper([n])[0] * error)
         return from_logs(
@@ -158,10 +156,9 @@ def look(
         is_clear: Whether nothing but their ratios speaks against the set after so many pairs.
         ends_without_gain: Whether it ends where a gain can hardly be proven any more.
     """
-    values = finite(log_ratios, least=0)
     unclear = 0
-    for count in range(FIRST_LOOK, min(len(values), most) + 1):
-        pairs = values[:count]
+    for count in range(FIRST_LOOK, min(len(log_ratios), most) + 1):
+        pairs = log_ratios[:count]
         verdict = plan.verdict(pairs, min_effect=min_effect)
         holds = verdict is Verdict.FASTER
         if holds and count < min(plan.least, most):
@@ -183,12 +180,12 @@ def look(
         else:
             continue
         return ProofLook(stop=True, holds=holds, reason=reason, used=count)
-    if len(values) < most:
-        return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(values))
+    if len(log_ratios) < most:
+        return ProofLook(stop=False, holds=False, reason="not decided yet", used=len(log_ratios))
     return ProofLook(stop=True, holds=False, reason=f"all {most} pairs of processes run", used=most)
 
 
-def _is_hopeless_after(pairs: Floats, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
+def _is_hopeless_after(pairs: Numbers, plan: ProofPlan, *, most: int, min_effect: float) -> bool:
     n = np.asarray([len(pairs)])
     mean = np.mean(pairs, keepdims=True)
     sd = np.std(pairs, ddof=1, keepdims=True)

@@ -76,12 +76,6 @@ def test_swapping_the_arms_inverts_and_a_true_factor_shifts_the_estimate(values:
     assert moved.ratio == pytest.approx(plain.ratio * math.exp(shift))
 
 
-@pytest.mark.parametrize("values", [[], [0.1, math.nan], [math.inf]])
-def test_pairs_without_a_time_are_refused(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="finite"):
-        estimate_pairs(values)
-
-
 @pytest.mark.parametrize(("low", "high", "verdict"), CASES["verdicts"])
 def test_verdict_needs_the_interval_clear_of_the_band(low: float, high: float, verdict: str) -> None:
     assert judge(estimate((low + high) / 2, low, high), min_effect=0.005) == verdict
@@ -142,13 +136,11 @@ def test_quotient_of_two_estimates_adds_their_half_widths_in_squares() -> None:
     assert least_ratio(estimate(1.0, 0.0, math.inf), other) == 0.0
 
 
-def test_the_interval_over_processes_is_students_and_of_one_there_is_none() -> None:
+def test_the_interval_over_processes_is_students() -> None:
     found = estimate_processes([-0.03, -0.02, -0.025, -0.035, -0.04])
     assert math.log(found.ratio) == pytest.approx(-0.03)
     assert math.log(found.high) == pytest.approx(-0.03 + 2.77645 * 0.0035355, rel=1e-4)
     assert found.pair_count == 5
-    with pytest.raises(ValueError, match="at least 2"):
-        estimate_processes([-0.03])
 
 
 def of_aba_runs(*runs: tuple[float, float, float]) -> list[float]:

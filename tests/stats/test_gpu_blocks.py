@@ -68,7 +68,7 @@ def test_alone_at_steady_state_it_is_seen_whole_however_slow_the_clock_is(clock_
     for is_candidate in (False, True):
         machine = Machine(model, np.random.default_rng(5), (200,))
         process = Process(machine, step_s=step_s, is_candidate=is_candidate)
-        times = process.run_block(GPU.isolated_steps(step_s, blocks=2, least=20))
+        times = process.run_block(GPU.isolated_steps(step_s, blocks=20))
         totals.append([np.mean(GPU.split_isolated(row)[1]) for row in times])
     assert float(np.mean(np.log(np.divide(totals[1], totals[0])))) == pytest.approx(COST, abs=0.0005)
 
@@ -96,7 +96,7 @@ def test_one_long_pair_is_read_by_the_noise_of_an_aa_run_of_two_from_each_proces
         living = process_sd * rng.standard_normal()
         centres = process_sd * rng.standard_normal(5) - living
         groups = [c + within_sd * rng.standard_normal(2) for c in centres[:4]]
-        noise = read_aa_noise(groups, least=2, start_s=14.0, pair_s=10.0)
+        noise = read_aa_noise(groups, start_s=14.0, pair_s=10.0)
         rule = sequential(trial_plan(noise, most=40), min_effect=0.005, incumbent=None, spread=noise.spread)
         ratios = list[float]()
         while not ratios or rule.stop(ratios) is None:
@@ -109,7 +109,7 @@ def test_one_long_pair_is_read_by_the_noise_of_an_aa_run_of_two_from_each_proces
 
 
 def test_a_candidate_that_is_noisier_than_the_reference_widens_its_own_interval() -> None:
-    noise = read_aa_noise([[0.0003, -0.0003]] * 4, least=2, start_s=90.0, pair_s=10.0)
+    noise = read_aa_noise([[0.0003, -0.0003]] * 4, start_s=90.0, pair_s=10.0)
     plan = trial_plan(noise, most=40)
     calm, wild = (plan.estimate([-0.02 - sd, -0.02 + sd]) for sd in (0.0002, 0.02))
     assert calm.high < 0.985

@@ -93,9 +93,7 @@ def test_the_tolerance_grows_as_was_seen_up_to_twice_a_step() -> None:
     assert told[-1] == MOST_TOLERANCE
 
 
-def test_a_reference_that_is_not_finite_and_an_unknown_dtype_are_errors() -> None:
-    with pytest.raises(ValueError, match="a reference's loss must be finite but is nan at step 0"):
-        compare_traces({0: StepLoss(math.nan)}, {0: StepLoss(1.0)}, spread=NOTHING, dtype="float32")
+def test_references_apart_without_end_and_an_unknown_dtype_are_errors() -> None:
     with pytest.raises(ValueError, match="float64, float32, tensorfloat32"):
         check(dtype="int8")
     with pytest.raises(ValueError, match="must be finite"):

@@ -53,7 +53,7 @@ def test_processes_that_an_aa_run_cannot_tell_apart_do_not_get_the_most_pairs() 
 
     With 40 pairs each pair of processes took 164 s; two are as good, as more processes are what may still help.
     """
-    aa_run = read_aa_noise([[-0.002, 0.002, -0.001, 0.001]] * 2, start_s=5.2, pair_s=7.1, least=4)
+    aa_run = read_aa_noise([[-0.002, 0.002, -0.001, 0.001]] * 2, start_s=5.2, pair_s=7.1)
     assert aa_run.process_sd == 0.0 < aa_run.within_sd
     assert proof_size(aa_run, starts=2.0) == 2
 
