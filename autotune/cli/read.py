@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,11 +53,6 @@ def read(
         raise AutotuneError(
             f"options must come before the file but {what[1]} comes after {what[0]}, which "
             f"cannot be started; type: autotune read {' '.join([*what[1:], what[0]])}"
-        )
-    if len(what) == 1 and not path.exists() and shutil.which(what[0]) is None:
-        raise AutotuneError(
-            f"a log or a command must be given but there is no file {what[0]}, and no command of "
-            "that name; a command and its arguments come after --: autotune read -- python train.py"
         )
     is_log = len(what) == 1 and path.exists() and not is_program
     probe = read_log(path) if is_log else _run(what, rules)
