@@ -39,7 +39,7 @@ from autotune.stats.numbers import (
     StepTime,
     StepTimes,
 )
-from autotune.stats.proof import OTHER_SIDE
+from autotune.stats.proof import FIRST_LOOK, OTHER_SIDE
 
 
 class TaskRecord(Stamped):
@@ -370,7 +370,8 @@ class ProofRecord(Stamped):
     kind: Literal["proof"] = "proof"
     stage: str
     settings: Settings
-    base: Count  # this and the next three are those of `autotune.stats.proof.ProofPlan`
+    # This and the next three are those of `autotune.stats.proof.ProofPlan`.
+    base: int = Field(ge=FIRST_LOOK, le=10_000)
     error: float = Field(gt=0, lt=0.1)
     least: Count
     other_side: float = Field(OTHER_SIDE, ge=1)

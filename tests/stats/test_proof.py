@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from autotune.model.flags import FlagSet
+from autotune.model.records import ProofRecord
 from autotune.stats import proof
 from autotune.stats.estimates import DEFAULT_MIN_EFFECT, student_quantile
 from autotune.stats.proof import (
@@ -193,9 +195,9 @@ def test_the_smallest_gain_is_one_that_is_found() -> None:
 
 
 @pytest.mark.parametrize(("base", "error"), [(3, 0.01), (20, 0.0), (20, 0.1)])
-def test_what_is_no_plan_is_refused(base: int, error: float) -> None:
-    with pytest.raises(ValueError, match="must be planned for 4 to 10000 pairs"):
-        ProofPlan(base=base, error=error)
+def test_what_is_no_plan_is_no_record(base: int, error: float) -> None:
+    with pytest.raises(ValueError, match="base" if base < 4 else "error"):
+        ProofRecord(stage="confirm", settings=FlagSet(), base=base, error=error, least=6)
 
 
 def test_the_reported_interval_holds_although_a_set_is_only_named_when_it_was_lucky() -> None:
