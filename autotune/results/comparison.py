@@ -104,9 +104,6 @@ def compare_stores(stores: Sequence[Store], *, by: Sequence[str] = ()) -> Compar
                 f"--by must name fields of {', '.join(FIELDS)} but got "
                 f"{field!r}{close_matches(field, FIELDS)}"
             )
-    if len(stores) < 2:
-        count = len(stores)
-        raise NotComparableError(f"a comparison must have at least two runs but got {count}")
     facts = [_facts(store) for store in stores]
     columns = {field: [row[field] for row in facts] for field in FIELDS}
     allowed = {*by, *(_IMPLIED.get(field) for field in by)}
