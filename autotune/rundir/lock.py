@@ -89,13 +89,8 @@ class Lock:
     def __init__(self, path: Path) -> None:
         file = path / LOCK
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
+        with writing(file):
             self._descriptor = os.open(file, flags, like_folder(path))
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{file} must be a file that can be written but: {error.strerror}; remove what "
-                "is in its place, or name another folder with --run-dir"
-            ) from error
         try:
             self._take(path)
         except BaseException:

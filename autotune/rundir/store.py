@@ -240,13 +240,8 @@ class Store(Folders):
         Raises:
             RunDirectoryError: If another study or driver has it, or it cannot be written.
         """
-        try:
+        with writing(path):
             make_folder(path, mode=0o700)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"the run directory must be writable but {path}: {error.strerror}; name another "
-                "with --run-dir"
-            ) from error
         refuse_links(path)
         for folder in filter(Path.is_dir, path.iterdir()):
             refuse_links(folder)
