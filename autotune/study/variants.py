@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.machine.environment import STEERING, caller_environment, steering_settings
 from autotune.machine.files import remove_tree
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import StudyFileError
 from autotune.model.files import Texts
 from autotune.model.flags import FlagSet, is_variable, reaches_out
 from autotune.model.texts import Note
@@ -94,13 +94,7 @@ def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) 
 
 def with_interpreter(variant: Variant, python: str, platform: str, *, note: Note) -> Variant:
     """Returns the variant run by an interpreter, with its settings as those packages name them."""
-    program = shutil.which(python)
-    if program is None:
-        raise LaunchError(
-            f"a build must be an interpreter but {python} cannot be started; give the path of a "
-            "Python"
-        )
-    path = os.path.abspath(program)  # noqa: PTH100  # a Path follows links
+    path = os.path.abspath(shutil.which(python) or python)  # noqa: PTH100  # a Path follows links
     build = probe_build(path, platform="cpu" if platform == "cpu" else "cuda")
     settings = for_build(
         variant.settings, KnownSettings(build), note=lambda text: note(f"for {build.build}: {text}")
