@@ -160,16 +160,11 @@ class PinnedTpe(optuna.samplers.TPESampler):
 
 
 def make_sampler(search: SearchSpec, seed: int, folder: str | None = None) -> BaseSampler:
-    """Creates the study's sampler, maybe of a class in `folder`; StudyFileError if it cannot."""
+    """Creates the study's sampler, of a class in `folder` if need be; raises as `load_class`."""
     name = search.sampler
     with _unwarned():
         kind = load_class(SAMPLERS.get(name, name), BaseSampler, folder, key="search.sampler")
-        try:
-            sampler: BaseSampler = kind(seed=seed)
-        except (ImportError, TypeError, ValueError) as error:
-            raise StudyFileError(
-                f"the sampler {name} must be made with `seed` alone but: {error}"
-            ) from error
+        sampler: BaseSampler = kind(seed=seed)
     return sampler
 
 
@@ -178,12 +173,14 @@ def check_sampler(search: SearchSpec, folder: str | None = None) -> None:
     if search.sampler in SAMPLERS:
         return
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(sampler=make_sampler(search, seed=0, folder=folder))
     space = {"number": IntDistribution(0, 9), "word": CategoricalDistribution(("a", "b", "c"))}
     try:
+        study = optuna.create_study(sampler=make_sampler(search, seed=0, folder=folder))
         with _unwarned():
             for value in range(REHEARSED):
                 study.tell(study.ask(space), float(value))
+    except StudyFileError:
+        raise
     except Exception as error:  # whatever a sampler's code raises
         lack = "install what it lacks" if isinstance(error, ImportError) else "mend it"
         raise StudyFileError(
