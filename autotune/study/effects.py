@@ -24,11 +24,11 @@ from autotune.study.samplers import Points
 LIKELY_PAIR = 0.05  # least probability of an interaction that is recorded
 
 
-class StudyEffects:
+class StudyEffects(Effects):
     """The model fitted to all trials; each setting of the best set must gain the share `least`.
 
     Attributes:
-        best: The best expected set, tried or not.
+        best_set: The best expected set, tried or not.
     """
 
     def __init__(
@@ -39,26 +39,23 @@ class StudyEffects:
         *,
         least: float,
     ) -> None:
+        super().__init__(sampler.fit(trials), seed=0)
         self._points = points
         self._trial_count = len(trials)
-        fitted = sampler.fit(trials)
-        coded = fitted.coded
-        self._names = coded.names
-        self._effects = Effects(fitted, seed=0)
+        coded = self._models.coded
         self._ran = list(zip(*coded.ran, strict=True))
-        ran = [codes for codes, _ in self._ran]
-        self._best = self._effects.best(ran, least=-math.log1p(-least))
-        self.best = points.point(coded.values(self._best))
+        self._best_codes = self.best(coded.ran.codes, least=-math.log1p(-least))
+        self.best_set = points.point(coded.values(self._best_codes))
 
     def record(self) -> EffectsRecord | None:
         """Returns all estimates; None if no trial has a step time."""
         if not self._ran:
             return None
-        names = self._names
+        names = self._models.coded.names
         settings = [self._setting(i, name) for i, name in enumerate(names)]
         pairs = [
             PairEffect(names=(names[i], names[j]), chance=round(chance, 3))
-            for (i, j), chance in self._effects.pairs()
+            for (i, j), chance in self.pairs()
             if chance >= LIKELY_PAIR
         ]
         return EffectsRecord(
@@ -66,7 +63,7 @@ class StudyEffects:
             measured=len(self._ran),
             settings=tuple(sorted(settings, key=lambda s: (-s.chance, s.name))),
             pairs=tuple(sorted(pairs, key=lambda p: (-p.chance, p.names))),
-            best=BestPredicted(settings=self.best, **_figures(self._effects.forecast(self._best))),
+            best=BestPredicted(settings=self.best_set, **_figures(self.forecast(self._best_codes))),
             expected=tuple(
                 (t.user_attrs[NUMBER_KEY], self._expected(codes, t)) for codes, t in self._ran
             ),
@@ -74,24 +71,23 @@ class StudyEffects:
 
     def _expected(self, codes: Codes, trial: FrozenTrial) -> float:
         """Returns a trial's ratio by model and trial; half of their scatter counts as the set's."""
-        model = self._effects.model
-        mean = model.mean.total(codes)
+        mean = self.model.mean.total(codes)
         error = trial.user_attrs.get(SD_KEY, USUAL_SD)
-        weight = 0.5 / (1.0 + (error / model.spread) ** 2)
+        weight = 0.5 / (1.0 + (error / self.model.spread) ** 2)
         return as_ratio(mean + weight * ((trial.value or 0.0) - mean))
 
     def _setting(self, i: int, name: str) -> SettingEffect:
         parameter = self._points.parameters[name]
-        neutral = self._effects.design.neutral[i]
+        neutral = self.design.neutral[i]
         changing = [(codes[i], t) for codes, t in self._ran if codes[i] != neutral]
         counts = Counter((str(t.params[name]), code) for code, t in changing)
-        changes = self._effects.of(i)
+        changes = self.of(i)
         values = [
             ValueEffect(value=text, trials=counts[text, code], **_figures(changes[code]))
             for text, code in sorted(counts, key=_natural)
             if text != parameter.default_choice
         ]
-        chance = float(self._effects.p_active[i])
+        chance = float(self.p_active[i])
         if chance < SURELY_ACTS and not any(_is_clear(t) for _, t in changing):
             chance = min(chance, LIKELY)  # more of it is the prior's
         return SettingEffect(

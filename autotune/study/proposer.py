@@ -290,7 +290,7 @@ class Proposer:
 
     def ask_best(self, number: int, *, taken: Collection[FlagSet] = ()) -> TrialConfig | None:
         """Returns the best expected set as trial `number`; None if it is known or in `taken`."""
-        settings = self._estimates().best
+        settings = self._estimates().best_set
         if settings in self._seen.union(taken) or contains_failing(settings, self.failing):
             return None
         return self._config(number, settings, PREDICTED_BEST)
