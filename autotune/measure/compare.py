@@ -340,8 +340,12 @@ class Interleaved(Comparer):
             )
         elif not context.share.is_too_small(error.failure):
             return None
-        elif failed_set or not is_reference:  # of the study's reference the A/A run tells
+        elif failed_set or not is_reference:
             context.share.remember(failed_set)
+        else:
+            context.progress.incident(
+                "two processes do not fit into the device's memory, so they run one at a time"
+            )
         return self._isolated()
 
     def _isolated(self) -> Comparer:
@@ -634,8 +638,7 @@ class Isolated(Comparer):
 
 
 def _sum_if_known(values: Sequence[float | None]) -> float | None:
-    known_values = [value for value in values if value is not None]
-    return sum(known_values) if len(known_values) == len(values) else None
+    return None if None in values else sum(value or 0.0 for value in values)
 
 
 def noise_of_aba_runs(pairs: Sequence[Pair], *, start_s: float) -> AaNoise:

@@ -21,14 +21,7 @@ from autotune.measure.tasks import AaTask, AnyTask, Assignment, PendingTask, Tri
 from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.files import Table
 from autotune.model.flags import FlagSet
-from autotune.model.measurement import (
-    INTERLEAVED,
-    Failure,
-    FailureKind,
-    Pair,
-    WorkPerStep,
-    log_ratio,
-)
+from autotune.model.measurement import Failure, FailureKind, Pair, WorkPerStep, log_ratio
 from autotune.model.records import (
     RECORD,
     AaRecord,
@@ -252,13 +245,6 @@ class Lanes:
         if lane.name in self._shown:
             return
         self._shown.add(lane.name)
-        spec = self._store.spec
-        may_interleave = spec.measure.mode == "auto" and spec.workload.can_wait
-        if may_interleave and aa_run.comparison.mode != INTERLEAVED:
-            self._view.note(
-                "two processes do not fit into the device's memory: they run one at a time, in "
-                "ABA runs"
-            )
         self._view.result(aa_run)
 
     def _lose(self, lane: _Lane, why: str) -> None:

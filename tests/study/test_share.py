@@ -87,14 +87,14 @@ def shared(run_replay: Run) -> Callable[..., tuple[ConclusionRecord, Store, Diar
 
 
 def test_a_reference_that_does_not_fit_into_its_share_runs_alone(shared: Any) -> None:
-    conclusion, store, diary, launcher = shared(need=gib(53.9))  # 57.9e9 bytes of 80e9
+    conclusion, store, _, launcher = shared(need=gib(53.9))  # 57.9e9 bytes of 80e9
     aa_run = there(store.last(AaRecord))
     assert aa_run.comparison.mode == "aba"
     assert aa_run.loss_spread.steps  # the rounding of the reference ran alone, too
     assert modes(store) == {"aba"}
     assert conclusion.settings == FlagSet({"xla_a": "1", "xla_d": "2"})
     assert launcher.failed == [FlagSet({SHARE: "0.45"})]  # once; then the study knows
-    assert any("do not fit into the device's memory" in note for note in diary.notes)
+    assert [i.what for i in store.of(IncidentRecord) if "do not fit into the device's memory" in i.what]
 
 
 def test_one_set_that_needs_more_than_its_share_is_tried_beside_another_only_once(shared: Any) -> None:
