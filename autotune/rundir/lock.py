@@ -8,7 +8,6 @@ session has ended or a user deletes the file. A second line names the holder's s
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import socket
@@ -28,7 +27,6 @@ from autotune.rundir.files import writing
 LOCK = "lock"
 _LONGEST = 4096
 _FILE_SYSTEMS = packaged_table("file_systems.toml")
-_CANNOT = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Mount(NamedTuple):
@@ -189,10 +187,6 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
         except BlockingIOError:
             time.sleep(0.05)
         except OSError as error:
-            if error.errno not in _CANNOT:
-                raise RunDirectoryError(
-                    f"{path} must be lockable but: {error.strerror}; see to the disk"
-                ) from error
             raise RunDirectoryError(
                 f"a run directory must lie on a file system with locks but {path} lies on "
                 f"{mount.kind} ({mount.point}), which has none ({error.strerror}); name another "
