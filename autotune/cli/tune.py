@@ -264,19 +264,16 @@ def show_plan(result: ProbeResult, plan: Plan, file: Path) -> None:
 def write_study(file: Path, text: str, command: Sequence[str]) -> None:
     """Writes a new study file, readable only by the user if it holds a secret."""
     from autotune.model.redaction import redact_command
+    from autotune.rundir.files import writing
 
     mode = 0o666
     remark = ""
     if redact_command(command) != tuple(command):
         mode = 0o600
         remark = " (it holds a secret: only you can read it)"
-    try:
+    with writing(file):
         file.touch(mode, exist_ok=False)
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StudyFileError(
-            f"the study file must be writable but {file}: {error.strerror}; call this elsewhere"
-        ) from error
     print_lines([f"written to {file}{remark}"])
 
 

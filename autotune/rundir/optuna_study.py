@@ -63,8 +63,7 @@ class OptunaStudy:
 
     def put(self, trial: FrozenTrial) -> None:
         """Adds a running trial or tells a finished one, which has `NUMBER_KEY`; never raises."""
-        if trial.user_attrs[NUMBER_KEY] not in self._recorded:
-            self._try(lambda study: self._write(study, trial))
+        self._try(lambda study: self._write(study, trial))
 
     def enqueued(self) -> list[FrozenTrial]:
         """Returns enqueued trials without a result, begun ones included; never raises."""
@@ -129,7 +128,7 @@ class OptunaStudy:
 
     def _write(self, study: optuna.Study, trial: FrozenTrial) -> None:
         number = trial.user_attrs[NUMBER_KEY]
-        if number in self._recorded:  # by an attempt that failed only after it
+        if number in self._recorded:  # maybe by an attempt that failed only after it
             return
         is_result = trial.state.is_finished()
         entry = next(
