@@ -359,27 +359,19 @@ class LocalExecutor(Engine):
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
-        self._has_joined = False
-        self._next: Assignment | None = None
+        joined = {"type": JOINED, "host": socket.gethostname(), "devices": None}
+        self._messages = [LaneMessage(ONLY_LANE, joined)]
 
     def begin(self, lane: str, message: Message) -> None:
-        """Takes a task; it is done when news are asked for."""
-        self._next = Assignment.model_validate(message["assignment"])
+        """Does a task, however long it takes."""
+        record = self.runner.do(Assignment.model_validate(message["assignment"]))
+        self._messages.append(LaneMessage(lane, {"type": "result", "record": record}))
 
     def news(self, wait_s: float) -> list[LaneMessage]:
-        """Does what there is to do, however long it takes."""
-        if not self._has_joined:
-            self._has_joined = True
-            return [
-                LaneMessage(
-                    ONLY_LANE, {"type": JOINED, "host": socket.gethostname(), "devices": None}
-                )
-            ]
-        if self._next is None:
-            return []
-        assignment = self._next
-        self._next = None
-        return [LaneMessage(ONLY_LANE, {"type": "result", "record": self.runner.do(assignment)})]
+        """Returns what is done."""
+        messages = self._messages
+        self._messages = []
+        return messages
 
     def give_up(self, lane: str, why: str, *, for_good: bool = False) -> None:
         """Ends what runs."""
