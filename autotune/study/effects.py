@@ -84,7 +84,7 @@ class StudyEffects(Effects):
         changes = self.of(i)
         values = [
             ValueEffect(value=text, trials=counts[text, code], **_figures(changes[code]))
-            for text, code in sorted(counts, key=_natural)
+            for text, code in sorted(counts)
             if text != parameter.default_choice
         ]
         chance = float(self.p_active[i])
@@ -109,9 +109,3 @@ def _figures(change: Change) -> dict[str, float]:
 def _is_clear(trial: FrozenTrial) -> bool:
     error: float = trial.user_attrs.get(SD_KEY, math.inf)
     return abs(trial.value or 0.0) > 1.96 * error
-
-
-def _natural(tried: tuple[str, int]) -> tuple[int, int, str]:
-    """Orders tried values: numbers by their size, before words."""
-    text, _ = tried
-    return (0, int(text), "") if text.lstrip("-").isdigit() else (1, 0, text)
