@@ -144,10 +144,12 @@ def _begin_stage(run: StudyRun, subject: str) -> None:
 def _trial(run: StudyRun, task: TrialTask, total: int) -> TrialResult:
     """Returns the result of a trial, which runs now if it is not recorded."""
     number = task.config.number
-    if number > len(run.store.of(TrialResult)):
-        run.view.trial_starts(task.config, total)
-        run.lanes.do(PendingTask(task, ("trials", f"{number:04d}"), f"trial-{number}"))
-    return run.store.of(TrialResult)[number - 1]
+    for trial in run.store.of(TrialResult):
+        if trial.number == number:
+            return trial
+    run.view.trial_starts(task.config, total)
+    run.lanes.do(PendingTask(task, ("trials", f"{number:04d}"), f"trial-{number}"))
+    return run.store.of(TrialResult)[-1]
 
 
 def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names: Names) -> None:
