@@ -157,7 +157,7 @@ class Product(Remembers):
         """See `Strategy`; the additive model names the set of best expectation, tried or not."""
         if not self._is_additive:
             return super().chosen()
-        return self.problem.as_codes(self._proposer._estimates().best)
+        return self.problem.as_codes(self._proposer._estimates().best_set)
 
 
 class Ceiling(Product):

@@ -68,7 +68,7 @@ def test_alone_at_steady_state_it_is_seen_whole_however_slow_the_clock_is(clock_
     for is_candidate in (False, True):
         machine = Machine(model, np.random.default_rng(5), (200,))
         process = Process(machine, step_s=step_s, is_candidate=is_candidate)
-        times = process.run_block(GPU.isolated_steps(step_s, blocks=20))
+        times = process.run_block(GPU.isolated_steps(step_s, blocks=2, least=20))
         totals.append([np.mean(GPU.split_isolated(row)[1]) for row in times])
     assert float(np.mean(np.log(np.divide(totals[1], totals[0])))) == pytest.approx(COST, abs=0.0005)
 

@@ -262,6 +262,8 @@ class OnlySpec:
     def __init__(self, spec: StudySpec) -> None:
         self.spec = spec
         self.share = MemoryShare(spec)
+        self.incidents: list[str] = []
+        self.progress = SimpleNamespace(incident=self.incidents.append)
 
     def release_reference(self) -> None:
         pass
@@ -272,19 +274,21 @@ class OnlySpec:
     [
         (False, (FlagSet(), HUNGRY), HUNGRY),
         (True, (HUNGRY, MODEST), HUNGRY),  # the whole set of an ablation
-        (True, (FlagSet(), MODEST), None),  # of the study's reference the A/A run tells
+        (True, (FlagSet(), MODEST), None),  # of the study's reference an incident tells
     ],
 )
 def test_what_does_not_fit_beside_another_is_tried_alone_and_what_is_over_the_limit_is_not(
     is_reference: bool, sets: tuple[FlagSet, FlagSet], remembered: FlagSet | None
 ) -> None:
     spec = study(limits={"memory": "1GiB"})
-    comparer = Interleaved(OnlySpec(spec))  # type: ignore[arg-type]
+    context = OnlySpec(spec)
+    comparer = Interleaved(context)  # type: ignore[arg-type]
     assert comparer.instead(WorkerFailed(there(over_limit(spec, 2 << 30, "measured"))), sets) is None
     error = failed(FailureKind.OUT_OF_MEMORY, "RESOURCE_EXHAUSTED", phase="warm-up")
     assert isinstance(comparer.instead(ReferenceFailed(error) if is_reference else error, sets), Isolated)
     for tried in (HUNGRY, MODEST):
         assert isinstance(comparer.for_sets(FlagSet(), tried), Isolated) == (tried == remembered)
+    assert len(context.incidents) == (remembered is None)
 
 
 def test_a_compiled_program_that_needs_too_much_is_never_launched() -> None:
