@@ -105,6 +105,8 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
 
     An executable that JAX loaded from its cache has no machine code to hash.
     """
+    import jax
+
     is_cached = os.environ.get(CACHE_SWITCH) == "true"
     if is_cached:
         name = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
@@ -115,7 +117,7 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
         "fingerprint": fingerprint(compiled),
         "collective_bytes": collective_bytes(compiled.as_text()),
     }
-    if is_cached:
+    if is_cached and jax.process_index() == 0:  # others may have loaded what it compiled
         with contextlib.suppress(OSError):
             file.write_text(json.dumps(figures), encoding="utf-8")
     return figures

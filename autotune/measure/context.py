@@ -111,12 +111,12 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, aa_run)
         # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times
         # its own kernels.
-        is_allowed = self.spec.device.rank_count == 1
-        is_search = is_allowed and isinstance(assignment.task, TrialTask | AblationTask)
+        device = self.spec.device
+        is_search = isinstance(assignment.task, TrialTask | AblationTask)
         times_kernels = self.spec.block_sizes.in_order
         self._launcher.caches.begin(
-            programs=is_search or (is_allowed and not times_kernels),
-            kernels=is_search and times_kernels,
+            programs=device.node_count == 1 and (is_search or not times_kernels),
+            kernels=device.rank_count == 1 and is_search and times_kernels,
             # It tells how long a first start takes.
             anew=isinstance(assignment.task, AaTask),
         )

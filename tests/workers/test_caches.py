@@ -113,9 +113,11 @@ def test_processes_of_proofs_on_gpus_choose_their_own_kernels(
     assert (KERNELS_FLAG in env.get("XLA_FLAGS", "")) is kernels
 
 
-@pytest.mark.parametrize("more", [{"device": {"platform": "cpu", "count": 2, "process_count": 2}}])
-def test_nothing_is_kept_where_compiling_is_measured_or_ranks_would_differ(more: Any, tmp_path: Path) -> None:
-    assert begun(tmp_path, "trial", "cpu", **more)[CACHE_SWITCH] == "false"
+@pytest.mark.parametrize(("nodes", "switch"), [(1, "true"), (2, "false")])
+def test_ranks_share_programs_but_no_kernels_and_only_on_one_node(nodes: int, switch: str, tmp_path: Path) -> None:
+    device = {"platform": "cuda", "count": 2, "process_count": 2, "node_count": nodes}
+    env = begun(tmp_path, "trial", "cuda", device=device)
+    assert (env[CACHE_SWITCH], KERNELS_FLAG in env.get("XLA_FLAGS", "")) == (switch, False)
 
 
 def test_sets_share_no_folder_and_no_mark(caches: Caches) -> None:
@@ -256,11 +258,12 @@ def launched(tmp_path: Path) -> Iterator[Any]:
     """Starts a worker of a study, with the caches of the earlier ones."""
     launchers: list[LocalLauncher] = []
 
-    def begin(spec: StudySpec, settings: FlagSet) -> LocalWorker:
+    def begin(spec: StudySpec, settings: FlagSet, **variables: str) -> LocalWorker:
         if not launchers:
             kind = CommandLauncher if spec.workload.command is not None else LocalLauncher
             launchers.append(kind(spec, study_dir=str(PROGRAMS), base=os.environ))
             launchers[0].caches.begin(programs=True, kernels=False, anew=False)
+            launchers[0].added = variables
         return launchers[0].start(settings, tmp_path, progress=lambda phase: None)
 
     begin.launchers = launchers  # type: ignore[attr-defined]
@@ -301,6 +304,26 @@ def test_a_loaded_program_has_the_name_of_the_compiled_one_even_after_damage(
     assert cold.fingerprint == loaded.fingerprint == damaged.fingerprint != other.fingerprint
     assert (cold.collective_bytes, cold.losses) == (loaded.collective_bytes, loaded.losses)
     assert spec.workload.command is None or loaded.compile_s == 0 < cold.compile_s
+
+
+@pytest.mark.gate
+def test_one_compilation_serves_all_sets_that_nccl_alone_tells_apart_in_both_ranks(
+    launched: Any, tmp_path: Path
+) -> None:
+    """Two processes with `jax.distributed` over Gloo; JAX tells in a rank's log what it did not find in its cache."""
+    spec = study({"entry": "faulty:build"}, device={"platform": "cpu", "count": 2, "process_count": 2})
+    reports, compiled = [], []
+    for settings in ({}, {"NCCL_PROTO": "LL"}, {"NCCL_PROTO": "LL128"}, {"xla_cpu_max_isa": "SSE4_2"}):
+        worker = launched(spec, FlagSet(settings), JAX_EXPLAIN_CACHE_MISSES="1")
+        reports.append(worker.report)
+        worker.close()
+        logs = [(tmp_path / name).read_text() for name in ("worker.log", "worker.1.log")]
+        compiled.append(["CACHE MISS for 'jit_step'" in log for log in logs])
+        for name in ("worker.log", "worker.1.log"):
+            (tmp_path / name).unlink()
+    assert compiled == [[True, True], [False, False], [False, False], [True, True]]
+    assert len({(r.fingerprint, r.losses) for r in reports[:3]}) == 1
+    assert reports[3].fingerprint != reports[0].fingerprint
 
 
 @pytest.mark.gate
