@@ -79,13 +79,24 @@ def installed(program: dict[str, Any], into: Path, interpreter: str) -> Path:
         subprocess.run([str(python), "-m", "pip", *download], check=True)
         with tarfile.open(next(into.glob("*.tar.gz"))) as archive:
             archive.extractall(into / "source", filter="data")
+    if "repository" in program:
+        source = into / "source" / name_of(program["repository"])
+        if not source.exists():
+            subprocess.run(["git", "clone", "--quiet", program["repository"], str(source)], check=True)
+            subprocess.run(["git", "checkout", "--quiet", program["commit"]], cwd=source, check=True)
+        subprocess.run([sys.executable, str(HERE / program["prepare"]), str(source), str(python)], check=True)
     mark.write_text(repr(program["packages"]))
     return python
 
 
+def name_of(repository: str) -> str:
+    """The folder that `git clone` would make."""
+    return repository.rpartition("/")[2]
+
+
 def tuned(program: dict[str, Any], into: Path, python: Path, minutes: float) -> dict[str, Any]:
     """What `autotune tune` made of a program: what it found out, what it said in the end, and how long it took."""
-    work = next((into / "source").iterdir()) / program["folder"] if "source" in program else into / "work"
+    work = next((into / "source").iterdir()) / program["folder"] if program.keys() & {"source", "repository"} else into / "work"
     work.mkdir(parents=True, exist_ok=True)
     command = [part.format(python=python, here=HERE) for part in shlex.split(program["command"])]
     name = into.name
