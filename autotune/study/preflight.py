@@ -25,6 +25,7 @@ from autotune.settings.known import KnownSettings
 from autotune.settings.probe import probe_build
 from autotune.settings.published import Here, with_published
 from autotune.settings.space import NamedSets, SearchSpace, build_space
+from autotune.stats.proof import FIRST_LOOK, LEAST_PAIRS
 from autotune.study.proposer import open_study
 from autotune.study.samplers import check_sampler
 from autotune.workers.base import Launcher
@@ -104,6 +105,13 @@ def prepare(spec: StudySpec, *, study_dir: Path, storage: str | None, note: Note
     refuse_missing_secrets(spec, source="the study")
     check_sampler(spec.search, str(study_dir))
     note("asking the installed build which settings it has")
+    processes = spec.confirm.processes
+    if processes < LEAST_PAIRS:
+        note(
+            f"a proof needs {LEAST_PAIRS} fresh pairs of processes to see slow ones but "
+            f"`confirm.processes` allows {processes}: {max(FIRST_LOOK, processes)} are made, and "
+            "may settle nothing"
+        )
     python = program_python(spec, study_dir, note=note)
     installed = known_settings(spec, python)
     build = installed.build
