@@ -5,6 +5,7 @@ Which lanes a study gets; what is mistyped is told before anything starts.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -39,6 +40,7 @@ from autotune.study.driver import run_study
 from autotune.study.engines import HIGHEST_STEP, choose_engine, parse_groups
 from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
+from autotune.study.status import study_status
 from harness import simulated_machine
 from harness.driven import Driven
 from harness.kills import SIMULATED
@@ -269,7 +271,14 @@ def at(finished: Store, lane: str, step_s: float, **report: object) -> AaRecord:
     return aa_run.model_copy(update={"by": lane, "comparison": comparison, "reference": reference})
 
 
-def test_other_devices_or_versions_are_refused_and_a_slower_machine_is_not(finished: Store) -> None:
+def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(
+    finished: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.rundir.store.lost_pairs", lambda store, record: "")  # they lie in another run
+    with contextlib.closing(Store.create_or_resume(tmp_path / "run", finished.spec, study_dir=tmp_path)) as store:
+        for lane, step_s in (("a", 0.100), ("b", 0.110), ("c", 0.101)):
+            store.append(at(finished, lane, step_s))
+    assert [x.lane for x in study_status(tmp_path / "run").lanes if x.is_slow] == ["b"]
     first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
     refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
     with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
@@ -280,6 +289,7 @@ def test_other_devices_or_versions_are_refused_and_a_slower_machine_is_not(finis
 
 def test_each_part_between_commas_is_a_lane() -> None:
     assert parse_groups("0-3,4-7") == (("0", "1", "2", "3"), ("4", "5", "6", "7"))
+    assert parse_groups("0+2,1+3") == (("0", "2"), ("1", "3"))
     assert parse_groups("0,1") == (("0",), ("1",))
     assert parse_groups(None) == ()
 
