@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from autotune.rundir.lock import read_stage
 from autotune.rundir.store import RECORDS, Store
 from autotune.stats.estimates import Estimate
 
+SLOW = 0.03  # excess of a lane's reference step time over the median from which it is slow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatus:
@@ -25,6 +28,7 @@ class LaneStatus:
     lane: str
     host: str
     is_here: bool
+    is_slow: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +109,14 @@ def study_status(path: Path) -> StudyStatus:
 
 def _lanes(store: Store, present: Sequence[str]) -> tuple[LaneStatus, ...]:
     aa_runs = {r.by: r for r in store.of(AaRecord) if r.by is not None}
+    steps_s = [r.comparison.reference_step_s for r in aa_runs.values()]
+    limit_s = (1 + SLOW) * statistics.median(steps_s or [0.0])
     return tuple(
         LaneStatus(
             lane=name,
             host=str(aa_run.provenance.get("host", "")),
             is_here=name in present,
+            is_slow=aa_run.comparison.reference_step_s > limit_s,
         )
         for name, aa_run in sorted(aa_runs.items())
     )

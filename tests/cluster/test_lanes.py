@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import psutil
@@ -10,7 +11,7 @@ import pytest
 from autotune.model.records import AaRecord, TrialResult
 from autotune.rundir.store import Store
 from harness.sandbox import wait_for
-from tests.cluster.conftest import ROOT, Allocate, marked
+from tests.cluster.conftest import ROOT, Allocate, autotune, marked
 from tests.cluster.jobs import driving, logs, trials_of, wait_for_trials, write
 from tests.runs import is_whole, there
 from tests.tables import toml_beside
@@ -32,7 +33,7 @@ def lane_on(node: str, folder: Path) -> psutil.Process:
     return found
 
 
-def test_one_slow_node_of_three_changes_no_verdict(allocate: Allocate, tmp_path: Path) -> None:
+def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate: Allocate, tmp_path: Path) -> None:
     write(tmp_path, trials=17)
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(SLOW_NODE)
@@ -46,6 +47,14 @@ def test_one_slow_node_of_three_changes_no_verdict(allocate: Allocate, tmp_path:
     for result in results:
         is_faster = result.settings.get("xla_backend_optimization_level") == "1"
         assert there(result.comparison).estimate.ratio == pytest.approx(0.9 if is_faster else 1.0, abs=0.02), result
+    shown = autotune("status", "run", "--json", cwd=tmp_path, env=env)
+    lanes = {x["lane"]: x for x in json.loads(shown.stdout)[0]["lanes"]}
+    assert {name: x["is_slow"] for name, x in lanes.items()} == {
+        "127.0.0.1": False,
+        "127.0.0.2": True,
+        "127.0.0.3": False,
+    }
+    assert "a slow machine" in autotune("status", "run", cwd=tmp_path, env=env).stdout
 
 
 @pytest.mark.gate
