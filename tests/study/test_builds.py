@@ -286,7 +286,7 @@ def test_a_slower_build_is_found_by_the_command_and_no_equal_one(environments: d
     store = Store.open(program / "runs" / "slower")
     found = there(there(store.last(ConclusionRecord)).estimate)
     assert found.low <= 1 / 1.25 * 1.02
-    assert found.high < 0.9
+    assert 1 / 1.25 / 1.02 <= found.high < 1.0  # how narrow it is depends on what else runs
     control = autotune(
         "ab",
         "--name",
