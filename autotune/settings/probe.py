@@ -17,7 +17,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,9 +172,7 @@ def library_strings(library: Path) -> set[str]:
 _CHILD = Path(__file__).parents[1] / "child" / "flag_parser.py"
 _ANSWER_LIMIT_S = 60.0
 _UNKNOWN = re.compile(r"Unknown flags? in XLA_FLAGS: (.*)")
-_BAD_VALUE = re.compile(r"Couldn't interpret value .* for flag (xla_\w+)")
 _TRIES = 3  # of a probe whose processes are killed from outside
-_BATCH = 100  # jaxlib cuts what it logs, such as names of unknown flags, at 15,000 characters
 
 
 class Answer(NamedTuple):
@@ -183,7 +180,6 @@ class Answer(NamedTuple):
 
     starts: bool  # whether a process with this text in XLA_FLAGS would start
     unknown: Texts  # unknown names; the parser lists them only if it refused no value
-    refused: Texts  # names whose value was refused, as far as the parser lists them
     options: TextMap  # resolved, lists joined by commas; empty if the process would not start
     log: str
 
@@ -208,7 +204,6 @@ class ParserProcess:
         # -P: modules of the current folder must not hide others. A text reaches into containers.
         command = [python, "-P", "-c", _CHILD.read_text("utf-8")]
         self._child = ChildProcess(command, _quiet_environment(), errors=subprocess.DEVNULL)
-        self._deadline = time.monotonic() + timeout_s
 
     def close(self) -> None:
         """Ends the child."""
@@ -221,39 +216,12 @@ class ParserProcess:
         return Answer(
             starts=reply["exit_code"] == 0,
             unknown=tuple(re.findall(r"(?:^|\s)--([^\s=]+)", " ".join(_UNKNOWN.findall(log)))),
-            refused=tuple(_BAD_VALUE.findall(log)),
             options={
                 name: ",".join(values)
                 for name, values in parse_text_proto(reply["options"] or "").items()
             },
             log=log,
         )
-
-    def sort_out(self, tokens: TextMap) -> tuple[set[str], set[str]]:
-        """Finds unknown and refused names among many one-flag texts."""
-        unknown = set()
-        refused = set()
-        batches = [list(tokens)]
-        while batches:
-            batch = batches.pop()
-            middle = len(batch) // 2
-            halves = [batch[:middle], batch[middle:]]
-            if len(batch) > _BATCH:
-                batches += halves
-                continue
-            answer = self.ask(" ".join(tokens[name] for name in batch))
-            unknown.update(set(batch).intersection(answer.unknown))
-            refused.update(set(batch).intersection(answer.refused) - unknown)
-            unnamed = [name for name in batch if name not in unknown | refused]
-            if answer.starts or not unnamed:
-                continue
-            if len(unnamed) < len(batch):
-                batches.append(unnamed)
-            elif len(batch) == 1:
-                refused.update(batch)
-            else:
-                batches += halves
-        return unknown, refused
 
     def readable(self, path: Path) -> Path:
         """Returns where a file of the interpreter, maybe in a container, can be read."""
@@ -274,7 +242,7 @@ class ParserProcess:
 
     def _question(self, question: Facts) -> Facts:
         self._child.send(question)
-        answer = next(self._child.messages(self._deadline - time.monotonic()), None)
+        answer = next(self._child.messages(self._timeout_s), None)
         if answer is not None:
             return answer
         if self._child.was_killed():
@@ -397,40 +365,35 @@ def _ask_flags(parser: ParserProcess, libraries: list[Path]) -> tuple[Flags, fro
     base = parser.ask("")
     if not base.starts:
         raise LaunchError(f"jaxlib must start without any flag but said: {base.log.strip()}")
-    # Enums and maps need a question each; others are asked together with a legal value.
-    plain = {f.name: f"--{f.name}={_UNSET_MEANS[f.type]}" for f in fields if f.type in _UNSET_MEANS}
-    missing, _ = parser.sort_out(plain)
     in_plugin = {option.name for option in read_debug_options(libraries[-1])[0]}
     flags = {}
     for option in fields:
-        name = option.name
-        is_known = name not in missing
-        if name not in plain:
-            is_known = name not in parser.ask(f"--{name}=?").unknown
-        if name in in_plugin:  # others do nothing there
-            flags[name] = _from_field(option, base, parser, is_known=is_known)
-    aliases = library_strings(libraries[0]).difference(option.name for option in fields)
-    unknown, refused = parser.sort_out({n: f"--{n}=1" for n in sorted(aliases)})
-    for name in aliases - unknown:
-        flags[name] = FlagInfo(name=name, type=_alias_type(name, name in refused, parser))
-    return _with_effects(flags, base, parser), removed
+        if option.name in in_plugin:  # others do nothing there
+            flags[option.name] = _from_field(option, base, parser)
+    for name in library_strings(libraries[0]).difference(option.name for option in fields):
+        if kind := _alias_type(name, parser):
+            flags[name] = FlagInfo(name=name, type=kind)
+    complete = {name: _with_effects(flags[name], flags, base, parser) for name in sorted(flags)}
+    return complete, removed
 
 
-def _alias_type(name: str, refuses_one: bool, parser: ParserProcess) -> str:
-    if refuses_one:
+def _alias_type(name: str, parser: ParserProcess) -> str:
+    """The type of a flag that is no field of DebugOptions; empty if it is no flag."""
+    answer = parser.ask(f"--{name}=1")
+    if answer.unknown:
+        return ""
+    if not answer.starts:
         return "string"
     if parser.ask(f"--{name}").starts:  # only booleans may stand without a value
         return "bool"
     return "string" if parser.ask(f"--{name}=x").starts else "int64"
 
 
-def _from_field(
-    option: FlagInfo, base: Answer, parser: ParserProcess, *, is_known: bool
-) -> FlagInfo:
+def _from_field(option: FlagInfo, base: Answer, parser: ParserProcess) -> FlagInfo:
     """Adds default and spelling of an option; enums have full names of values, or short ones."""
     default = base.options.get(option.name, "" if option.repeated else None)
-    info = option.model_copy(update={"default": default, "values": (), "in_xla_flags": is_known})
-    if not is_known or option.type in _UNSET_MEANS:
+    info = option.model_copy(update={"default": default, "values": ()})
+    if option.type in _UNSET_MEANS or parser.ask(f"--{option.name}=?").unknown:
         return info
 
     def takes(value: str) -> bool:
@@ -473,31 +436,28 @@ def _other_values(info: FlagInfo) -> list[str]:
     return [value for value in values if value != info.default] or list(values)
 
 
-def _with_effects(flags: Flags, base: Answer, parser: ParserProcess) -> Flags:
-    """Adds the options that each flag changes; an alias gets the type of the one that it sets."""
-    tokens = {n: f"--{n}={_other_values(i)[0]}" for n, i in flags.items() if i.in_xla_flags}
-    _, refusing = parser.sort_out(tokens)
-    together = parser.ask(" ".join(t for n, t in tokens.items() if n not in refusing)).options
-    complete = {}
-    for name, info in sorted(flags.items()):
-        update: Facts = {}
-        changed: set[str] = set()
-        if name in refusing and info.type == "bool":
-            update["values"] = (info.effective_default or "false",)
-        if name in tokens:
-            # A flag without a second legal value can only be stored as it stands.
-            if name in refusing or together.get(name) != base.options.get(name):
-                changed.add(name)
-            else:
-                for value in _other_values(info):
-                    options = parser.ask(f"--{name}={value}").options or base.options
-                    changed.update(option for option, _ in options.items() ^ base.options.items())
-        target = flags.get(min(changed, default=""))
-        is_alias = len(changed) == 1 and name not in changed and info.type == "int64"
-        if target and is_alias:
-            update["type"] = "string" if target.type == "message" else target.type
-        complete[name] = info.model_copy(update={"sets": tuple(sorted(changed)), **update})
-    return complete
+def _with_effects(info: FlagInfo, flags: Flags, base: Answer, parser: ParserProcess) -> FlagInfo:
+    """Adds the options that a flag changes; an alias gets the type of the one that it sets."""
+    update: Facts = {}
+    changed: set[str] = set()
+    for value in _other_values(info):
+        answer = parser.ask(f"--{info.name}={value}")
+        if answer.unknown:
+            return info.model_copy(update={"in_xla_flags": False})
+        if answer.starts:
+            changed.update(name for name, _ in answer.options.items() ^ base.options.items())
+        else:  # without a second legal value it can only be stored as it stands
+            changed.add(info.name)
+            if info.type == "bool":
+                update["values"] = (info.effective_default or "false",)
+        if info.name in changed:
+            changed = {info.name}
+            break
+    target = flags.get(min(changed, default=""))
+    is_alias = len(changed) == 1 and info.name not in changed and info.type == "int64"
+    if target and is_alias:
+        update["type"] = "string" if target.type == "message" else target.type
+    return info.model_copy(update={"sets": tuple(sorted(changed)), **update})
 
 
 def probe_named(plugin: str, python: str | None) -> ProbeReport:

@@ -29,7 +29,6 @@ def test_all_flags_of_the_parser_are_found(report: ProbeReport) -> None:
 def test_every_flag_with_its_default_is_taken_and_changes_nothing(report: ProbeReport, parser: ParserProcess) -> None:
     # The empty default of a list would add an empty item to it.
     tokens = {f.name: f"--{f.name}={f.default}" for f in report.flags.values() if f.in_xla_flags and f.default}
-    assert parser.sort_out(tokens) == (set(), set())
     assert parser.ask(" ".join(tokens.values())).options == parser.ask("").options
 
 
@@ -101,10 +100,11 @@ def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pyt
     assert autotune_command("flags", "check", "--xla_a=1").returncode == STOPPED
 
 
-def test_sorting_out_names_unknown_and_refused_flags(parser: ParserProcess) -> None:
-    tokens = {name: f"--{name}={value}" for name, value in CASES["sorted_out"].items()}
-    unknown, refused = parser.sort_out(tokens)
+def test_an_unknown_flag_is_told_from_a_refused_value(parser: ParserProcess) -> None:
+    answers = {name: parser.ask(f"--{name}={value}") for name, value in CASES["asked"].items()}
+    unknown = {name for name, answer in answers.items() if answer.unknown}
     assert unknown == {"xla_gpu_no_such", "xla_gpu_graph_level"}
+    refused = {name for name, answer in answers.items() if not answer.starts} - unknown
     assert refused == {"xla_gpu_shape_checks", "xla_gpu_enable_pdl"}
 
 
