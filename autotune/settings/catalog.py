@@ -160,7 +160,6 @@ class Setting(Entry):
     condition_since: str = ""  # first jaxlib for which `when` and `unless` hold
     renamed_to: str = ""
     renamed_values: TextMap = {}  # its values to those of the newer name, where they differ
-    stood_for: Texts = ()  # flags of now that its true switched on, whatever theirs said
     layer_bytes: str = ""  # ``weights`` or ``gradients``, whose multiples it takes
     merges: str = ""  # kind of collectives that it merges up to so many bytes
     pool_step_mib: int = 0  # steps of its values, if it is memory for collectives

@@ -121,7 +121,7 @@ def for_build(
     A default value stays if it undoes one of the settings `over`, which are already in force.
     """
     translated: Values = {}
-    for old_name, old_value in _spelled_out(settings, known, note).items():
+    for old_name, old_value in settings.items():
         check = check_setting(old_name, old_value, known)
         name, value = check.replacement or (old_name, old_value)
         if name != old_name:
@@ -138,17 +138,6 @@ def for_build(
             value = f"{translated[name]},{value}"  # old switches that became items of one list
         translated[name] = value
     return FlagSet(translated)
-
-
-def _spelled_out(settings: FlagSet, known: KnownSettings, note: Note) -> FlagSet:
-    """Replaces each switch that the build lacks by the flags of now for which it stood."""
-    for name, value in settings.items():
-        stood_for = known[name].entry.stood_for
-        if stood_for and not known[name].exists and value.lower() in ("true", "1"):
-            flags = FlagSet(dict.fromkeys(known.build.flags.keys() & stood_for, "true"))
-            settings = settings.without(name).merge(flags)
-            note(f"{name} is taken as {flags}")
-    return settings
 
 
 def _judge(setting: KnownSetting, value: str) -> Judgement:

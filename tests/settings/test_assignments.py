@@ -98,14 +98,6 @@ def test_what_a_script_sets_is_migrated_and_no_more(cuda: KnownSettings, text: s
     assert dict(migrate_text(text, cuda)) == settings
 
 
-def test_one_switch_of_all_pipelining_becomes_the_three_that_it_stood_for(cuda: KnownSettings) -> None:
-    flags = "--xla_gpu_enable_pipelined_all_gather=false --xla_gpu_enable_pipelined_collectives=true"
-    kinds = ("all_gather", "all_reduce", "reduce_scatter")
-    three = " ".join(f"--xla_gpu_enable_pipelined_{kind}=true" for kind in kinds)
-    assert migrate_text(flags, cuda) == migrate_text(three, cuda)  # by the names of this build
-    assert any("all_gather" in name for name in migrate_text(flags, cuda))
-
-
 @pytest.mark.parametrize(
     "text",
     [
