@@ -58,6 +58,8 @@ KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.5  # of a task at whether it is still wanted
+_LOGGERS = ("distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application")
+"""Loggers to which Dask gives a level; all others follow these."""
 
 
 @dataclass
@@ -205,7 +207,7 @@ class DaskEngine(Engine):
 
     def _handle(self, lane: _Lane, event: Message) -> None:
         if event["kind"] == JOINED:
-            lane.name = self._name_of(event["name"])
+            lane.name = _name_of(event["name"])
             joined = {"name": lane.name, "host": event["host"], "devices": lane.devices}
             self._messages.append(LaneMessage(lane.name, {"type": JOINED, **joined}))
         elif event["kind"] == LEFT:
@@ -215,14 +217,6 @@ class DaskEngine(Engine):
             lane.is_at_work = message["type"] not in ANSWERS
             if message["type"] not in (JOINED, LEFT):  # only the engine sends those
                 self._messages.append(LaneMessage(lane.name, message))
-
-    def _name_of(self, worker: str) -> str:
-        """Makes a name for a lane that is free, and safe in a path."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker))
-        name = plain.lstrip("._-")[:80] or "lane"
-        names = {lane.name for lane in self._lanes.values()}
-        candidates = [name, *(f"{name}-{i}" for i in range(2, len(names) + 3))]
-        return next(candidate for candidate in candidates if candidate not in names)
 
     def _give_up_broken(self, lane: _Lane) -> None:
         """Gives up a worker that cannot run such tasks at all."""
@@ -267,6 +261,12 @@ class DaskEngine(Engine):
             )
 
 
+def _name_of(worker: str) -> str:
+    """Makes the name of a worker, of which a cluster has one, safe in a path."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", re.sub(r"^\w+://", "", worker))
+    return plain.lstrip("._-")[:80] or "lane"
+
+
 def _connect(scheduler: str) -> Client:
     """Connects to the scheduler, under the TLS of Dask's own configuration."""
     address = scheduler
@@ -275,9 +275,8 @@ def _connect(scheduler: str) -> Client:
     is_file = scheduler.endswith(".json")
     while is_file and not file.exists() and time.monotonic() < end:
         time.sleep(0.1)  # the scheduler may be about to write it
-    for name in list(logging.root.manager.loggerDict):  # autotune reports lost workers
-        if name.split(".")[0] in ("distributed", "tornado"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in _LOGGERS:  # autotune reports lost workers
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         if is_file:
             address = json.loads(plain_content(file))["address"]
