@@ -247,23 +247,15 @@ class GpuWatch:
         return sum(millijoules) / 1e3 if is_known else None
 
     def _counters(self) -> Counters:
-        """Reads the throttle counters of all GPUs that are not lost."""
-        nvml = self._nvml
+        """Reads the throttle counters of all GPUs, as far as they answer."""
         counters = {}
         for index, handle in self._devices.items():
-            values: Sequence[Any] = ()
-            try:
-                values = nvml.nvmlDeviceGetFieldValues(handle, list(_COUNTERS.values()))
-            except (nvml.NVMLError, AttributeError) as error:
-                if getattr(error, "value", None) == nvml.NVML_ERROR_GPU_IS_LOST:
-                    self._trouble.append(
-                        f"GPU {index} is lost: its driver does not answer for it any more"
-                    )
-                    continue
+            fields = list(_COUNTERS.values())
+            values = ask(self._nvml, "nvmlDeviceGetFieldValues", handle, fields) or ()
             counters[index] = {
                 reason: int(answer.value.ullVal)
                 for reason, answer in zip(_COUNTERS, values, strict=False)
-                if answer.nvmlReturn == nvml.NVML_SUCCESS
+                if answer.nvmlReturn == self._nvml.NVML_SUCCESS
             }
         return counters
 

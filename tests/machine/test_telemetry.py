@@ -202,10 +202,10 @@ def test_a_counter_that_began_anew_is_not_known(two: FakeNvml) -> None:
     assert found.warnings == ()
 
 
-def test_a_lost_gpu_is_named_and_the_other_still_told_of(two: FakeNvml) -> None:
+def test_a_lost_gpu_has_no_counters_and_the_other_is_still_told_of(two: FakeNvml) -> None:
     found = run_blocks(GpuWatch(pynvml, None), lambda arm: two.lose(1) if arm == "candidate" else None, looks=1)
-    assert found.warnings == ("GPU 1 is lost: its driver does not answer for it any more",)
-    two.lose(1)
+    assert (there(found.during).candidate.held_back, found.warnings) == ({}, ())
+    assert there(found.during).candidate.clock_mhz == 1980
     assert list(GpuWatch(pynvml, None)._devices) == [0]
 
 
